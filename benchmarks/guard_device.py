@@ -1,11 +1,19 @@
-"""Scores of the guard's layers on a GPU: of correct changes and of planted faults, so that limits can be fitted there.
+"""Planted faults that the guard rejects on a GPU, and correct changes that it rejects wrongly: the product's verdicts.
 
-Small trainings (`tests/guarded_trainings.py`) run the guard's protocol in FP32, TF32, bfloat16 (O1, O2) and float16;
-with the optimizer's forms, recorded steps, micro-batches and layouts, and with one thing wrong. Nothing rejects here:
-what is written are scores in units of the measured noise. What does not begin within the time is left out and counted.
+Small trainings (`tests/guarded_trainings.py`) run the guard's protocol, held to a reference in FP32: in FP32, TF32,
+bfloat16 (O1, O2) and float16, with recorded steps, and on two ranks that share one device; with the optimizer's forms,
+micro-batches, layouts and checkpointing, and with one thing wrong. Each run ends with the verdict that a trial of it
+would have had, and with what its checks saw.
 
-    python benchmarks/guard_device.py --seconds 120            # writes results/guard_device.json
-    python benchmarks/guard_device.py --device cpu --seconds 60 --output /tmp/guard_device.json
+A fault counts where it is one (ten steps in FP64 end elsewhere) and where it is material: it moves weights or
+statistics in ten steps, on the device and with the same settings, by more than the precision does. Some faults are in
+Python that a recorded step never runs again, and move nothing there. Rows are appended as they come. What does not
+begin within the time is left out and counted, and runs that the file of rows has are not made again.
+
+No limit is fitted here: they are those of `benchmarks/guard_power.py`, which were fitted on a CPU.
+
+    python benchmarks/guard_device.py --rows rows.jsonl --seconds 240     # and writes results/guard_device.json
+    python benchmarks/guard_device.py --device cpu --rows rows.jsonl --seconds 60 --output guard_device.json
 """
 
 from __future__ import annotations
@@ -13,43 +21,53 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from guard_effects import NO_EFFECT, effect_of, end_of, moves_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from guarded import BF16, FP32, PROTOCOL, Study, make_study
-from guarded_trainings import FAULTS, Convolutional, Masked, Patches, Training, WideCausal
+from guarded import BF16, FP32, PROTOCOL, Study, join_study, make_files, make_study
+from guarded_trainings import FAULTS, Causal, Convolutional, Masked, Patches, Training, WideCausal
 
-from steptune.tuner.guard.gradients import KINDS, Limits, scores
-from steptune.tuner.guard.update_replay import LIMIT
+from steptune.tuner.emulation import DEVICES_VARIABLE
 from steptune.tuner.hardware import describe_environment
-from steptune.tuner.trials.gradient_watch import GradientReference
+from steptune.tuner.trials.rank_device import rank_device
 
 OUTPUT = RESULTS / "guard_device.json"
 TF32 = FP16 = 2.0**-11
-SHORT = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=0)
-UNITS = Limits(residual=1.0, slope=1.0, scale=1.0, pooled=1.0, zeros=1.0)
-
-
-TRAININGS: tuple[type[Training], ...] = (WideCausal, Convolutional, Masked, Patches)
+TRAININGS: tuple[type[Training], ...] = (WideCausal, Convolutional, Masked, Patches, Causal)
+RANDOM = (Patches, Causal)
+CONVOLVES = (Convolutional, Patches)
+"""Convolutions on a GPU use TF32 unless told otherwise."""
+O1 = {"precision": {"level": "O1", "dtype": "bfloat16"}}
+RECORDED = {"cuda_graph": {"scope": "step"}}
 PRECISIONS: dict[str, tuple[dict[str, Any], float]] = {
-    "fp32": ({}, FP32),
-    "bf16": ({"precision": {"level": "O1", "dtype": "bfloat16"}}, BF16),
+    "bf16": (O1, BF16),
     "O2": ({"precision": {"level": "O2", "dtype": "bfloat16"}}, BF16),
     "tf32": ({"precision": {"level": "tf32", "dtype": None}}, TF32),
+    "fp32": ({}, FP32),
     "fp16": ({"precision": {"level": "O1", "dtype": "float16"}}, FP16),
-    "bf16, recorded": ({"precision": {"level": "O1", "dtype": "bfloat16"}, "cuda_graph": {"scope": "step"}}, BF16),
-    "fp32, recorded": ({"cuda_graph": {"scope": "step"}}, FP32),
+    "bf16, recorded": ({**O1, **RECORDED}, BF16),
+    "tf32, recorded": ({"precision": {"level": "tf32", "dtype": None}, **RECORDED}, TF32),
 }
+LAST = ("fp32", "fp16")
+"""Precisions that are run once all others were."""
+ON_RANKS = ("bf16", "O2", "tf32", "fp32")
+"""Precisions of two ranks."""
 CHANGES: dict[str, dict[str, Any]] = {
     "unchanged": {},
     "for_loop": {"optimizer_implementation": {"implementation": "for_loop"}},
@@ -60,6 +78,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "channels last": {"memory_format": {"layout": "channels_last"}},
     "checkpointing": {"activation_checkpointing": {"every": 1}},
 }
+OF_RECORDED = ("unchanged", "foreach", "fused")
 PLANTED = (
     "rate 1 % too low",
     "no weight decay",
@@ -71,141 +90,312 @@ PLANTED = (
     "last sample left out",
     "first branch detached",
     "gradient of the last tensor doubled",
+    "gradient of one tensor 10 % larger",
     "gradients not cleared",
     "batch of the step before",
     "statistics updated 10 % too fast",
+    "dropout off",
+    "dropout of a half",
+    "stochastic depth off",
 )
 
-Run = tuple[type[Training], str, str, bool]
+
+class Run:
+    """What one row is about."""
+
+    def __init__(self, training: type[Training], precision: str, name: str, *, is_fault: bool, num_ranks: int) -> None:
+        self.training, self.precision, self.name, self.is_fault = training, precision, name, is_fault
+        self.num_ranks = num_ranks
+
+    @property
+    def key(self) -> dict[str, Any]:
+        context = self.precision + (", two ranks" if self.num_ranks > 1 else "")
+        return {"training": self.training.__name__, "context": context, "run": self.name, "fault": self.is_fault}
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        return {**PRECISIONS[self.precision][0], **({} if self.is_fault else CHANGES[self.name])}
+
+    def planted(self) -> type[Training] | None:
+        """The training as it runs; None where the fault means nothing there."""
+        if not self.is_fault:
+            return self.training
+        return next(fault for fault in FAULTS if fault.name == self.name).plant(self.training)
 
 
-def runs(*, recorded: bool) -> Iterator[Run]:
-    """Recorded steps last; all trainings in turns, so that any part has some of each."""
-    for in_graphs in (False, True) if recorded else (False,):
-        precisions = [name for name in PRECISIONS if name.endswith("recorded") is in_graphs]
-        changes = ("unchanged", "foreach", "fused") if in_graphs else CHANGES
-        named = [*((name, False) for name in changes), *((name, True) for name in PLANTED)]
+def runs(num_ranks: int, *, recorded: bool) -> Iterator[Run]:
+    """All trainings in turns, faults and changes in turns, so that any part has some of each."""
+    first = [name for name in (ON_RANKS if num_ranks > 1 else PRECISIONS) if name not in LAST]
+    alternating = itertools.chain(*itertools.zip_longest(((n, False) for n in CHANGES), ((n, True) for n in PLANTED)))
+    named = list(filter(None, alternating))
+    for precisions in (first, LAST if num_ranks == 1 else LAST[:1]):
         for (name, is_fault), precision, training in itertools.product(named, precisions, TRAININGS):
             if name == "micro-batches" and training is Convolutional:
                 continue  # its statistics would be those of smaller batches
-            if not (is_fault and precision == "fp32, recorded"):
-                yield training, precision, name, is_fault
+            if precision.endswith("recorded") and not (recorded and (is_fault or name in OF_RECORDED)):
+                continue
+            run = Run(training, precision, name, is_fault=is_fault, num_ranks=num_ranks)
+            if run.planted() is not None:
+                yield run
+
+
+class Rows:
+    """The file of rows, which grows as rows come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.kept = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self._known = {self._key(row) for row in self.kept}
+
+    @staticmethod
+    def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ("training", "context", "run", "fault"))
+
+    def has(self, run: Run) -> bool:
+        return self._key(run.key) in self._known
+
+    def append(self, row: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 class Bench:
-    """Studies of all trainings, and one row for each run."""
+    """Studies of the trainings on this many ranks, of which this process is one."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        roundoffs = (FP32, TF32, BF16)
-        self._device = device
-        self._studies: dict[type[Training], tuple[Study, GradientReference]] = {}
-        for training in TRAININGS:
-            study = make_study(
-                folder / training.__name__,
-                training,
-                protocol=SHORT,
-                unit_roundoffs=roundoffs,
-                device=device,
-                bias_corrections=True,
-            )
-            gradients = GradientReference.load(study.files.reference_gradients)
-            assert gradients is not None
-            self._studies[training] = study, gradients
+    def __init__(self, folder: Path, device: str, rank: int = 0, num_ranks: int = 1) -> None:
+        self._folder, self._device = folder, device
+        self._rank, self._num_ranks = rank, num_ranks
+        self._studies: dict[type[Training], Study] = {}
 
-    def row(self, run: Run) -> dict[str, Any] | None:
-        """None where the fault means nothing there."""
-        training, precision, name, is_fault = run
-        choices, roundoff = PRECISIONS[precision]
-        if self._device == "cuda" and training in (Convolutional, Patches):
-            roundoff = max(roundoff, TF32)  # convolutions use it unless told otherwise
-        planted: type[Training] | None = training
-        if is_fault:
-            planted = next(fault for fault in FAULTS if fault.name == name).plant(training)
-        if planted is None:
-            return None
-        study, reference = self._studies[training]
-        row = {"training": training.__name__, "precision": precision, "run": name, "fault": is_fault}
+    def study(self, training: type[Training]) -> Study:
+        """The study of a training, whose reference is made at its first run."""
+        if training not in self._studies:
+            protocol = replace(PROTOCOL, num_pointwise=4, num_curve=8 if training in RANDOM else 0, num_horizon=0)
+            directory = self._folder / training.__name__
+            options: dict[str, Any] = {
+                "protocol": protocol,
+                "unit_roundoffs": (FP32, TF32, BF16),
+                "device": self._device,
+                "bias_corrections": True,
+            }
+            if self._num_ranks > 1:
+                study = join_study(directory, training, self._rank, self._num_ranks, **options)
+            else:
+                study = make_study(directory, training, **options)
+            self._studies[training] = study
+        return self._studies[training]
+
+    def leave(self) -> None:
+        for study in self._studies.values():
+            if study.coordinator is not None:
+                study.coordinator.leave()
+
+    def row(self, run: Run) -> dict[str, Any]:
+        """Run the guard, and see what a fault does in ten steps; the row of rank 0 has the verdict."""
+        roundoff = PRECISIONS[run.precision][1]
+        if self._device == "cuda" and run.training in CONVOLVES:
+            roundoff = max(roundoff, TF32)
+        planted = run.planted()
+        assert planted is not None
         began = time.perf_counter()
-        torch.set_float32_matmul_precision("highest")  # a run in TF32 allows it to the whole process
-        torch.backends.cudnn.allow_tf32 = True
         try:
-            job = study.job(planted(), **choices, **({} if is_fault else CHANGES[name]))
-            judged = study.judged(job, unit_roundoff=roundoff)
-        except Exception as error:  # what a device refuses is a row, too
-            return {**row, "error": f"{type(error).__name__}: {error}"[:200]}
-        checks = {check.name: [check.observed, check.tolerance] for check in judged.checks}
-        found: dict[str, float] = {}
-        if judged.gradients is not None:
-            parts = ((reference.gradients, judged.gradients.gradients), (reference.changes, judged.gradients.changes))
-            for prefix, (compared, seen) in zip(("", "state "), parts, strict=True):
-                noise = compared.noise_at(roundoff)
-                by_kind = scores(compared.steps, noise, seen, limits=UNITS, exact=reference.exact)
-                found |= {prefix + kind: by_kind[kind].ratio for kind in (KINDS if not prefix else ("residual",))}
-        return {**row, "checks": checks, "scores": found, "notes": judged.notes, "s": time.perf_counter() - began}
+            with own_formats():
+                study = self.study(run.training)
+                job = study.job(planted(), **run.choices)
+                judged = study.judged(job, unit_roundoff=roundoff, choices=run.choices)
+                material = self._material(run, planted) if run.is_fault else {}
+        except Exception as error:  # what a device or a choice refuses is a row, too
+            return {**run.key, "error": f"{type(error).__name__}: {error}"[:200]}
+        return {
+            **run.key,
+            "rejected_by": [check.name for check in judged.checks if not check.passed],
+            "checks": {check.name: [_short(check.observed), _short(check.tolerance)] for check in judged.checks},
+            "notes": list(judged.notes),
+            **material,
+            "s": round(time.perf_counter() - began, 2),
+        }
+
+    def _material(self, run: Run, planted: type[Training]) -> dict[str, Any]:
+        study = self.study(run.training)
+        moves = moves_of(
+            end_of(study, planted(), run.choices),
+            self._end(run.training, "exact"),
+            self._end(run.training, run.precision),
+        )
+        return {"moves": _short(moves), "effect": _short(self._effect(run.training, run.name))}
+
+    @cache  # noqa: B019 (a bench lives as long as its process)
+    def _end(self, training: type[Training], precision: str) -> dict[str, torch.Tensor]:
+        """Where the training ends without a fault; "exact" is FP32 without TF32."""
+        if precision != "exact":
+            return end_of(self.study(training), training(), PRECISIONS[precision][0])
+        with own_formats():
+            torch.backends.cudnn.allow_tf32 = False
+            return end_of(self.study(training), training(), {})
+
+    @cache  # noqa: B019
+    def _effect(self, training: type[Training], name: str) -> float:
+        planted = Run(training, "fp32", name, is_fault=True, num_ranks=1).planted()
+        assert planted is not None
+        return effect_of(self.study(training), training, planted)
 
 
-def _of_update(row: dict[str, Any]) -> float:
-    return float(row["checks"].get("replayed update", [0.0])[0])
+@contextmanager
+def own_formats() -> Iterator[None]:
+    """The number formats of a fresh process: a run in TF32 allows it to the whole process."""
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Largest scores of correct runs and smallest of faults, by precision."""
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+def run_here(rows: Rows, device: str, deadline: float) -> int:
+    """Make the runs of one rank; return how many were left out."""
+    left_out = 0
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), device)
+        for run in runs(1, recorded=device == "cuda"):
+            if rows.has(run):
+                continue
+            if time.monotonic() > deadline:
+                left_out += 1
+            else:
+                rows.append(bench.row(run))
+    return left_out
+
+
+def run_on_ranks(rows: Rows, device: str, deadline: float) -> int:
+    """Make the runs of two ranks, each a process; return how many were left out."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        for training in TRAININGS:
+            make_files(Path(folder) / training.__name__, training)
+        queue = context.SimpleQueue()
+        arguments = [(rank, Path(folder), device, rows, deadline, queue) for rank in range(2)]
+        processes = [context.Process(target=_rank, args=each, daemon=True) for each in arguments]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(1.0, deadline + 60 - time.monotonic()))
+            process.kill()
+        return queue.get() if not queue.empty() else -1
+
+
+def _rank(rank: int, folder: Path, device: str, rows: Rows, deadline: float, queue: Any) -> None:
+    if device == "cuda":
+        os.environ[DEVICES_VARIABLE] = "2"
+    os.environ.update({"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"})
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rank_device(device, rank)
+    bench = Bench(folder, device, rank, 2)
+    left_out = 0
+    for training in TRAININGS:  # one after the other: ranks are together in one study at a time
+        share = (deadline - time.monotonic()) / (len(TRAININGS) - TRAININGS.index(training))
+        until = time.monotonic() + share
+        for run in (run for run in runs(2, recorded=False) if run.training is training and not rows.has(run)):
+            coordinator = bench.study(training).coordinator
+            assert coordinator is not None
+            if coordinator.agree(time.monotonic() > until):
+                left_out += 1
+                continue
+            row = bench.row(run)
+            if rank == 0:
+                rows.append(row)
+        bench.leave()
+        bench = Bench(folder, device, rank, 2)
+    if rank == 0:
+        queue.put(left_out)
+
+
+# --- the summary ------------------------------------------------------------------------------
+
+
+def is_material(row: dict[str, Any]) -> bool:
+    return bool(row["fault"]) and row["effect"] >= NO_EFFECT and row["moves"] > 1
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Counts by context: material faults and all faults caught, correct changes rejected, and by which layers."""
     result = []
-    for precision in PRECISIONS:
-        own = [row for row in rows if row["precision"] == precision and "scores" in row]
-        correct, faulty = ([row for row in own if row["fault"] is fault] for fault in (False, True))
-        kinds = sorted({kind for row in own for kind in row["scores"]})
-        largest = {kind: max((row["scores"].get(kind, 0.0) for row in correct), default=0.0) for kind in kinds}
+    for context in dict.fromkeys(row["context"] for row in rows):
+        own = [row for row in rows if row["context"] == context]
+        judged = [row for row in own if "error" not in row]
+        faults = [row for row in judged if row["fault"] and row["effect"] >= NO_EFFECT]
+        material = [row for row in faults if is_material(row)]
+        correct = [row for row in judged if not row["fault"]]
         result.append(
             {
-                "precision": precision,
+                "context": context,
+                "material": len(material),
+                "material_caught": sum(bool(row["rejected_by"]) for row in material),
+                "material_missed": [_named(row) for row in material if not row["rejected_by"]],
+                "immaterial": len(faults) - len(material),
+                "immaterial_caught": sum(bool(row["rejected_by"]) for row in faults if not is_material(row)),
+                "caught_by": dict(Counter(layer for row in material for layer in row["rejected_by"])),
+                "caught_alone": dict(Counter(r["rejected_by"][0] for r in material if len(r["rejected_by"]) == 1)),
                 "correct": len(correct),
-                "faults": len(faulty),
-                "largest_of_correct": largest,
-                "largest_update_of_correct": max(map(_of_update, correct), default=0.0),
-                "beyond_every_correct": sum(
-                    _of_update(row) > LIMIT or any(row["scores"].get(k, 0.0) > largest[k] for k in kinds)
-                    for row in faulty
-                ),
+                "correct_rejected": [f"{_named(row)} by {row['rejected_by']}" for row in correct if row["rejected_by"]],
+                "largest_of_correct": largest_of_correct(correct),
+                "refused": [f"{_named(row)}: {row['error']}" for row in own if "error" in row],
             }
         )
     return result
 
 
+def largest_of_correct(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of each check, as a share of its limit."""
+    largest: dict[str, float] = {}
+    for row in rows:
+        for name, (observed, limit) in row["checks"].items():
+            if limit:
+                largest[name] = max(largest.get(name, 0.0), _short(observed / limit))
+    return largest
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['training']}, {row['run']}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=120.0, help="after which no further run begins")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines of all runs, which grow")
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which no further run begins")
+    parser.add_argument("--share-of-ranks", type=float, default=0.4, help="of the seconds, for two ranks")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
-    began = time.monotonic()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    left_out = 0
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), arguments.device)
-        prepared_s = time.monotonic() - began
-        for run in runs(recorded=arguments.device == "cuda"):
-            if time.monotonic() - began > arguments.seconds:
-                left_out += 1
-                continue
-            row = bench.row(run)
-            if row is not None:
-                rows.append(row)
+    began = time.monotonic()
+    rows = Rows(arguments.rows)
+    middle = began + (1 - arguments.share_of_ranks) * arguments.seconds
+    left_out = {
+        "one rank": run_here(rows, arguments.device, middle),
+        "two ranks": run_on_ranks(rows, arguments.device, began + arguments.seconds),
+    }
+    kept = Rows(arguments.rows).kept
     result = {
         **stamp("python benchmarks/guard_device.py", ("tuner", "tests", "benchmarks")),
         "hardware": hardware(describe_environment(arguments.device, Path(tempfile.gettempdir()), 1)),
-        "prepared_s": prepared_s,
-        "seconds": time.monotonic() - began,
+        "seconds": round(time.monotonic() - began, 1),
         "left_out": left_out,
-        "summary": summary(rows),
-        "rows": rows,
+        "correct_changes": len({(row["run"], row["context"]) for row in kept if not row["fault"]}),
+        "summary": summary(kept),
+        "rows": kept,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     for line in result["summary"]:
-        print(line)
-    print(f"{len(rows)} runs, {left_out} left out, errors:", {row["error"] for row in rows if "error" in row})
+        print(json.dumps(line))
+    print(f"{len(kept)} runs, left out: {left_out}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from typing import Any
 
 import msgspec
 import torch
+from guard_effects import NO_EFFECT, effect_of, end_of, moves_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
@@ -49,15 +50,11 @@ from steptune.tuner.guard.masks import FALSE_SHIFTS, FLOOR_OF_DRAWS, SPREADS_OF_
 from steptune.tuner.guard.update_replay import LIMIT
 from steptune.tuner.hardware import describe_environment
 from steptune.tuner.records import Record
-from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob
-from steptune.tuner.training.structure import map_structure
-from steptune.tuner.trials.gradient_watch import Compared, GradientReference, set_initial_state
+from steptune.tuner.trials.gradient_watch import Compared, GradientReference
 
 OUTPUT = RESULTS / "guard_power.json"
 FP16 = 2.0**-11
-STEPS = 10
-"""In which a material fault moves weights by more than the precision does."""
 MARGIN = 1.5
 """Factor over the largest score of correct changes, to which limits are fitted."""
 UNITS = Limits(residual=1.0, slope=1.0, scale=1.0, pooled=1.0, zeros=1.0)
@@ -85,8 +82,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 COUPLED = ("Convolutional", "Contrastive", "Queued")
 """Samples of a batch depend on one another: micro-batches are another training."""
 RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches")
-NO_EFFECT = 1e-9
-"""Relative change of parameters in ten steps that exceeds what rounding in FP64 does."""
 SIXTEEN_BITS = "16 bits"
 """Part of faults that only a model in 16 bits has."""
 
@@ -201,11 +196,9 @@ class Bench:
                     yield from self._run(context, fault.name, fault.part, planted, choices, ends)
 
     def _ends(self, reference: str, choices: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """Parameters after ten steps: of the reference, and in the candidate's precision without a fault."""
+        """Parameters after ten steps without a fault: in FP32, and in the candidate's precision."""
         study, _ = self._studies[reference]
-        own = O1 if reference == "bf16" else {}
-        wider = [_end(study, self._training(), options) for options in ({}, own, choices)]
-        return wider
+        return [end_of(study, self._training(), options) for options in ({}, choices)]
 
     def _run(
         self,
@@ -248,16 +241,11 @@ class Bench:
             spread=known.scatter.spread if known.scatter is not None else 0.0,
             shift=masks[1] / known.scatter.shift_limit if known.scatter is not None else 0.0,
             rate=masks[2],
-            moves=_moves(_end(study, planted(), choices), ends) if part else 0.0,
-            effect=self._effect(study, planted) if part and context == "FP32" else 0.0,
+            moves=moves_of(end_of(study, planted(), choices), *ends) if part else 0.0,
+            effect=effect_of(study, self._training, planted) if part and context == "FP32" else 0.0,
             steps=count[0],
             seed=self._seed,
         )
-
-    def _effect(self, study: Study, planted: type[Training]) -> float:
-        plain, faulty = (_end_in_fp64(study, training()) for training in (self._training, planted))
-        apart = (float((faulty[name] - value).norm() / (value.norm() + 1e-30)) for name, value in plain.items())
-        return max(apart, default=0.0)
 
 
 MASKS = ("scatter of masks", "mean over masks", "rate of masks")
@@ -285,67 +273,6 @@ def _scores(
     noise = known.noise_at(roundoff)
     by_kind = scores(known.steps, noise, found, limits=UNITS, exact=exact, has_twin=has_twin)
     return {kind: score.ratio for kind, score in by_kind.items()}
-
-
-def _end(study: Study, workload: Training, choices: dict[str, Any]) -> dict[str, torch.Tensor]:
-    job = study.job(workload, **choices)
-    set_initial_state(job, study.files.initial_state)
-    torch.manual_seed(1)
-    for batch in study.batches[:STEPS]:
-        job.step(map_structure(lambda leaf: leaf.clone(), batch))
-    return {name: tensor.detach().double().clone() for name, tensor in job.state_dict().items()}
-
-
-class PlainJob:
-    """A training as one writes it down, in FP64."""
-
-    def __init__(self, study: Study, workload: Training) -> None:
-        self._workload = workload
-        self.model = build_initialised(workload.model, study.files.initial_state).double().train()
-        self.optimizer = workload.optimizer([(n, p) for n, p in self.model.named_parameters() if p.requires_grad])
-        self.scheduler = workload.scheduler(self.optimizer)
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        return self._workload.loss(self.model, batch)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def update(self) -> None:
-        if self._workload.max_grad_norm is not None:
-            clipped = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(clipped, self._workload.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.scheduler is not None:
-            self.scheduler.step()
-
-    def step(self, batch: Any) -> None:
-        if self._workload.has_custom_step:
-            self._workload.training_step(self, batch)  # type: ignore[arg-type]
-            return
-        self.backward(self.loss(self._workload.batch_transform(batch)))
-        self.update()
-
-
-def _end_in_fp64(study: Study, workload: Training) -> dict[str, torch.Tensor]:
-    """Parameters and buffers after ten steps."""
-    job = PlainJob(study, workload)
-    torch.manual_seed(1)
-    for batch in study.batches[:STEPS]:
-        job.step(map_structure(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf.clone(), batch))
-    return {name: tensor.detach().double().clone() for name, tensor in job.model.state_dict().items()}
-
-
-def _moves(end: dict[str, torch.Tensor], ends: list[dict[str, torch.Tensor]]) -> float:
-    """Largest over the tensors: what the fault moves it by, in units of what the precision does."""
-    exact, _, correct = ends
-    moved = 0.0
-    for name, value in correct.items():
-        precision = float((value - exact[name]).norm()) + 2.0**-23 * float(value.norm())
-        fault = float((end[name] - value).norm()) if name in end else float("inf")
-        moved = max(moved, fault / precision if precision else float("inf") if fault else 0.0)
-    return moved
 
 
 # --- tables -----------------------------------------------------------------------------------

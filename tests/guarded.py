@@ -122,10 +122,14 @@ class Study:
     reference: GuardReference
     make_workload: type[Guarded]
     device: str = "cpu"
+    rank: int = 0
+    num_ranks: int = 1
+    coordinator: Coordinator | None = None
+    """Of several ranks."""
 
     @property
     def batches(self) -> list[Any]:
-        return self.files.guard_batches()
+        return self.files.guard_batches(self.rank, self.num_ranks)
 
     def job(
         self, workload: Workload | None = None, change: Callable[[Plan], None] = lambda plan: None, **choices: Choice
@@ -137,8 +141,10 @@ class Study:
             workload,
             plan,
             device=torch.device(self.device),
+            rank=self.rank,
+            num_ranks=self.num_ranks,
             make_model=lambda: build_initialised(workload.model, self.files.initial_state),
-            batch_sampler=self.files.order(0, 1),
+            batch_sampler=self.files.order(self.rank, self.num_ranks),
         )
 
     def checks(
@@ -167,8 +173,7 @@ class Study:
         Args:
             choices: Those of the job that are not neutral; with them it has a twin.
         """
-        coordinator = Coordinator(0, 1, _Nobody(), self.files.directory, torch.device("cpu"))  # type: ignore[arg-type]
-        judge = Judge(self.reference, self.files, coordinator)
+        judge = Judge(self.reference, self.files, self.coordinator or coordinator_of(self.files.directory))
         return judge.judge(
             job,
             batches or self.batches,
@@ -179,6 +184,10 @@ class Study:
 
     def failed(self, job: TrainingJob, **options: Any) -> list[str]:
         return [name for name, check in self.checks(job, **options).items() if not check.passed]
+
+
+def coordinator_of(directory: Path, rank: int = 0, num_ranks: int = 1, device: str = "cpu") -> Coordinator:
+    return Coordinator(rank, num_ranks, _Nobody(), directory, torch.device(device))  # type: ignore[arg-type]
 
 
 def make_study(
@@ -196,7 +205,47 @@ def make_study(
     Args:
         seed: Of the initial parameters, the order of samples and the guard's masks.
     """
-    protocol = msgspec.structs.replace(protocol, seed=protocol.seed + 1000 * seed)
+    files = make_files(directory, make_workload, seed)
+    request = request_of(
+        directory, make_workload, protocol, bias_corrections, choices or {}, unit_roundoffs, device, seed
+    )
+    reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
+    assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
+    return Study(files=files, reference=reference, make_workload=make_workload, device=device)
+
+
+def join_study(
+    directory: Path,
+    make_workload: type[Guarded],
+    rank: int,
+    num_ranks: int,
+    *,
+    protocol: Protocol,
+    bias_corrections: bool = False,
+    unit_roundoffs: tuple[float, ...] = (FP32, BF16),
+    device: str = "cpu",
+) -> Study:
+    """Make the reference on several ranks, of which this process is one; `make_files` came before.
+
+    The ranks stay together, until the study's coordinator leaves.
+    """
+    request = request_of(directory, make_workload, protocol, bias_corrections, {}, unit_roundoffs, device, 0)
+    reference = make_reference(request, rank, num_ranks, _Nobody())  # type: ignore[arg-type]
+    torch.distributed.destroy_process_group()
+    files = StudyFiles(directory)
+    return Study(
+        files=files,
+        reference=reference,
+        make_workload=make_workload,
+        device=device,
+        rank=rank,
+        num_ranks=num_ranks,
+        coordinator=coordinator_of(files.trial_directory("judged"), rank, num_ranks, device),
+    )
+
+
+def make_files(directory: Path, make_workload: type[Guarded], seed: int = 0) -> StudyFiles:
+    """What a study knows before its reference: the initial state, the order of batches, the guard's batches."""
     workload, files = make_workload(), StudyFiles(directory)
     files.data.mkdir(parents=True)
     torch.manual_seed(11 + seed)
@@ -205,15 +254,25 @@ def make_study(
     batches = draw_batches(workload, dataset, seed=7 + seed, limit=36)
     save_batches(files.order_file, batches)
     files.save_guard_batches([torch.utils.data.default_collate([dataset[i] for i in batch]) for batch in batches[:24]])
-    request = ReferenceRequest(
+    return files
+
+
+def request_of(
+    directory: Path,
+    make_workload: type[Guarded],
+    protocol: Protocol,
+    bias_corrections: bool,
+    choices: dict[str, Choice],
+    unit_roundoffs: tuple[float, ...],
+    device: str,
+    seed: int,
+) -> ReferenceRequest:
+    return ReferenceRequest(
         workload=f"{inspect.getfile(make_workload)}:{make_workload.__name__}",
         study_directory=str(directory),
-        choices=neutral_choices(**(choices or {})),
+        choices=neutral_choices(**choices),
         device=device,
-        protocol=protocol,
+        protocol=msgspec.structs.replace(protocol, seed=protocol.seed + 1000 * seed),
         unit_roundoffs=unit_roundoffs,
         bias_corrections=bias_corrections,
     )
-    reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
-    assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
-    return Study(files=files, reference=reference, make_workload=make_workload, device=device)

@@ -24,6 +24,8 @@ from steptune.tuner.guard.masks import (
     measure_scatter,
     shift_of_draws,
 )
+from steptune.tuner.trials.gradient_watch import GradientReference
+from steptune.tuner.trials.guard import check_gradients
 from steptune.tuner.trials.mask_watch import MaskWatch
 from steptune.tuner.trials.twin import audit, make_twin
 
@@ -374,3 +376,18 @@ class TestScatter:
 def test_an_infinity_that_stays_in_a_buffer_is_no_change(one_thread: None, tmp_path: Path) -> None:
     study = make_study(tmp_path / "study", WithInfinities)
     assert study.failed(study.job()) == []
+
+
+@pytest.mark.parametrize(("device", "rejects"), [("cpu", True), ("cuda", True), ("xpu", False)])
+def test_gradients_reject_on_devices_whose_scores_were_measured(masked: Study, device: str, rejects: bool) -> None:
+    """Elsewhere they are shown, and the check says so."""
+    judged = masked.judged(masked.job(planted("loss 5 % smaller", Masked), **O1), unit_roundoff=BF16)
+    reference = GradientReference.load(masked.files.reference_gradients)
+    assert reference is not None
+    assert judged.gradients is not None
+    gradients, _ = check_gradients(
+        reference, judged.gradients, unit_roundoff=BF16, device=torch.device(device), has_twin=False
+    )
+    assert gradients.observed > gradients.tolerance
+    assert gradients.passed is not rejects
+    assert ("shown only" in gradients.detail) is not rejects

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from guard_effects import NO_EFFECT, effect_of, end_of, moves_of
+from guard_effects import NO_EFFECT, effect_of, end_of, moves_of, rounding_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
@@ -78,6 +78,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "channels last": {"memory_format": {"layout": "channels_last"}},
     "checkpointing": {"activation_checkpointing": {"every": 1}},
 }
+LOOPBACK = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Ranks meet on a host that has no network."""
 OF_RECORDED = ("unchanged", "foreach", "fused")
 PLANTED = (
     "rate 1 % too low",
@@ -216,20 +223,18 @@ class Bench:
         }
 
     def _material(self, run: Run, planted: type[Training]) -> dict[str, Any]:
-        study = self.study(run.training)
-        moves = moves_of(
-            end_of(study, planted(), run.choices),
-            self._end(run.training, "exact"),
-            self._end(run.training, run.precision),
-        )
+        plain = run.precision.removesuffix(", recorded")  # a recording draws other masks: that is no rounding
+        rounding = rounding_of(self._end(run.training, plain), self._end(run.training, "exact"))
+        end = end_of(self.study(run.training), planted(), run.choices)
+        moves = moves_of(end, self._end(run.training, run.precision), rounding)
         return {"moves": _short(moves), "effect": _short(self._effect(run.training, run.name))}
 
     @cache  # noqa: B019 (a bench lives as long as its process)
     def _end(self, training: type[Training], precision: str) -> dict[str, torch.Tensor]:
         """Where the training ends without a fault; "exact" is FP32 without TF32."""
-        if precision != "exact":
-            return end_of(self.study(training), training(), PRECISIONS[precision][0])
         with own_formats():
+            if precision != "exact":
+                return end_of(self.study(training), training(), PRECISIONS[precision][0])
             torch.backends.cudnn.allow_tf32 = False
             return end_of(self.study(training), training(), {})
 
@@ -243,11 +248,16 @@ class Bench:
 @contextmanager
 def own_formats() -> Iterator[None]:
     """The number formats of a fresh process: a run in TF32 allows it to the whole process."""
+    _set_own_formats()
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = True
+        _set_own_formats()
+
+
+def _set_own_formats() -> None:
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
 
 
 def _short(value: float) -> float:
@@ -292,7 +302,7 @@ def run_on_ranks(rows: Rows, device: str, deadline: float) -> int:
 def _rank(rank: int, folder: Path, device: str, rows: Rows, deadline: float, queue: Any) -> None:
     if device == "cuda":
         os.environ[DEVICES_VARIABLE] = "2"
-    os.environ.update({"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"})
+    os.environ.update(LOOPBACK)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rank_device(device, rank)

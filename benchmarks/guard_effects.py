@@ -82,17 +82,24 @@ def _end_in_fp64(study: Study, workload: Training) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().double().clone() for name, tensor in job.model.state_dict().items()}
 
 
-def moves_of(end: Tensors, exact: Tensors, correct: Tensors) -> float:
-    """Largest over the tensors: what the fault moves it by, in units of what the precision does; above 1 the fault is
-    material.
+def rounding_of(correct: Tensors, exact: Tensors) -> dict[str, float]:
+    """Norm of what a precision moves each tensor by.
 
     Args:
-        exact: End of the training in FP32.
-        correct: The same in the candidate's precision.
+        correct: End of the training in this precision.
+        exact: The same in FP32.
+    """
+    return {
+        name: float((value - exact[name]).norm()) + 2.0**-23 * float(value.norm()) for name, value in correct.items()
+    }
+
+
+def moves_of(end: Tensors, correct: Tensors, rounding: Mapping[str, float]) -> float:
+    """Largest over the tensors: what the fault moves it by, in units of what the precision does; above 1 the fault is
+    material.
     """
     moved = 0.0
     for name, value in correct.items():
-        precision = float((value - exact[name]).norm()) + 2.0**-23 * float(value.norm())
         fault = float((end[name] - value).norm()) if name in end else float("inf")
-        moved = max(moved, fault / precision if precision else float("inf") if fault else 0.0)
+        moved = max(moved, fault / rounding[name] if rounding[name] else float("inf") if fault else 0.0)
     return moved

@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 import torch
-from guard_effects import NO_EFFECT, effect_of, end_of, moves_of
+from guard_effects import NO_EFFECT, effect_of, end_of, moves_of, rounding_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
@@ -241,7 +241,7 @@ class Bench:
             spread=known.scatter.spread if known.scatter is not None else 0.0,
             shift=masks[1] / known.scatter.shift_limit if known.scatter is not None else 0.0,
             rate=masks[2],
-            moves=moves_of(end_of(study, planted(), choices), *ends) if part else 0.0,
+            moves=moves_of(end_of(study, planted(), choices), ends[1], rounding_of(ends[1], ends[0])) if part else 0.0,
             effect=effect_of(study, self._training, planted) if part and context == "FP32" else 0.0,
             steps=count[0],
             seed=self._seed,

@@ -129,7 +129,10 @@ class DiffusionUNet(steptune.Workload):
         head=64,
         images=512,
         num_steps=1000,
+        plain=False,
     ):
+        if plain:
+            self.current = {}
         self.global_batch = batch
         self.image_size, self.images, self.num_steps = image_size, images, num_steps
         self.multipliers = [int(m) for m in str(multipliers).split(",")]

@@ -98,7 +98,10 @@ class Llama1B(steptune.Workload):
         heads=32,
         kv_heads=8,
         samples=512,
+        plain=False,
     ):
+        if plain:
+            self.current = {}
         self.global_batch = batch
         self.sequence, self.vocabulary, self.samples = sequence, vocabulary, samples
         self.sizes = (width, hidden, depth, heads, kv_heads)

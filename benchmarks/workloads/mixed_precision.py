@@ -1,4 +1,4 @@
-"""Ready workloads as people train them on several GPUs today: under autocast to bfloat16, with a fused optimizer."""
+"""Ready workloads as people train them today: under autocast to bfloat16, with a fused optimizer, and compiled."""
 
 from steptune.tuner.workloads.zoo import zoo_entry
 
@@ -11,4 +11,11 @@ def mixed_precision(entry, **arguments):
         "precision": {"level": "O1", "dtype": "bfloat16"},
         "optimizer_implementation": {"implementation": "fused"},
     }
+    return workload
+
+
+def professional(entry, **arguments):
+    """An entry of the zoo, trained so and compiled."""
+    workload = mixed_precision(entry, **arguments)
+    workload.current = {**workload.current, "compile": {"mode": "default"}}
     return workload

@@ -132,7 +132,7 @@ def first(job: Job, arguments: argparse.Namespace) -> dict:
             "step": "first",
             "job": job.name,
             "small": arguments.small,
-            "workload": job.workload.replace(f"{ROOT}/", ""),
+            "workload": workload.replace(f"{ROOT}/", ""),
             "budget_s": budget_s,
             "search": arguments.search,
             "at": now(),

@@ -267,12 +267,14 @@ def request_of(
     device: str,
     seed: int,
 ) -> ReferenceRequest:
+    complete = neutral_choices(**choices)
     return ReferenceRequest(
         workload=f"{inspect.getfile(make_workload)}:{make_workload.__name__}",
         study_directory=str(directory),
-        choices=neutral_choices(**choices),
+        choices=complete,
         device=device,
         protocol=msgspec.structs.replace(protocol, seed=protocol.seed + 1000 * seed),
         unit_roundoffs=unit_roundoffs,
         bias_corrections=bias_corrections,
+        own_roundoff=max(strategy.unit_roundoff(complete[strategy.name]) for strategy in STRATEGIES),
     )

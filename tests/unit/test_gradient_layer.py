@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
-from guarded_trainings import FAULTS, Causal, Experts, Masked, Regression, Training
+from guarded_trainings import FAULTS, Causal, Convolutional, Experts, Masked, Regression, Training
 from msgspec.structs import replace
 
 from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
@@ -31,6 +31,7 @@ from steptune.tuner.trials.twin import audit, make_twin
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+FP16 = 2.0**-11
 O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 PROTOCOL = replace(PROTOCOL, num_pointwise=4, num_curve=8, num_horizon=0)
 
@@ -64,6 +65,18 @@ def planted(name: str, training: type[Training]) -> Training:
 )
 def test_the_same_training_passes_under_16_bits(masked: Study, change: dict[str, Any]) -> None:
     assert masked.failed(masked.job(**{**O1, **change}), unit_roundoff=BF16) == []
+
+
+@pytest.mark.parametrize("training", [Convolutional, Masked])
+def test_a_finer_arithmetic_than_the_reference_s_is_held_to_what_the_reference_rounds(
+    one_thread: None, tmp_path: Path, training: type[Training]
+) -> None:
+    roundoffs = (FP32, FP16, BF16)
+    study = make_study(tmp_path / "study", training, protocol=PROTOCOL, unit_roundoffs=roundoffs, choices=O1)
+    half: dict[str, Any] = {"precision": {"level": "O1", "dtype": "float16"}}
+    for choices, unit_roundoff in ((half, FP16), ({}, FP32)):
+        assert study.failed(study.job(**choices), unit_roundoff=unit_roundoff) == []
+        assert study.failed(study.job(planted("loss 5 % smaller", training), **choices), unit_roundoff=unit_roundoff)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +156,19 @@ def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them
     half = {"precision": {"level": "O1", "dtype": "float16"}}
     job = masked.job(planted("gradients not cleared", Masked), **half)
     assert "untrained state" in masked.failed(job, unit_roundoff=BF16)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_running_statistics_of_attempts_that_the_loss_scaler_skips_are_not_counted(
+    one_thread: None, tmp_path: Path, captured: bool
+) -> None:
+    short = replace(PROTOCOL, num_pointwise=2, num_audits=0)  # all that a large training has time for
+    study = make_study(tmp_path / "study", Convolutional, protocol=short, unit_roundoffs=(FP16,))
+    half: dict[str, Any] = {"precision": {"level": "O1", "dtype": "float16"}}
+    job = study.job(**half, **({"cuda_graph": {"scope": "step"}} if captured else {}))
+    job.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    assert study.failed(job, unit_roundoff=FP16) == []
+    assert job.skipped_steps > 2
 
 
 @pytest.mark.parametrize("fault", ["dropout off", "dropout of a half"])
@@ -378,16 +404,19 @@ def test_an_infinity_that_stays_in_a_buffer_is_no_change(one_thread: None, tmp_p
     assert study.failed(study.job()) == []
 
 
-@pytest.mark.parametrize(("device", "rejects"), [("cpu", True), ("cuda", True), ("xpu", False)])
-def test_gradients_reject_on_devices_whose_scores_were_measured(masked: Study, device: str, rejects: bool) -> None:
+@pytest.mark.parametrize(("fault", "rejecting"), [("loss 5 % smaller", ("cpu",)), ("a layer frozen", ("cpu", "cuda"))])
+def test_gradients_reject_where_their_limits_hold_and_missing_ones_on_gpus_too(
+    masked: Study, fault: str, rejecting: tuple[str, ...]
+) -> None:
     """Elsewhere they are shown, and the check says so."""
-    judged = masked.judged(masked.job(planted("loss 5 % smaller", Masked), **O1), unit_roundoff=BF16)
+    judged = masked.judged(masked.job(planted(fault, Masked), **O1), unit_roundoff=BF16)
     reference = GradientReference.load(masked.files.reference_gradients)
     assert reference is not None
     assert judged.gradients is not None
-    gradients, _ = check_gradients(
-        reference, judged.gradients, unit_roundoff=BF16, device=torch.device(device), has_twin=False
-    )
-    assert gradients.observed > gradients.tolerance
-    assert gradients.passed is not rejects
-    assert ("shown only" in gradients.detail) is not rejects
+    for device in ("cpu", "cuda", "xpu"):
+        gradients, _ = check_gradients(
+            reference, judged.gradients, unit_roundoff=BF16, device=torch.device(device), has_twin=False
+        )
+        assert gradients.observed > gradients.tolerance
+        assert gradients.passed is (device not in rejecting)
+        assert ("shown only" in gradients.detail) is gradients.passed

@@ -262,7 +262,7 @@ def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
     """The tolerance measured at this roundoff, or at the next coarser one that was measured; with what runs of the same
     settings differ by, as far as that may count.
     """
-    rounding = _measured(reference, max(unit_roundoff, reference.own_roundoff))
+    rounding = _measured(reference, unit_roundoff)
     return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])
 
 

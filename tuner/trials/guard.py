@@ -75,9 +75,11 @@ UPDATE_DEVICES = ("cpu", "cuda")
 less than half of the limit."""
 OWN_UPDATE_DEVICES = ("cpu",)
 """The same of optimizers in a step of the workload's own."""
-GRADIENT_DEVICES = ("cpu", "cuda")
-"""The same of gradients, state and masks. On an H100 gradients of correct changes reach 0.73 of the limits, which were
-fitted on a CPU."""
+GRADIENT_DEVICES = ("cpu",)
+"""The same of gradients. On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2 in
+bfloat16 three times the limit on a tensor's size."""
+STATE_DEVICES = ("cpu", "cuda")
+"""The same of state and of masks' scatter, and of gradients that are not finite or that one training alone has."""
 
 
 def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
@@ -119,7 +121,8 @@ def check_gradients(
         noise = wanted.noise_at(unit_roundoff)
         seen = scores(wanted.steps, noise, found, limits=limits, exact=reference.exact, has_twin=twinned)
         score = worst_of(seen, kinds)
-        gates = device.type in GRADIENT_DEVICES
+        devices = GRADIENT_DEVICES if kind == "gradient" and math.isfinite(score.ratio) else STATE_DEVICES
+        gates = device.type in devices
         checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), gates))
     return checks
 
@@ -178,7 +181,7 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
 def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) -> GuardCheck:
     """Check that masks scatter gradients by as much as the reference's do."""
     excess = excess_of(scatter, watch.gradients)
-    gates = device.type in GRADIENT_DEVICES
+    gates = device.type in STATE_DEVICES
     return _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates)
 
 
@@ -266,9 +269,11 @@ class Judge:
         """
         Args:
             choices: The candidate's settings, of which its twin is made; without them there is none.
+            unit_roundoff: Of the candidate's arithmetic. Where the reference's is coarser, that is what they differ by.
             is_reference: The job has the reference's own settings: what it differs by is repetition.
             uncompiled: Steps without dropout run what is compiled as it is written.
         """
+        unit_roundoff = max(unit_roundoff, self.reference.own_roundoff)
         protocol = self.reference.protocol
         no_replay = self.reference.why_no_rule or why_not_replayed(job)
         no_gradients = why_not_compared(job)

@@ -12,6 +12,7 @@ from typing import Protocol as Interface
 import msgspec
 
 from steptune.tuner.guard.curves import Curve, Protocol
+from steptune.tuner.training.job import unwrapped
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.gradient_watch import GradientWatch
@@ -163,7 +164,8 @@ class WatchedSteps:
         self.norms: list[float] = []
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
-        """One update; a step that the loss scaler skips is repeated on the same batch, so curves stay aligned."""
+        """One update; a step that the loss scaler skips is repeated on the same batch and from the same buffers, so
+        curves stay aligned and statistics count it once."""
         import torch
 
         seen: list[float] = []
@@ -187,9 +189,13 @@ class WatchedSteps:
         self.norms += seen[-1:]
 
     def _loss(self, batch: Any, watches: Sequence[Watch]) -> float:
+        buffers = [(b, b.clone()) for b in unwrapped(self._job.model).buffers()] if self._job.scaler else []
         for attempt in range(MAX_REPEATS):
-            for watch in watches if attempt else ():
-                watch.on_repeat()
+            if attempt:
+                for buffer, before in buffers:  # running statistics have moved
+                    buffer.copy_(before)
+                for watch in watches:
+                    watch.on_repeat()
             skipped = self._job.skipped_steps
             loss = _loss_of(self._job, batch)
             if self._job.skipped_steps == skipped:

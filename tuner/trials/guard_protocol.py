@@ -165,7 +165,8 @@ class WatchedSteps:
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
         """One update; a step that the loss scaler skips is repeated on the same batch and from the same buffers, so
-        curves stay aligned and statistics count it once."""
+        curves stay aligned and statistics count it once.
+        """
         import torch
 
         seen: list[float] = []

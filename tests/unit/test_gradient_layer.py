@@ -277,10 +277,12 @@ class TestScores:
             for _ in range(4)
         ]
 
-    def score(self, found: list[dict[str, torch.Tensor]], *, has_twin: bool = False) -> Score:
+    def score(
+        self, found: list[dict[str, torch.Tensor]], *, has_twin: bool = False, exact: tuple[int, ...] = EXACT
+    ) -> Score:
         reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
-        noise = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=self.EXACT)
-        return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=self.EXACT, has_twin=has_twin))
+        noise = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=exact)
+        return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=exact, has_twin=has_twin))
 
     def turned(self) -> torch.Tensor:
         """Thirty times the noise, in no direction of the gradient."""
@@ -302,6 +304,14 @@ class TestScores:
                 steps[place]["first"] = steps[place]["first"] * 2
         assert self.score(once).ratio < 0.01
         assert self.score(twice).ratio > 1
+
+    def test_where_few_steps_fit_one_of_them_may_be_turned_over_and_all_may_not(self) -> None:
+        for count, exact in ((2, (0,)), (3, (0, 2))):
+            for turned in range(count):
+                once, always = self.steps()[:count], self.steps(scale=1.05)[:count]
+                once[turned]["first"] = once[turned]["first"] * 2
+                assert self.score(once, exact=exact).ratio < 0.01
+                assert self.score(always, exact=exact).ratio > 1
 
     def test_with_a_twin_one_step_without_a_turn_is_enough_for_a_residual(self) -> None:
         """Sizes are held to two steps as before."""

@@ -201,8 +201,9 @@ def scores(
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
-    the smallest. Under 16 bits two of few steps may have one, which moves a row of one tensor, and hardly its size:
-    where a twin is compared without this rounding, the smallest residual of the exact steps counts.
+    the smallest, where there are two of them. Where only one step is exact, the smallest score of all counts. Under 16
+    bits two of few steps may have a turn, which moves a row of one tensor, and hardly its size: where a twin is
+    compared without this rounding, the smallest residual of the exact steps counts.
     """
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {
@@ -214,9 +215,11 @@ def scores(
 def _of_steps(steps: Sequence[Score], exact: Sequence[int], *, smallest: bool) -> Score:
     at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
     elsewhere = [score for k, score in enumerate(steps) if k not in exact]
+    if len(at_exact) < 2:
+        return min(steps, key=_ratio, default=Score(ratio=0.0))
     left = at_exact if smallest else at_exact[:2]
-    counted = [*left[-1:], *([min(elsewhere, key=_ratio)] if elsewhere else [])]
-    return max(counted, key=_ratio, default=Score(ratio=0.0))
+    counted = [left[-1], *([min(elsewhere, key=_ratio)] if len(elsewhere) > 1 else [])]
+    return max(counted, key=_ratio)
 
 
 def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:

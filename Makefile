@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet,ray]" --group dev
 	@touch $@
 
 install: $(VENV)/.installed

@@ -86,17 +86,32 @@ def attend(launch: Launch, settings: Settings) -> None:
     if launch.has_store:
         meeting = msgspec.json.decode(published(launch), type=_Meeting)
         port, secret = meeting.port, secret or meeting.secret
-    folder = settings.data_directory.absolute() / "hosts"
+    serve_host(
+        host=launch.host,
+        address=launch.address,
+        port=port,
+        secret=secret,
+        folder=settings.data_directory.absolute() / "hosts",
+        patience_s=settings.host_patience_s,
+    )
+
+
+def serve_host(*, host: int, address: str, port: int, secret: str, folder: Path, patience_s: float) -> None:
+    """Serve the trials of this host, with files below the folder, until the study has ended.
+
+    Raises:
+        RunnerError: The first host is gone, or the study has failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"host{launch.host}-", dir=folder) as directory, interruptible():
+    with interruptible(), tempfile.TemporaryDirectory(prefix=f"host{host}-", dir=folder) as directory:
         HostAgent(
-            host=launch.host,
-            address=launch.address,
+            host=host,
+            address=address,
             port=port,
             secret=secret.encode(),
             directory=Path(directory),
             place=host_id(),
-            patience_s=settings.host_patience_s,
+            patience_s=patience_s,
         ).serve()
 
 
@@ -113,10 +128,7 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
     if launch is None or launch.num_hosts == 1:
         yield None
         return
-    if level.name != NONE:
-        raise IsolationUnavailable(
-            f"isolation {level.name} keeps ranks from the network that several hosts need: give --isolation {NONE}"
-        )
+    refuse_isolated(level)
     given = _own_secret(launch)
     secret = given or secrets.token_hex(MIN_SECRET_LENGTH)
     hosts = HostGroup(
@@ -129,8 +141,7 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
         port=0 if launch.has_store else launch.port,
         patience_s=settings.host_patience_s,
     )
-    reason = "it was interrupted"
-    try:
+    with hosts.closed_with_reason():
         if launch.has_store:
             meeting = _Meeting(port=hosts.port, secret="" if given else secret)
             publish(launch, msgspec.json.encode(meeting).decode())
@@ -138,22 +149,34 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
         if launch.has_store:
             withdraw(launch)
         yield hosts
-        reason = ""
-    except Exception as error:
-        reason = str(error) or reason
-        raise
-    finally:
-        hosts.close(reason)
 
 
-def check_size(launch: Launch | None, study: Study) -> None:
+def refuse_isolated(level: Level) -> None:
+    """Refuse to isolate the trials of several hosts.
+
+    Raises:
+        IsolationUnavailable: They were to be.
+    """
+    if level.name != NONE:
+        raise IsolationUnavailable(
+            f"isolation {level.name} keeps ranks from the network that several hosts need: give --isolation {NONE}"
+        )
+
+
+def check_size(launch: Launch | None, study: Study, *, reserved: bool = False) -> None:
     """Refuse to go on with a study on another number of hosts or ranks than it was begun on.
+
+    Args:
+        reserved: Whether a cluster reserves as many hosts as the study has.
 
     Raises:
         StoreError: It was.
     """
-    num_hosts = launch.num_hosts if launch is not None else num_emulated_hosts()
-    num_ranks = launch.num_ranks if launch is not None else study.settings.num_ranks
+    if launch is not None:
+        num_hosts, num_ranks = launch.num_hosts, launch.num_ranks
+    else:
+        num_hosts = study.settings.num_hosts if reserved else num_emulated_hosts()
+        num_ranks = study.settings.num_ranks
     known = study.environment
     begun_on = known.num_hosts if known is not None else num_hosts
     if (begun_on, study.settings.num_ranks) != (num_hosts, num_ranks):
@@ -176,6 +199,27 @@ def num_ranks_of(launch: Launch | None, asked: int | None) -> int:
             f"--ranks {asked} is not the number of ranks that were launched, {launch.num_ranks}: leave it out"
         )
     return launch.num_ranks
+
+
+def num_hosts_of(launch: Launch | None, asked: int | None, *, reserved: bool = False) -> int:
+    """Return the hosts of a study: as many as were launched, or are asked of a cluster; else 1.
+
+    Args:
+        reserved: Whether a cluster reserves them.
+
+    Raises:
+        ChoiceError: Several were asked for, and nothing brings them.
+    """
+    if launch is not None:
+        if reserved or asked not in (None, launch.num_hosts):
+            raise ChoiceError(
+                "torchrun or srun has started this command, so that its hosts are the study's: leave --runner and "
+                "--num-hosts out, or start it without a launcher"
+            )
+        return launch.num_hosts
+    if (asked or 1) > 1 and not reserved:
+        raise ChoiceError(f"--num-hosts {asked} needs hosts: give --runner ray, or start Steptune with {ADVICE}")
+    return asked or 1
 
 
 def _own_secret(launch: Launch) -> str:

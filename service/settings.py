@@ -57,6 +57,10 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
         default=60.0, gt=0, description="Seconds in which a host that a study has lost may come back."
     )
 
+    ray_timeout_s: float = Field(
+        default=600.0, gt=0, description="Seconds that a Ray cluster has to reserve a study's hosts, or to replace one."
+    )
+
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")
     port: int = Field(

@@ -175,10 +175,12 @@ def local_runner(
     variables: Mapping[str, str] | None = None,
     listener: ProgressListener = lambda progress: None,
     hosts: HostGroup | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[LocalRunner]:
     """A runner for a study on this machine, and on the hosts, closed at the end.
 
     Args:
+        check: Called some times a second while anything runs; what it raises ends what runs.
         level: How its trials are isolated; by default as the settings say, or not at all.
     """
     settings = study.settings
@@ -195,6 +197,7 @@ def local_runner(
         variables=variables or {},
         listener=listener,
         hosts=hosts,
+        check=check,
         task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
     ) as runner:
         yield runner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,12 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Numerics
 from steptune.tuner.wording import no_such
 
+if TYPE_CHECKING:
+    from steptune.service.on_ray.hosts import Cluster
+
 DEVICES = ("cpu", "cuda")
+RAY = "ray"
+RUNNERS = ("local", RAY)
 CONSENT = (Numerics.LOSSY.value, Numerics.RECIPE.value)
 
 Database = Annotated[
@@ -38,6 +43,25 @@ Isolation = Annotated[
         "default STEPTUNE_ISOLATION or none.",
         show_default=False,
     ),
+]
+RunnerName = Annotated[
+    str,
+    typer.Option(
+        "--runner",
+        help="Where trials run: local (this machine, or the hosts of torchrun or srun) or ray (hosts that a Ray "
+        "cluster reserves, this node first).",
+        callback=lambda value: _known_runner(value),
+    ),
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="Ray cluster of --runner ray, like HOST:6379; default this node's.", show_default=False
+    ),
+]
+InsecureRay = Annotated[
+    bool,
+    typer.Option("--insecure-ray", help="Use a Ray cluster without token authentication: its network is trusted."),
 ]
 Device = Annotated[
     str | None,
@@ -112,3 +136,25 @@ def parse_allowed(values: list[str]) -> tuple[Numerics, ...]:
             raise ChoiceError(no_such("kind of change to allow", name, CONSENT))
         allowed.append(Numerics(name))
     return tuple(allowed)
+
+
+def _known_runner(value: str) -> str:
+    if value not in RUNNERS:
+        raise ChoiceError(no_such("runner", value, RUNNERS))
+    return value
+
+
+def cluster_of(runner: str, address: str | None, *, insecure: bool) -> Cluster | None:
+    """Return the Ray cluster that a command is to use; None for trials of this machine, or of a launcher's hosts.
+
+    Raises:
+        ChoiceError: Options of Ray without Ray.
+        PlatformError: The cluster may not be used.
+    """
+    from steptune.service.on_ray.hosts import take_cluster
+
+    if runner == RAY:
+        return take_cluster(address or "auto", insecure=insecure)
+    if address is not None or insecure:
+        raise ChoiceError(f"--address and --insecure-ray are of Ray: give --runner {RAY}, too")
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,18 +16,23 @@ from steptune.service.cli.console import INTERRUPTED, errors, opened_store, outp
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import (
+    RAY,
     AsJson,
+    ClusterAddress,
     Database,
     Device,
     ForeignLoad,
+    InsecureRay,
     Isolation,
     ObjectiveName,
     Python,
     QuietMachine,
+    RunnerName,
     SearchName,
     Seed,
     StudyId,
     WorkloadName,
+    cluster_of,
     parse_allowed,
     parse_names,
 )
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from steptune.service.isolation import Level
+    from steptune.service.on_ray.hosts import Cluster
+    from steptune.tuner.trials.host_group import HostGroup
     from steptune.tuner.trials.runner import LocalRunner
 
 RESULTS = Path("steptune-results")
@@ -104,6 +113,15 @@ def tune(
         int | None,
         typer.Option(min=1, help="Processes of a trial (default: 1, or as many as were launched).", show_default=False),
     ] = None,
+    num_hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Hosts that the ranks are on, as many on each; with --runner ray.", show_default=False
+        ),
+    ] = None,
+    runner: RunnerName = "local",
+    address: ClusterAddress = None,
+    insecure_ray: InsecureRay = False,
     remeasure_links: Annotated[
         bool,
         typer.Option(
@@ -132,7 +150,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest configuration of WORKLOAD that still is the same training, or the best by another objective."""
-    from steptune.service.launched import num_ranks_of, refuse_launcher
+    from steptune.service.launched import num_hosts_of, num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
 
     refuse_launcher([workload, *context.args])
@@ -140,6 +158,7 @@ def tune(
         context.fail(f"Got unexpected extra argument{'s' * (len(context.args) > 1)} ({' '.join(context.args)})")
     check_platform()
     launch = _launched(database, isolation)
+    hosts = num_hosts_of(launch, num_hosts, reserved=runner == RAY)
     settings = StudySettings(
         budget_s=parse_duration_s(budget),
         max_trials=trials,
@@ -149,14 +168,16 @@ def tune(
         search=search,
         objective=objective,
         seed=seed,
-        num_ranks=num_ranks_of(launch, ranks),
+        num_ranks=num_ranks_of(launch, ranks or (hosts if launch is None else None)),
+        num_hosts=hosts,
         remeasure_links=remeasure_links,
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
         phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
         measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
     )
-    way = _way(database, isolation, python, output_folder, as_json=as_json)
+    cluster = cluster_of(runner, address, insecure=insecure_ray)
+    way = _way(database, isolation, python, output_folder, cluster, as_json=as_json)
     with opened_store(way.settings) as store:
         _run(new_study(workload, settings, way.settings), store, way, launch, is_new=True)
 
@@ -167,6 +188,9 @@ def resume(
         str | None,
         typer.Option(help="Time from now on, like 10m; goes on with an ended study, too.", show_default=False),
     ] = None,
+    runner: RunnerName = "local",
+    address: ClusterAddress = None,
+    insecure_ray: InsecureRay = False,
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
@@ -174,13 +198,15 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Resume an interrupted or killed study, or give an ended one more time; finished trials are kept."""
-    from steptune.service.launched import check_size
+    from steptune.service.launched import check_size, num_hosts_of
     from steptune.service.queue import StudyQueue
     from steptune.service.studies import check_unchanged, with_more_time
 
     check_platform()
     launch = _launched(database, isolation)
-    way = _way(database, isolation, python, output_folder, as_json=as_json)
+    num_hosts_of(launch, None, reserved=runner == RAY)
+    cluster = cluster_of(runner, address, insecure=insecure_ray)
+    way = _way(database, isolation, python, output_folder, cluster, as_json=as_json)
     with opened_store(way.settings) as store:
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED and budget is None:
@@ -189,7 +215,7 @@ def resume(
                 f"`steptune resume {study.study_id} --budget 10m` goes on searching"
             )
         check_unchanged(study)
-        check_size(launch, study)
+        check_size(launch, study, reserved=cluster is not None)
         more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
         if more_s is not None:
@@ -205,11 +231,18 @@ class _Way:
     level: Level
     python: str | None
     folder: Path | None
+    cluster: Cluster | None
     as_json: bool
 
 
 def _way(
-    database: str | None, isolation: str | None, python: Path | None, folder: Path | None, *, as_json: bool
+    database: str | None,
+    isolation: str | None,
+    python: Path | None,
+    folder: Path | None,
+    cluster: Cluster | None,
+    *,
+    as_json: bool,
 ) -> _Way:
     """Refuses what cannot be run here before anything is stored."""
     from steptune.service.running import chosen_level
@@ -218,7 +251,7 @@ def _way(
     settings, interpreter = settings_with(database, isolation), str(python) if python else None
     level = chosen_level(settings, python=interpreter)
     check_writable(folder or RESULTS)
-    return _Way(settings=settings, level=level, python=interpreter, folder=folder, as_json=as_json)
+    return _Way(settings=settings, level=level, python=interpreter, folder=folder, cluster=cluster, as_json=as_json)
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
@@ -249,7 +282,6 @@ def _launched(database: str | None, isolation: str | None) -> Launch | None:
 def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *, is_new: bool) -> None:
     from steptune.service.artifacts import open_artifacts
     from steptune.service.deleting import run_by_this_command
-    from steptune.service.launched import hosts_of
     from steptune.service.studies import discarded_unless_recorded, local_runner, run_study, write_results
     from steptune.service.trial_source import KeptTrials
 
@@ -258,7 +290,7 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
         discarded_unless_recorded(study, store),
         run_by_this_command(study),
         interruptible(),
-        hosts_of(launch, study, way.settings, way.level) as hosts,
+        _hosts(launch, study, way) as (hosts, check),
         local_runner(
             study,
             way.settings,
@@ -266,6 +298,7 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
             level=way.level,
             listener=lambda progress: status.update(escape(progress.text)),
             hosts=hosts,
+            check=check,
         ) as runner,
     ):
         try:
@@ -295,6 +328,21 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
         from steptune.service.cli.answer import print_answer
 
         print_answer(output, store, study.study_id, results)
+
+
+@contextlib.contextmanager
+def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
+    """All hosts of a study, None where there is one, and the runner's look at them."""
+    if way.cluster is None:
+        from steptune.service.launched import hosts_of
+
+        with hosts_of(launch, study, way.settings, way.level) as hosts:
+            yield hosts, lambda: None
+        return
+    from steptune.service.on_ray.hosts import reserved_hosts
+
+    with reserved_hosts(way.cluster, study, way.settings, way.level, say) as (hosts, check):
+        yield hosts, check
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from host_agents import two_agents
+from ray_clusters import ray_cluster, reserved_by_ray
 from trial_builders import QUICK, THREE_THREADS, prepare, reference
 
 from steptune.tuner.protocols import Progress, TrialRunner
@@ -37,7 +38,7 @@ def fake_spec(candidate: Candidate) -> TrialSpec:
     return TrialSpec(trial_id=new_id(), workload="fake:surface", candidate=candidate, choices={}, study_directory="")
 
 
-@pytest.fixture(scope="module", params=["fake", "local", "hosts"])
+@pytest.fixture(scope="module", params=["fake", "local", "hosts", "ray"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     if request.param == "fake":
         out_of_memory = Candidate(choices={"loader": {"level": 2}, "cache": {"level": 1}})
@@ -51,6 +52,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if request.param == "hosts":
             options |= {"num_ranks": 2, "hosts": stack.enter_context(two_agents(workload, directory)).group}
             directory = directory / "first"
+        if request.param == "ray":
+            directory = directory / "first"
+            cluster = stack.enter_context(ray_cluster(1, 1))
+            group = stack.enter_context(reserved_by_ray(cluster, workload, directory, num_ranks=2, num_hosts=2))
+            options |= {"num_ranks": 2, "hosts": group}
         prepared = prepare(workload, directory, **options)
         yield Case(prepared.runner, prepared.spec, good, THREE_THREADS)
         prepared.runner.close()

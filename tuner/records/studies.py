@@ -38,6 +38,7 @@ class StudySettings(Record):
         seed: Of the search, the samples and the initial state.
         measure: How windows are taken.
         num_ranks: Processes of the training.
+        num_hosts: That they are on; under torchrun and srun the launch says it.
         device: "cpu" or "cuda"; None for CUDA where there is one.
         memory_limit_bytes: Most memory of a trial.
         remeasure_links: Whether links between ranks are measured that an earlier study has measured.
@@ -54,6 +55,7 @@ class StudySettings(Record):
     seed: int = 0
     measure: MeasureSettings = MeasureSettings()
     num_ranks: int = 1
+    num_hosts: int = 1
     device: str | None = None
     memory_limit_bytes: int | None = None
     remeasure_links: bool = False

@@ -12,7 +12,7 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,7 @@ class HostGroup:
     Args:
         address: Of this host, as the others reach it.
         patience_s: How long a host that was lost may take to come back.
+        keep: Called while hosts are missing, by whoever can bring them; what it raises ends the wait.
     """
 
     num_hosts: int
@@ -162,6 +163,7 @@ class HostGroup:
     directory: Path
     port: int = 0
     patience_s: float = 60.0
+    keep: Callable[[], None] = lambda: None
     hosts: dict[int, Host] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,6 +202,7 @@ class HostGroup:
                         f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
                         "`steptune resume` with the same launcher on all hosts to go on"
                     )
+                self.keep()
                 self._hear(strangers)
         finally:
             for link in strangers:
@@ -260,6 +263,19 @@ class HostGroup:
                 stack.pop_all()
                 return Host(link, hello, address, self)
         return None
+
+    @contextlib.contextmanager
+    def closed_with_reason(self) -> Iterator[None]:
+        """Tell the hosts at the end that the study has ended, and why, where it has failed."""
+        reason = "it was interrupted"
+        try:
+            yield
+            reason = ""
+        except Exception as error:
+            reason = str(error) or reason
+            raise
+        finally:
+            self.close(reason)
 
     def lost(self) -> list[Host]:
         """Forget the hosts that are lost, and return them."""

@@ -1,0 +1,264 @@
+"""Hosts of a study from a Ray cluster, as its driver sees them: the reservation's process, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from steptune.service.isolation import Level
+from steptune.service.launched import MIN_SECRET_LENGTH, refuse_isolated
+from steptune.service.on_ray.actor import CHANGED_BY_RAY, is_of_ray
+from steptune.service.on_ray.messages import AgentOrder, Event, Failed, ReservationRequest, Reserved, Waiting
+from steptune.service.places import VISIBLE_DEVICES
+from steptune.service.settings import Settings
+from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
+from steptune.tuner.records import Study
+from steptune.tuner.trials.host_group import HostGroup
+
+AUTH_MODE = "RAY_AUTH_MODE"
+RETRY_S = 2.0
+CLOSE_S = 30.0
+_COMMAND = (sys.executable, "-m", "steptune.service.on_ray.reservation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Ray cluster that a command was told to use.
+
+    Attributes:
+        variables: Ray's own, its token among them; for the reservation's process alone.
+    """
+
+    address: str
+    variables: Mapping[str, str]
+
+
+def take_cluster(address: str, *, insecure: bool) -> Cluster:
+    """Return the cluster to use, and take Ray's variables, its token among them, out of this process's environment.
+
+    Raises:
+        MissingDependency: The extra `ray` is not installed.
+        PlatformError: Ray's token authentication is off.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependency("--runner ray needs Ray: pip install 'steptune[ray]'")
+    if os.environ.get(AUTH_MODE) != "token" and not insecure:
+        raise PlatformError(
+            f"{AUTH_MODE} is {os.environ.get(AUTH_MODE, '')!r}, and without a token everybody who can connect to Ray "
+            f"can run code on its nodes: start the cluster and this command with {AUTH_MODE}=token, or give "
+            "--insecure-ray where nobody else reaches its network"
+        )
+    variables = {name: value for name, value in os.environ.items() if is_of_ray(name)}
+    for name in variables:
+        del os.environ[name]
+    return Cluster(address=address, variables=variables)
+
+
+class Reservation:
+    """The hosts of one study, held by a process of their own until this is closed.
+
+    Args:
+        on_text: Takes a line for people while the study waits.
+        log: Takes what that process prints.
+
+    Attributes:
+        address: Of the driver's node, once reserved.
+    """
+
+    def __init__(
+        self, cluster: Cluster, request: ReservationRequest, log: Path, on_text: Callable[[str], None]
+    ) -> None:
+        self.address = ""
+        self._cluster = cluster
+        self._request = request
+        self._log = log
+        self._on_text = on_text
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._retry_s = 0.0
+
+    def reserve(self) -> None:
+        """Wait until the hosts are reserved.
+
+        Raises:
+            RunnerError: The cluster cannot be reached, or has not got them.
+        """
+        self._start()
+        while not self.address:
+            for event in self._events(timeout_s=0.5):
+                if isinstance(event, Failed):
+                    raise RunnerError(self._text(event))
+                self._take(event)
+
+    def keep(self) -> None:
+        """Ask once more where the reservation is lost, as with the cluster's head. Called while hosts are missing.
+
+        Raises:
+            RunnerError: Asking is of no use.
+        """
+        if self._process is None and time.monotonic() >= self._retry_s:
+            self._start()
+        for event in self._events(timeout_s=0.0):
+            if isinstance(event, Failed):
+                if event.lasting:
+                    raise RunnerError(self._text(event))
+                self._on_text(f"{self._text(event)}; asking again")
+                self._retry_s = time.monotonic() + RETRY_S
+                self._end()
+                return
+            self._take(event)
+
+    def check(self) -> None:
+        """Refuse to go on without a reservation, on one host.
+
+        Raises:
+            RunnerError: It is lost.
+        """
+        for event in self._events(timeout_s=0.0):
+            if isinstance(event, Failed):
+                raise RunnerError(f"{self._text(event)}; the study goes on with `steptune resume`")
+            self._take(event)
+
+    def close(self) -> None:
+        """Give the hosts back."""
+        self._end()
+
+    # --- the process ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._buffer = b""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **self._cluster.variables},
+                start_new_session=True,  # Ctrl-C is the driver's, which gives the hosts back
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(self._request) + b"\n")
+            self._process.stdin.flush()
+
+    def _events(self, timeout_s: float) -> list[Event]:
+        """What the process has said; that it has ended is a failure, if it has not said so itself."""
+        if self._process is None:
+            return []
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return []
+        data = os.read(self._process.stdout.fileno(), 1 << 16)
+        if not data:
+            code = self._process.wait()
+            return [Failed(reason=f"the process that holds the reservation has ended (status {code})")]
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [msgspec.json.decode(line, type=Event) for line in lines]
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Waiting):
+            self._on_text(f"waiting for Ray: {event.text}")
+        elif isinstance(event, Reserved):
+            self.address = event.address
+            if event.gpus:
+                os.environ[VISIBLE_DEVICES] = event.gpus
+            names = " and ".join(node[:8] for node in event.nodes)
+            self._on_text(f"reserved by Ray: {'node' if len(event.nodes) == 1 else 'nodes'} {names}")
+
+    def _text(self, event: Failed) -> str:
+        return f"Ray at {self._cluster.address}: {event.reason} (its output is in {self._log})"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def reserved_hosts(
+    cluster: Cluster, study: Study, settings: Settings, level: Level, on_text: Callable[[str], None]
+) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
+    """The hosts of a study, None where there is one, reserved on a cluster for as long as it runs.
+
+    Yields the runner's look at them beside them.
+
+    Raises:
+        IsolationUnavailable: Its trials were to be isolated, on several hosts.
+        RunnerError: The cluster cannot be reached, or has not got the hosts.
+    """
+    num_hosts, ranks_per_host = study.settings.num_hosts, ranks_of_each(study)
+    if num_hosts > 1:
+        refuse_isolated(level)
+    secret = secrets.token_hex(MIN_SECRET_LENGTH)
+    with contextlib.ExitStack() as stack:
+        group = None
+        if num_hosts > 1:
+            group = HostGroup(
+                num_hosts=num_hosts,
+                ranks_per_host=ranks_per_host,
+                address="",
+                secret=secret.encode(),
+                workload=study.workload,
+                directory=Path(study.directory).absolute(),
+                patience_s=settings.ray_timeout_s,
+            )
+        order = AgentOrder(
+            port=group.port if group else 0,
+            secret=secret,
+            folder=str(settings.data_directory.absolute() / "hosts"),
+            patience_s=settings.host_patience_s,
+            variables={name: os.environ[name] for name in CHANGED_BY_RAY if name in os.environ},
+        )
+        request = ReservationRequest(
+            address=cluster.address,
+            num_hosts=num_hosts,
+            ranks_per_host=ranks_per_host,
+            device=study.settings.device,
+            timeout_s=settings.ray_timeout_s,
+            order=order,
+        )
+        log = Path(study.directory).absolute() / "logs" / "ray.log"
+        reservation = Reservation(cluster, request, log, on_text)
+        stack.callback(reservation.close)
+        if group is not None:
+            stack.enter_context(group.closed_with_reason())
+        reservation.reserve()
+        if group is not None:
+            group.address = reservation.address
+            group.keep = reservation.keep
+            group.gather()
+        yield group, (reservation.check if group is None else lambda: None)
+
+
+def ranks_of_each(study: Study) -> int:
+    """Return the number of ranks on each host.
+
+    Raises:
+        ChoiceError: They cannot be spread evenly.
+    """
+    ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
+    if ranks % hosts:
+        raise ChoiceError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts: give a multiple of it")
+    return ranks // hosts

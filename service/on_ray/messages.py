@@ -1,0 +1,82 @@
+"""Messages between the process that holds a reservation, the study's driver, and the agents of the hosts."""
+
+from __future__ import annotations
+
+from steptune.tuner.records import Record
+
+STRICT_PACK = "STRICT_PACK"
+STRICT_SPREAD = "STRICT_SPREAD"
+
+
+class AgentOrder(Record):
+    """Everything that the agent of a host needs to find the driver; the number and the address come last."""
+
+    port: int
+    secret: str
+    folder: str
+    patience_s: float
+    variables: dict[str, str]
+    """Environment of the driver that Ray changes in its own processes."""
+    host: int = 0
+    address: str = ""
+
+
+class ReservationRequest(Record):
+    """Hosts to reserve.
+
+    Attributes:
+        address: Of the cluster, as `ray.init` takes it.
+        ranks_per_host: GPUs of each host, where the study runs on GPUs; on CPUs it takes whole hosts.
+        device: "cpu" or "cuda"; None for CUDA where the driver's node has GPUs.
+        timeout_s: How long the cluster may take.
+        order: For the agents.
+    """
+
+    address: str
+    num_hosts: int
+    ranks_per_host: int
+    device: str | None
+    timeout_s: float
+    order: AgentOrder
+
+    @property
+    def strategy(self) -> str:
+        return STRICT_PACK if self.num_hosts == 1 else STRICT_SPREAD
+
+
+class _Event(Record, tag=True):
+    pass
+
+
+class Waiting(_Event):
+    """The reservation is not met: what is asked, and what the cluster has."""
+
+    text: str
+
+
+class Reserved(_Event):
+    """The hosts are reserved, and their agents started.
+
+    Attributes:
+        address: Of the driver's node, as the others reach it.
+        gpus: Of the driver's node, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
+        nodes: Ray's names of the nodes, by number of the host.
+    """
+
+    address: str
+    gpus: str
+    nodes: list[str]
+
+
+class Failed(_Event):
+    """There is no reservation.
+
+    Attributes:
+        lasting: Whether asking again is of no use.
+    """
+
+    reason: str
+    lasting: bool = False
+
+
+Event = Waiting | Reserved | Failed

@@ -1,0 +1,217 @@
+"""The process that holds a study's hosts on a Ray cluster, for as long as its standard input is open.
+
+A process of its own: the driver of a study has neither Ray's threads nor its memory, Ray's signals stay here, and
+when the cluster's head is lost, this process is lost, and not the study. Ray does the scheduling: one placement group
+for the study's life, one actor for each host, started anew by Ray where a node is lost.
+
+    python -m steptune.service.on_ray.reservation  < a ReservationRequest as a line of JSON, then nothing until the end
+
+Sources: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html ,
+https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from steptune.service.on_ray.actor import RayHost
+from steptune.service.on_ray.messages import Event, Failed, ReservationRequest, Reserved, Waiting
+from steptune.tuner.errors import PlatformError
+from steptune.tuner.wording import counted
+
+LOOK_S = 0.5
+ACTOR_START_S = 120.0
+LEAVE_S = 10.0
+"""So long may agents take to remove their files after the study."""
+Tell = Callable[[Event], None]
+
+
+class Reservation:
+    """A placement group and its actors.
+
+    Args:
+        tell: Takes events.
+        given_up: Whether nobody wants the reservation any more.
+    """
+
+    def __init__(self, request: ReservationRequest, tell: Tell, given_up: Callable[[], bool]) -> None:
+        self._ray: Any = importlib.import_module("ray")
+        self._util: Any = importlib.import_module("ray.util")
+        self._request = request
+        self._tell = tell
+        self._given_up = given_up
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._last = ""
+
+    def hold(self) -> None:
+        """Reserve, start the actors, and hold them until nobody wants them.
+
+        Raises:
+            PlatformError: The reservation cannot be met.
+        """
+        address = self._request.address
+        self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="steptune")
+        try:
+            self._reserve()
+            if self._group is None:
+                return
+            self._start_actors()
+            reserved = self._reserved()
+            self._tell(reserved)
+            while not self._given_up():
+                self._look()
+        finally:
+            self._release()
+
+    # --- reserving ------------------------------------------------------------------------------
+
+    def _reserve(self) -> None:
+        me = self._ray.get_runtime_context().get_node_id()
+        bundle = self._bundle(me)
+        hosts = self._request.num_hosts
+        selectors = [{"ray.io/node-id": me}, *[{}] * (hosts - 1)]  # the driver's ranks are on its own node
+        group = self._util.placement_group(
+            [bundle] * hosts, strategy=self._request.strategy, bundle_label_selector=selectors
+        )
+        deadline = time.monotonic() + self._request.timeout_s
+        while not group.wait(LOOK_S):
+            text = self._lack(bundle)
+            if self._given_up():
+                self._util.remove_placement_group(group)
+                return
+            if time.monotonic() > deadline:
+                self._util.remove_placement_group(group)
+                raise PlatformError(
+                    f"Ray has not reserved the hosts within {self._request.timeout_s:g} s: {text}. Ask for less, free "
+                    "the cluster or add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
+                )
+            self._wait(text)
+        self._group, self._resources = group, bundle
+
+    def _bundle(self, me: str) -> dict[str, float]:
+        """Resources of one host.
+
+        Raises:
+            PlatformError: The driver's node can never have them.
+        """
+        [here] = [node["Resources"] for node in self._ray.nodes() if node["NodeID"] == me]
+        gpus, ranks = int(here.get("GPU", 0)), self._request.ranks_per_host
+        if self._request.device == "cpu" or (self._request.device is None and not gpus):
+            # A rank uses every core that is its own, so that a study shares none: it takes whole hosts.
+            return {"CPU": float(here.get("CPU", 0))}
+        if gpus < ranks:
+            raise PlatformError(
+                f"{ranks} GPUs of each host are asked for, and the driver's node has {gpus} in Ray; ranks of the first "
+                "host run where `steptune` does: start it on a node with the GPUs"
+            )
+        return {"GPU": float(ranks), "CPU": float(ranks)}
+
+    def _lack(self, bundle: dict[str, float]) -> str:
+        """Text on what is asked, and what the cluster has."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
+        free = self._ray.available_resources()
+        asked = " and ".join(f"{number:g} {name}" for name, number in bundle.items())
+        has = " and ".join(
+            f"{free.get(name, 0):g} of {sum(node.get(name, 0) for node in nodes):g} {name}" for name in bundle
+        )
+        several = self._request.num_hosts > 1
+        return (
+            f"{counted(self._request.num_hosts, 'host')} with {asked}{' each' if several else ''} asked for"
+            f"{' on nodes of their own' if several else ''}; the cluster has {counted(len(nodes), 'node')}, {able} of "
+            f"that size, and {has} free"
+        )
+
+    def _wait(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            self._tell(Waiting(text=text))
+
+    # --- actors ---------------------------------------------------------------------------------
+
+    def _start_actors(self) -> None:
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        address = self._util.get_node_ip_address()
+        for number in range(self._request.num_hosts):
+            order = msgspec.structs.replace(self._request.order, host=number, address=address) if number else None
+            options = {
+                "num_cpus": self._resources["CPU"],
+                "num_gpus": self._resources.get("GPU", 0),
+                "max_restarts": -1,
+                "max_task_retries": -1,
+                "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=number
+                ),
+            }
+            self._actors.append(self._ray.remote(RayHost).options(**options).remote(order))
+        self._gpus = self._ray.get([actor.gpus.remote() for actor in self._actors], timeout=ACTOR_START_S)
+
+    def _reserved(self) -> Reserved:
+        table = self._util.placement_group_table(self._group)
+        nodes = [table["bundles_to_node_id"][number] for number in range(self._request.num_hosts)]
+        gpus = self._gpus[0] if "GPU" in self._resources else ""
+        return Reserved(address=self._util.get_node_ip_address(), gpus=gpus, nodes=nodes)
+
+    def _look(self) -> None:
+        """Tell when a host is lost, and when Ray has found another."""
+        state = self._util.placement_group_table(self._group)["state"]
+        if state == "CREATED":
+            if self._last:
+                self._last = ""
+                self._tell(self._reserved())
+        else:
+            self._wait(self._lack(self._resources))
+
+    def _release(self) -> None:
+        try:
+            left = [actor.leave.remote(LEAVE_S) for actor in self._actors]
+            self._ray.wait(left, num_returns=len(left), timeout=LEAVE_S) if left else None
+            for actor in self._actors:
+                self._ray.kill(actor)
+            if self._group is not None:
+                self._util.remove_placement_group(self._group)
+        finally:
+            self._ray.shutdown()
+
+
+def main() -> None:
+    events = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # Ray prints, and what the driver reads are events
+
+    def tell(event: Event) -> None:
+        events.write(msgspec.json.encode(event) + b"\n")
+
+    def given_up() -> bool:
+        return bool(select.select([0], [], [], LOOK_S)[0]) and not os.read(0, 1)
+
+    request = msgspec.json.decode(_line(), type=ReservationRequest)
+    try:
+        Reservation(request, tell, given_up).hold()
+    except PlatformError as error:
+        tell(Failed(reason=str(error), lasting=True))
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        tell(Failed(reason=f"{type(error).__name__}: {text}"))
+        raise
+
+
+def _line() -> bytes:
+    """The first line of standard input, and no byte more: `select` tells of its end."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

@@ -1,0 +1,164 @@
+"""Ray clusters of tests: nodes that are processes of this machine, with token authentication, ended by their ids."""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from steptune.service.isolation import choose
+from steptune.service.on_ray import hosts as on_ray
+from steptune.service.settings import Settings
+from steptune.tuner.records import Study, StudySettings
+from steptune.tuner.trials.host_group import HostGroup
+
+ROOT = Path(__file__).parents[1]
+OBJECT_STORE_BYTES = 80_000_000
+START_S = 60.0
+QUICK_LOSS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""A node that is gone is lost after a few seconds."""
+
+
+def require_ray() -> None:
+    """Skips the test where Ray is not installed; CI installs it."""
+    if importlib.util.find_spec("ray") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("Ray is not installed: `make install` installs the extra `ray`")
+        pytest.skip("Ray is not installed: pip install 'steptune[ray]'")
+
+
+class Node:
+    """A node of a cluster, in a session of its own."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str], log: Path, network: Path | None) -> None:
+        self.log = log
+        within = ["nsenter", f"--net={network}", "--"] if network else []
+        command = [*within, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        return []
+
+    def kill(self) -> None:
+        """Kills it with all that runs on it, as a machine that loses its power."""
+        found = self.processes()
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+        self.process.wait()
+
+
+class Cluster:
+    """A head, on which nothing runs beside the driver's ranks, and the nodes that are added to it.
+
+    Attributes:
+        variables: By which a command finds the cluster and is let in.
+    """
+
+    def __init__(self, folder: Path, *, cpus: int, networks: Sequence[Path] = (), address: str = "127.0.0.1") -> None:
+        self._folder = folder
+        self._networks = networks
+        self.address = f"{address}:{_free_port()}"
+        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.nodes: list[Node] = []
+        head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
+        self.add(*head, "--temp-dir", str(folder), cpus=cpus)
+
+    def add(self, *arguments: str, cpus: int) -> Node:
+        """Adds a node and waits until the cluster has it."""
+        number = len(self.nodes)
+        known = arguments or ("--address", self.address)
+        size = ("--num-cpus", str(cpus), "--num-gpus", "0", "--object-store-memory", str(OBJECT_STORE_BYTES))
+        place = ("--node-ip-address", self.address.rpartition(":")[0]) if not self._networks else ()
+        if self._networks:
+            place = ("--node-ip-address", f"10.77.0.{number + 1}")
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("STEPTUNE_", "RAY_"))},
+            **self.variables,
+            **QUICK_LOSS,
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT / "src"),
+            "GLOO_SOCKET_IFNAME": f"link{number}" if self._networks else "lo",
+        }
+        network = self._networks[number] if self._networks else None
+        node = Node((*known, *size, *place), environment, self._folder / f"node{number}.log", network)
+        self.nodes.append(node)
+        deadline = time.monotonic() + START_S
+        while "Ray runtime started" not in node.log.read_text():
+            assert node.process.poll() is None, node.log.read_text()
+            assert time.monotonic() < deadline, node.log.read_text()
+            time.sleep(0.1)
+        return node
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for node in self.nodes for process in node.processes()]
+
+    def close(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+
+
+@contextmanager
+def ray_cluster(*cpus: int, networks: Sequence[Path] = ()) -> Iterator[Cluster]:
+    """A cluster whose nodes have so many CPUs, the head first."""
+    require_ray()
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 bytes
+    cluster = None
+    try:
+        cluster = Cluster(folder, cpus=cpus[0], networks=networks, address="10.77.0.1" if networks else "127.0.0.1")
+        for number in cpus[1:]:
+            cluster.add(cpus=number)
+        yield cluster
+    finally:
+        if cluster is not None:
+            cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def reserved_by_ray(cluster: Cluster, workload: str, directory: Path, **settings: Any) -> Iterator[HostGroup | None]:
+    """The hosts of a study that the cluster reserves."""
+    study = Study(
+        study_id="study",
+        workload=workload,
+        settings=StudySettings(device="cpu", **settings),
+        created_at="",
+        directory=str(directory),
+    )
+    service = Settings(data_directory=directory / "data", ray_timeout_s=60.0)
+    variables = {**cluster.variables, "PYTHONPATH": str(ROOT / "src")}
+    known = on_ray.Cluster(address=cluster.address, variables=variables)
+    with on_ray.reserved_hosts(known, study, service, choose("none", sys.executable), print) as (hosts, _):
+        yield hosts

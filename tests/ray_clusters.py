@@ -20,6 +20,8 @@ import pytest
 
 from steptune.service.isolation import choose
 from steptune.service.on_ray import hosts as on_ray
+from steptune.service.on_ray.hosts import Reservation
+from steptune.service.on_ray.messages import AgentOrder, ReservationRequest
 from steptune.service.settings import Settings
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.trials.host_group import HostGroup
@@ -79,12 +81,22 @@ class Cluster:
         variables: By which a command finds the cluster and is let in.
     """
 
-    def __init__(self, folder: Path, *, cpus: int, networks: Sequence[Path] = (), address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cpus: int,
+        num_gpus: int,
+        with_token: bool,
+        networks: Sequence[Path] = (),
+        address: str = "127.0.0.1",
+    ) -> None:
         self._folder = folder
         self._networks = networks
         self.address = f"{address}:{_free_port()}"
-        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if with_token else {}
         self.nodes: list[Node] = []
+        self._num_gpus = str(num_gpus)
         head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
         self.add(*head, "--temp-dir", str(folder), cpus=cpus)
 
@@ -92,7 +104,7 @@ class Cluster:
         """Adds a node and waits until the cluster has it."""
         number = len(self.nodes)
         known = arguments or ("--address", self.address)
-        size = ("--num-cpus", str(cpus), "--num-gpus", "0", "--object-store-memory", str(OBJECT_STORE_BYTES))
+        size = ("--num-cpus", str(cpus), "--num-gpus", self._num_gpus, "--object-store-memory", str(OBJECT_STORE_BYTES))
         place = ("--node-ip-address", self.address.rpartition(":")[0]) if not self._networks else ()
         if self._networks:
             place = ("--node-ip-address", f"10.77.0.{number + 1}")
@@ -125,13 +137,22 @@ class Cluster:
 
 
 @contextmanager
-def ray_cluster(*cpus: int, networks: Sequence[Path] = ()) -> Iterator[Cluster]:
-    """A cluster whose nodes have so many CPUs, the head first."""
+def ray_cluster(
+    *cpus: int, num_gpus: int = 0, with_token: bool = True, networks: Sequence[Path] = ()
+) -> Iterator[Cluster]:
+    """A cluster whose nodes have so many CPUs, the head first, and say that they have GPUs."""
     require_ray()
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 bytes
     cluster = None
     try:
-        cluster = Cluster(folder, cpus=cpus[0], networks=networks, address="10.77.0.1" if networks else "127.0.0.1")
+        cluster = Cluster(
+            folder,
+            cpus=cpus[0],
+            num_gpus=num_gpus,
+            with_token=with_token,
+            networks=networks,
+            address="10.77.0.1" if networks else "127.0.0.1",
+        )
         for number in cpus[1:]:
             cluster.add(cpus=number)
         yield cluster
@@ -159,6 +180,40 @@ def reserved_by_ray(cluster: Cluster, workload: str, directory: Path, **settings
     )
     service = Settings(data_directory=directory / "data", ray_timeout_s=60.0)
     variables = {**cluster.variables, "PYTHONPATH": str(ROOT / "src")}
-    known = on_ray.Cluster(address=cluster.address, variables=variables)
+    known = on_ray.Cluster(address=cluster.address, insecure=False, variables=variables)
     with on_ray.reserved_hosts(known, study, service, choose("none", sys.executable), print) as (hosts, _):
         yield hosts
+
+
+@contextmanager
+def reservation(
+    cluster: Cluster,
+    directory: Path,
+    *,
+    num_hosts: int = 1,
+    ranks: int = 1,
+    device: str = "cpu",
+    timeout_s: float = 60.0,
+    token: str = "",
+) -> Iterator[tuple[Reservation, list[str]]]:
+    """A reservation that is still to be made, and what it says to people."""
+    order = AgentOrder(port=0, secret="", folder=str(directory / "hosts"), patience_s=1.0, variables={})
+    request = ReservationRequest(
+        address=cluster.address,
+        num_hosts=num_hosts,
+        ranks_per_host=ranks,
+        device=device,
+        timeout_s=timeout_s,
+        insecure=False,
+        order=order,
+    )
+    variables = {**cluster.variables, "PYTHONPATH": str(ROOT / "src")}
+    if token:
+        variables["RAY_AUTH_TOKEN"] = token
+    said: list[str] = []
+    known = on_ray.Cluster(address=cluster.address, insecure=False, variables=variables)
+    made = Reservation(known, request, directory / "ray.log", said.append)
+    try:
+        yield made, said
+    finally:
+        made.close()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,11 +37,13 @@ class Cluster:
     """A Ray cluster that a command was told to use.
 
     Attributes:
+        insecure: Whether it may let in who has no token.
         variables: Ray's own, its token among them; for the reservation's process alone.
     """
 
     address: str
-    variables: Mapping[str, str]
+    insecure: bool
+    variables: Mapping[str, str] = field(repr=False)
 
 
 def take_cluster(address: str, *, insecure: bool) -> Cluster:
@@ -62,7 +64,7 @@ def take_cluster(address: str, *, insecure: bool) -> Cluster:
     variables = {name: value for name, value in os.environ.items() if is_of_ray(name)}
     for name in variables:
         del os.environ[name]
-    return Cluster(address=address, variables=variables)
+    return Cluster(address=address, insecure=insecure, variables=variables)
 
 
 class Reservation:
@@ -74,12 +76,14 @@ class Reservation:
 
     Attributes:
         address: Of the driver's node, once reserved.
+        gpus: Of the driver's node that are the study's, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
     """
 
     def __init__(
         self, cluster: Cluster, request: ReservationRequest, log: Path, on_text: Callable[[str], None]
     ) -> None:
         self.address = ""
+        self.gpus = ""
         self._cluster = cluster
         self._request = request
         self._log = log
@@ -163,7 +167,8 @@ class Reservation:
         data = os.read(self._process.stdout.fileno(), 1 << 16)
         if not data:
             code = self._process.wait()
-            return [Failed(reason=f"the process that holds the reservation has ended (status {code})")]
+            printed = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+            return [Failed(reason=f"the process that holds the reservation has ended with {code} ({printed})")]
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [msgspec.json.decode(line, type=Event) for line in lines]
 
@@ -171,14 +176,14 @@ class Reservation:
         if isinstance(event, Waiting):
             self._on_text(f"waiting for Ray: {event.text}")
         elif isinstance(event, Reserved):
-            self.address = event.address
-            if event.gpus:
-                os.environ[VISIBLE_DEVICES] = event.gpus
+            self.address, self.gpus = event.address, event.gpus
+            if self.gpus:
+                os.environ[VISIBLE_DEVICES] = self.gpus  # of all that this process starts from now on
             names = " and ".join(node[:8] for node in event.nodes)
             self._on_text(f"reserved by Ray: {'node' if len(event.nodes) == 1 else 'nodes'} {names}")
 
     def _text(self, event: Failed) -> str:
-        return f"Ray at {self._cluster.address}: {event.reason} (its output is in {self._log})"
+        return f"Ray at {self._cluster.address}: {event.reason}"
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -237,6 +242,7 @@ def reserved_hosts(
             ranks_per_host=ranks_per_host,
             device=study.settings.device,
             timeout_s=settings.ray_timeout_s,
+            insecure=cluster.insecure,
             order=order,
         )
         log = Path(study.directory).absolute() / "logs" / "ray.log"
@@ -260,5 +266,5 @@ def ranks_of_each(study: Study) -> int:
     """
     ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
     if ranks % hosts:
-        raise ChoiceError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts: give a multiple of it")
+        raise ChoiceError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts: ask for a multiple of the hosts")
     return ranks // hosts

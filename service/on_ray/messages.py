@@ -29,6 +29,7 @@ class ReservationRequest(Record):
         ranks_per_host: GPUs of each host, where the study runs on GPUs; on CPUs it takes whole hosts.
         device: "cpu" or "cuda"; None for CUDA where the driver's node has GPUs.
         timeout_s: How long the cluster may take.
+        insecure: Whether the cluster may let in who has no token.
         order: For the agents.
     """
 
@@ -37,6 +38,7 @@ class ReservationRequest(Record):
     ranks_per_host: int
     device: str | None
     timeout_s: float
+    insecure: bool
     order: AgentOrder
 
     @property

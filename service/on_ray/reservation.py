@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import os
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,17 @@ LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
 """So long may agents take to remove their files after the study."""
+STRANGER_S = 60.0
+CONNECTED, REFUSED = 0, 3
+_STRANGER = f"""
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(sys.argv[1])
+except AuthenticationError:
+    sys.exit({REFUSED})
+"""
 Tell = Callable[[Event], None]
 
 
@@ -50,7 +62,7 @@ class Reservation:
         self._given_up = given_up
         self._group: Any = None
         self._actors: list[Any] = []
-        self._last = ""
+        self._last: Event | None = None
 
     def hold(self) -> None:
         """Reserve, start the actors, and hold them until nobody wants them.
@@ -61,12 +73,12 @@ class Reservation:
         address = self._request.address
         self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="steptune")
         try:
+            if not self._request.insecure:
+                require_token(self._ray.get_runtime_context().gcs_address)
             self._reserve()
             if self._group is None:
                 return
             self._start_actors()
-            reserved = self._reserved()
-            self._tell(reserved)
             while not self._given_up():
                 self._look()
         finally:
@@ -94,7 +106,7 @@ class Reservation:
                     f"Ray has not reserved the hosts within {self._request.timeout_s:g} s: {text}. Ask for less, free "
                     "the cluster or add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
                 )
-            self._wait(text)
+            self._tell_once(Waiting(text=text))
         self._group, self._resources = group, bundle
 
     def _bundle(self, me: str) -> dict[str, float]:
@@ -131,10 +143,10 @@ class Reservation:
             f"that size, and {has} free"
         )
 
-    def _wait(self, text: str) -> None:
-        if text != self._last:
-            self._last = text
-            self._tell(Waiting(text=text))
+    def _tell_once(self, event: Event) -> None:
+        if event != self._last:
+            self._last = event
+            self._tell(event)
 
     # --- actors ---------------------------------------------------------------------------------
 
@@ -163,13 +175,10 @@ class Reservation:
 
     def _look(self) -> None:
         """Tell when a host is lost, and when Ray has found another."""
-        state = self._util.placement_group_table(self._group)["state"]
-        if state == "CREATED":
-            if self._last:
-                self._last = ""
-                self._tell(self._reserved())
+        if self._util.placement_group_table(self._group)["state"] == "CREATED":
+            self._tell_once(self._reserved())
         else:
-            self._wait(self._lack(self._resources))
+            self._tell_once(Waiting(text=self._lack(self._resources)))
 
     def _release(self) -> None:
         try:
@@ -199,9 +208,39 @@ def main() -> None:
     except PlatformError as error:
         tell(Failed(reason=str(error), lasting=True))
     except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        tell(Failed(reason=f"{type(error).__name__}: {text}"))
+        tell(Failed(reason=_reason(error)))
         raise
+
+
+def require_token(address: str) -> None:
+    """Refuse a cluster that lets in who has no token.
+
+    Raises:
+        PlatformError: It does, or it cannot be told.
+    """
+    open_to_all = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    command = [sys.executable, "-c", _STRANGER, address]
+    done = subprocess.run(command, env=open_to_all, capture_output=True, text=True, timeout=STRANGER_S, check=False)
+    if done.returncode == CONNECTED:
+        raise PlatformError(
+            "the cluster lets in who has no token, so that everybody who can connect to it can run code on its nodes: "
+            "start all of it with RAY_AUTH_MODE=token, or give --insecure-ray where nobody else reaches its network"
+        )
+    if done.returncode != REFUSED:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise PlatformError(
+            f"whether the cluster asks for a token cannot be told ({said}): give --insecure-ray to trust it"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, with the last line of what it came from."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    text = str(error).strip().partition("\n")[0]
+    origin = str(first).strip().rpartition("\n")[2]
+    return f"{type(error).__name__}: {text}" + (f" ({origin})" if origin != text else "")
 
 
 def _line() -> bytes:

@@ -1,0 +1,230 @@
+"""Studies on hosts that a Ray cluster reserves; nodes are processes of this machine."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from host_networks import two_hosts
+from ray_clusters import ROOT, Cluster, ray_cluster, reservation
+
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.records import FailureKind, TrialResult
+
+PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
+SHORT = ("--budget", "3m", "--trials", "3", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
+TWO_HOSTS = ("--num-hosts", "2", "--ranks", "4", "--runner", "ray")
+AGENT = "steptune.service.on_ray.agent"
+HOLDER = "steptune.service.on_ray.reservation"
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+
+
+class Command:
+    """`steptune …` on the head of a cluster, with its output in a file."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.folder = folder
+        self.process = process
+        self.log = log
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait_until(self, condition: Callable[[], object], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.2)
+
+    def end(self, seconds: float) -> int:
+        self.wait_until(lambda: self.process.poll() is not None, seconds)
+        return self.process.returncode
+
+    def all(self, query: str) -> list[tuple[str, ...]]:
+        database = sqlite3.connect(self.folder / "steptune.db")
+        try:
+            return database.execute(query).fetchall()
+        finally:
+            database.close()
+
+    def results(self) -> list[TrialResult]:
+        rows = self.all("SELECT result FROM trials WHERE result IS NOT NULL")
+        return [msgspec.json.decode(record, type=TrialResult) for (record,) in rows]
+
+    def holder(self) -> psutil.Process:
+        """The process that holds the reservation."""
+        [found] = [child for child in psutil.Process(self.process.pid).children() if HOLDER in child.cmdline()]
+        return found
+
+
+@contextmanager
+def steptune(
+    cluster: Cluster, folder: Path, *arguments: str, within: Sequence[str] = (), **variables: str
+) -> Iterator[Command]:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("STEPTUNE_", "RAY_"))},
+        **cluster.variables,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **variables,
+    }
+    log = folder / "output.log"
+    with log.open("w") as output:
+        command = [*within, sys.executable, "-m", "steptune", *arguments, "--address", cluster.address]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield Command(folder, process, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def left_behind(folder: Path) -> list[list[str]]:
+    """Processes of Steptune that work in a folder, or for a study there."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+            is_ours = any("steptune" in word for word in line)
+            if is_ours and (str(folder) in " ".join(line) or process.cwd() == str(folder)):
+                found.append(line)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_study_runs_its_ranks_on_both_hosts_of_a_reservation(tmp_path: Path) -> None:
+    with two_hosts("500mbit", needed_in_ci=True) as networks, ray_cluster(2, 2, networks=networks) as cluster:
+        within = ("nsenter", f"--net={networks[0]}", "--")
+        with steptune(
+            cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS, within=within, GLOO_SOCKET_IFNAME="link0"
+        ) as command:
+            assert command.end(280) == 0, command.output
+        agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
+        names = [str(network.readlink()) for network in networks]
+    [(record, state)] = command.all("SELECT record, state FROM studies")
+    environment = msgspec.json.decode(record)["environment"]
+    assert state == "completed"
+    assert (environment["num_ranks"], environment["num_hosts"]) == (4, 2)
+    assert environment["topology"]["host_of_rank"] == [0, 0, 1, 1]
+    assert environment["topology"]["between"]["kind"] == "network"
+    logs = [path.read_text() for path in (tmp_path / ".steptune").glob("studies/*/logs/*.log")]
+    assert {line for log in logs for line in log.splitlines() if line.startswith("rank ")} == {
+        f"rank {2 * host + local} local {local} in {name}" for host, name in enumerate(names) for local in (0, 1)
+    }
+    assert not agents
+    assert not list((tmp_path / ".steptune" / "hosts").iterdir())
+    token = cluster.variables["RAY_AUTH_TOKEN"].encode()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
+
+
+@pytest.mark.parametrize("lost", ["node", "reservation"])
+def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_repeated(
+    tmp_path: Path, lost: str
+) -> None:
+    """A node that dies is replaced by Ray; a reservation that is lost, as with the head, is asked for once more."""
+    with ray_cluster(2, 2, 2) as cluster:
+        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS) as command:
+            command.wait_until(lambda: "] baseline" in command.output, 100)
+            if lost == "node":
+                [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
+                victim.kill()
+            else:
+                command.holder().kill()
+            assert command.end(280) == 0, command.output
+        agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
+    [(state,)] = command.all("SELECT state FROM studies")
+    assert state == "completed"
+    assert command.output.count("reserved by Ray") == 2, command.output
+    results = command.results()
+    assert all(result.ok for result in results)
+    [repeated] = [result for result in results if result.repeated]
+    assert [attempt.failure.kind for attempt in repeated.repeated] == [FailureKind.INFRASTRUCTURE]
+    assert not agents
+    assert not left_behind(tmp_path)
+
+
+def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
+    with ray_cluster(2, 2) as cluster:
+        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS) as command:
+            command.wait_until(lambda: "looking at" in command.output, 100)
+            holder = command.holder()
+            command.process.kill()
+            command.process.wait()
+            holder.wait(60)
+        with reservation(cluster, tmp_path / "next", num_hosts=2, timeout_s=30.0) as (found, _):
+            found.reserve()
+        assert not [process for process in cluster.processes() if AGENT in process.cmdline()]
+
+
+class TestReserving:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cluster(cls) -> Iterator[Cluster]:
+        with ray_cluster(2, num_gpus=2) as cluster:
+            yield cluster
+
+    def test_one_that_cannot_be_met_waits_visibly_and_ends_with_the_reason(
+        self, tmp_path: Path, cluster: Cluster
+    ) -> None:
+        asked = ("tune", PLACED, *SHORT, *TWO_HOSTS, "--device", "cpu")
+        with steptune(cluster, tmp_path, *asked, STEPTUNE_RAY_TIMEOUT_S="3") as command:
+            assert command.end(100) != 0
+        lack = "2 hosts with 2 CPU each asked for on nodes of their own; the cluster has 1 node, 1 of that size, and"
+        output = " ".join(command.output.split())
+        assert f"waiting for Ray: {lack} 2 of 2 CPU free" in output
+        assert f"Ray has not reserved the hosts within 3 s: {lack}" in output
+        assert not list((tmp_path / ".steptune" / "studies").iterdir())
+
+    def test_a_device_belongs_to_one_study_at_a_time(self, tmp_path: Path, cluster: Cluster) -> None:
+        with reservation(cluster, tmp_path / "first", device="cuda") as (first, said):
+            first.reserve()
+            assert said[-1].startswith("reserved by Ray: node ")
+            with (
+                reservation(cluster, tmp_path / "third", device="cuda", ranks=2, timeout_s=2.0) as (third, _),
+                pytest.raises(RunnerError, match=r"1 host with 2 GPU .* and 1 of 2 GPU and"),
+            ):
+                third.reserve()
+            with reservation(cluster, tmp_path / "second", device="cuda") as (second, _):
+                second.reserve()
+                assert {first.gpus, second.gpus} == {"0", "1"}
+
+    def test_gpus_that_the_drivers_node_does_not_have_are_refused_at_once(
+        self, tmp_path: Path, cluster: Cluster
+    ) -> None:
+        with (
+            reservation(cluster, tmp_path, device="cuda", ranks=3, timeout_s=600.0) as (found, said),
+            pytest.raises(RunnerError, match="3 GPUs of each host are asked for, and the driver's node has 2"),
+        ):
+            found.reserve()
+        assert not said
+
+    def test_a_wrong_token_is_refused(self, tmp_path: Path, cluster: Cluster) -> None:
+        with (
+            reservation(cluster, tmp_path, token="guessed" * 8) as (found, _),
+            pytest.raises(RunnerError, match="InvalidAuthToken: Authentication token is missing or incorrect"),
+        ):
+            found.reserve()
+
+
+def test_a_cluster_that_asks_for_no_token_is_refused(tmp_path: Path) -> None:
+    with (
+        ray_cluster(1, with_token=False) as cluster,
+        reservation(cluster, tmp_path) as (found, _),
+        pytest.raises(RunnerError, match=r"the cluster lets in who has no token.*--insecure-ray"),
+    ):
+        found.reserve()

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,17 +144,21 @@ def run_study(
     runner: LocalRunner,
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
-    other_places: Sequence[str] = (),
+    hosts: HostGroup | None = None,
 ) -> Recommendation:
     """Runs what is left of a study, keeps the profiles that matter, and cleans up.
 
     Args:
         runner: From `local_runner`.
-        other_places: Of the other hosts, where it runs on several.
+        hosts: All hosts, where it runs on several.
     """
     try:
         driver = StudyDriver(
-            study, store, runner, on_change=on_change, place=" and ".join([this_place(), *other_places])
+            study,
+            store,
+            runner,
+            on_change=on_change,
+            place=lambda: " and ".join([this_place(), *(hosts.places if hosts is not None else ())]),
         )
         recommendation = driver.run()
     except RunnerError as error:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,18 @@ AGENT = """
 import sys
 from pathlib import Path
 from steptune.tuner.trials.host_agent import HostAgent
-port, directory = sys.argv[1:]
+port, directory, place = sys.argv[1:]
 secret = sys.stdin.buffer.readline().strip()
-HostAgent(host=1, address="127.0.0.1", port=int(port), secret=secret, directory=Path(directory), place="b").serve()
+HostAgent(host=1, address="127.0.0.1", port=int(port), secret=secret, directory=Path(directory), place=place).serve()
 """
 
 
-def start_agent(port: int, directory: Path, secret: str = SECRET) -> subprocess.Popen[bytes]:
+def start_agent(
+    port: int, directory: Path, secret: str = SECRET, *, place: str = "b", within: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", AGENT, str(port), str(directory)]
+    command = [*within, sys.executable, "-c", AGENT, str(port), str(directory), place]
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert agent.stdin is not None
     agent.stdin.write(secret.encode() + b"\n")
@@ -46,8 +48,8 @@ class TwoHosts:
         self.agent.kill()
         self.agent.communicate(timeout=30)
 
-    def start_second(self) -> None:
-        self.agent = start_agent(self.group.port, self.directory / "again")
+    def start_second(self, *, place: str = "b", within: Sequence[str] = ()) -> None:
+        self.agent = start_agent(self.group.port, self.directory / "again", place=place, within=within)
 
 
 @contextmanager

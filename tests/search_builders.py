@@ -258,7 +258,7 @@ class StudyRun:
             strategies=self.strategies,
             clock=self.machine.clock,
             on_change=lambda view: self.stages.append(view.stage),
-            place=self.place,
+            place=lambda: self.place,
             other_hardware=self.other_hardware,
         )
 

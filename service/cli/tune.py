@@ -306,9 +306,7 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
                 _begin(study, store, runner, status)
             say(f"study {study.study_id}", style="dim")
             with live_progress(errors, quiet=way.as_json) as progress:
-                recommendation = run_study(
-                    study, store, way.settings, runner, on_change=progress, other_places=hosts.places if hosts else ()
-                )
+                recommendation = run_study(study, store, way.settings, runner, on_change=progress, hosts=hosts)
         except KeyboardInterrupt:
             if not _is_left_to_resume(study, store):
                 say("interrupted before the study began: nothing was recorded")

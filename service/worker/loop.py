@@ -290,7 +290,7 @@ class Worker:
                 runner,
                 on_change=watcher,
                 before_trials=keeper.check_between_trials,
-                place=claim.place,
+                place=lambda: claim.place,
                 other_hardware=claim.other_hardware,
             )
             driver.run()

@@ -8,6 +8,7 @@ from search_builders import SMALL, Machine, StudyRun, candidate
 
 from steptune.tuner.errors import BaselineFailed, StoreError
 from steptune.tuner.records import Environment, FailureKind, Purpose, StudyState, TrialState, Verdict
+from steptune.tuner.search.search_run import MOVED_STARTS
 from steptune.tuner.search.view import StudyInterrupt
 from steptune.tuner.trials.fake import NOISE, PAIR, Surface, fake_environment
 
@@ -176,3 +177,27 @@ def raising_after(run, count, error):
         return run(*arguments)
 
     return interrupted_run
+
+
+class TestAHostThatIsReplaced:
+    @pytest.mark.parametrize("paired", [False, True])
+    @pytest.mark.parametrize("at", [1, 4, 7])
+    def test_the_baseline_is_measured_again_before_the_search_goes_on(self, at: int, paired: bool) -> None:
+        """The trial that ran then was repeated in the new place, so that nobody announces the move."""
+        study = StudyRun(Machine(SMALL, noise_sd=0.005, paired=paired), max_trials=16)
+        study.place = "first"
+        measured = study.machine.run
+
+        def run(*arguments):
+            if len(study.machine.runs) == at:
+                study.place, study.machine.surface = "second", slowed(SMALL, 3.0)
+            return measured(*arguments)
+
+        study.machine.run = run
+        answer = study.run()
+        assert answer.verdict is Verdict.FASTER
+        assert answer.candidate == BEST_OF_SMALL
+        purposes = [purpose for runs in study.machine.runs for _, purpose in runs]
+        first = purposes.index(Purpose.MOVED)
+        assert {runs[0][1] for runs in study.machine.runs[at + 1 : at + 1 + MOVED_STARTS]} == {Purpose.MOVED}
+        assert {t.result.place for t in study.trials[first:]} == {"second"}

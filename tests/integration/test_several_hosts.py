@@ -1,5 +1,6 @@
 """Failures on one of several hosts are typed, leave nothing, and the next trial runs."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from host_agents import TwoHosts, start_agent, two_agents
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.errors import PlatformError, RunnerError
-from steptune.tuner.protocols import Progress
+from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import Deadlines, FailureKind
 from steptune.tuner.trials.connection import ServerConnection
 from steptune.tuner.trials.host_group import HostGroup, SpreadServer
@@ -110,6 +111,39 @@ class TestLostHost:
 
         with pytest.raises(RunnerError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
             prepared.run(prepared.spec(**PLAIN), listener=lose)
+
+
+@pytest.mark.parametrize("study", [misbehaving("none")], indirect=True)
+class TestReplacedHost:
+    """Another one comes in the place of a lost one, as where a cluster finds it."""
+
+    def test_one_that_is_alike_takes_its_place(self, study: tuple[Prepared, TwoHosts]) -> None:
+        prepared, hosts = study
+        prepared.runner.describe()
+        (result,) = prepared.run(prepared.spec(**PLAIN), listener=replacing(hosts, place="c"))
+        assert result.ok
+        assert len(result.repeated) == 1
+        assert hosts.group.places == ["c"]
+
+    def test_one_that_is_not_alike_is_refused(self, study: tuple[Prepared, TwoHosts]) -> None:
+        prepared, hosts = study
+        prepared.runner.describe()
+        one_core = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
+        with pytest.raises(RunnerError, match=r"the hosts are not alike: host 1 has .*cores"):
+            prepared.run(prepared.spec(**PLAIN), listener=replacing(hosts, place="c", within=one_core))
+
+
+def replacing(hosts: TwoHosts, **second: Any) -> ProgressListener:
+    """Replaces the second host while the first trial is measured."""
+    lost: list[str] = []
+
+    def lose(progress: Progress) -> None:
+        if progress.text.startswith("window") and not lost:
+            lost.append(progress.text)
+            hosts.lose_second()
+            hosts.start_second(**second)
+
+    return lose
 
 
 @pytest.mark.parametrize("study", [misbehaving("none")], indirect=True)

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from ray_clusters import require_ray
 
 from steptune.service.on_ray.actor import agent_environment
 from steptune.service.on_ray.hosts import ranks_of_each, take_cluster
@@ -15,7 +16,7 @@ ORDER = AgentOrder(port=1, secret="s", folder="/f", patience_s=1.0, variables={}
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'steptune[ray]'")
+    require_ray()
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     return monkeypatch

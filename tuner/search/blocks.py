@@ -17,11 +17,11 @@ class BlockRunner:
 
     Args:
         knowledge: Of the search: what starts took so far.
-        place: Which machine and devices of it this is.
+        place: Tells which machine and devices of it this is.
     """
 
     def __init__(
-        self, trials: GroupRunner, ledger: Ledger, knowledge: Knowledge, *, purpose: Purpose, place: str
+        self, trials: GroupRunner, ledger: Ledger, knowledge: Knowledge, *, purpose: Purpose, place: Callable[[], str]
     ) -> None:
         self._trials = trials
         self._ledger = ledger
@@ -40,7 +40,7 @@ class BlockRunner:
         """
         found = {c.key: self._ledger.find(c, self._purpose, number) for c in order}
         if not _is_whole(found.values()):  # a block is of one place
-            found = {key: result if result and result.place == self._place else None for key, result in found.items()}
+            found = {key: result if result and result.place == self._place() else None for key, result in found.items()}
         for group in self._trials.together([c for c in order if found[c.key] is None]):
             longest_s = None if left_s is None else left_s()
             if longest_s is not None and longest_s <= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.blocks import BlockRunner
@@ -39,7 +39,7 @@ class ConfirmationRun:
         settings: StudySettings,
         view: StudyView,
         *,
-        place: str,
+        place: Callable[[], str],
     ) -> None:
         self.designer = designer
         self._trials = trials

@@ -9,7 +9,7 @@ part is not recommended, so it is neither guarded nor profiled.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from steptune.tuner.records import Candidate, Gain, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.blocks import BlockRunner
@@ -36,7 +36,7 @@ class ContributionRun:
         settings: StudySettings,
         view: StudyView,
         *,
-        place: str,
+        place: Callable[[], str],
         confirmed: Sequence[dict[str, TrialResult]],
     ) -> None:
         self._designer = designer

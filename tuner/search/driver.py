@@ -38,8 +38,8 @@ class StudyDriver:
         runner: For the study's workload and directory.
         on_change: Called with the view whenever it has changed.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
-        place: Which machine and devices of it this is; figures of different places are compared by their ratios to
-            the baseline of their place only. Empty where there is but one.
+        place: Tells which machine and devices of it this is: a host can be replaced. Figures of different places are
+            compared by their ratios to the baseline of their place only. Empty where there is but one.
         other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
         clock: Seconds that only grow.
     """
@@ -52,7 +52,7 @@ class StudyDriver:
         *,
         on_change: Callable[[StudyView], None] = lambda view: None,
         before_trials: Callable[[], None] = lambda: None,
-        place: str = "",
+        place: Callable[[], str] = lambda: "",
         other_hardware: bool = False,
         strategies: Sequence[Strategy] = STRATEGIES,
         clock: Callable[[], float] = time.monotonic,

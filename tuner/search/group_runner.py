@@ -42,7 +42,7 @@ class GroupRunner:
     Args:
         knowledge: Of the search: what trials of each candidate took so far.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
-        place: Which machine and devices of it this is.
+        place: Tells which machine and devices of it this is.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GroupRunner:
         ledger: Ledger,
         view: StudyView,
         before_trials: Callable[[], None],
-        place: str,
+        place: Callable[[], str],
     ) -> None:
         self.measure: MeasureSettings = prepared.measure()
         """Windows of the trials to come."""
@@ -96,7 +96,7 @@ class GroupRunner:
         if len(results) > 1 and any(result.ran_out_of_memory for result in results):
             results = self._repeat_alone(specs, results, began_at)
         results = [
-            msgspec.structs.replace(self._diagnosed(result, spec), place=self._place)
+            msgspec.structs.replace(self._diagnosed(result, spec), place=self._place())
             for result, spec in zip(results, specs, strict=True)
         ]
         self._ledger.complete(trials, results)

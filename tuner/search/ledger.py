@@ -37,6 +37,8 @@ class Ledger:
         self._last_place: str | None = None
         self._arrival: Counter[str] | None = None
         """Starts by candidate since the study came to its last place; None once its search goes on there."""
+        self._came_with = ""
+        """Group within which the study came there."""
         self.spent_s = 0.0
         self.num_trials = 0
         changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
@@ -137,12 +139,13 @@ class Ledger:
             self._found[(trial.candidate.key, trial.purpose, trial.replicate)] = result
 
     def _note_place(self, trial: Trial, result: TrialResult) -> None:
-        if trial.purpose is not Purpose.MOVED:
-            self._arrival = None
-        else:
-            if self._arrival is None or self._last_place != result.place:
-                self._arrival = Counter()
+        if self._last_place not in (None, result.place):
+            self._arrival, self._came_with = Counter(), trial.group
+        if trial.purpose is Purpose.MOVED:
+            self._arrival = Counter() if self._arrival is None else self._arrival
             self._arrival[trial.candidate.key] += 1
+        elif trial.group != self._came_with:  # else a host was replaced while it ran: nothing was measured again yet
+            self._arrival = None
         self._last_place = result.place
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, SteptuneError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.protocols import StudyStore
@@ -30,7 +32,7 @@ class SearchRun:
         *,
         store: StudyStore,
         study_id: str,
-        place: str,
+        place: Callable[[], str],
         guard: ReferenceMaker,
     ) -> None:
         self._designer = designer
@@ -151,7 +153,9 @@ class SearchRun:
         self._learn_of_moves(before=None)
 
     def _not_arrived(self, wanted: list[Candidate]) -> list[Candidate]:
-        return [candidate for candidate in wanted if not self._ledger.has_arrived(candidate, self._place, MOVED_STARTS)]
+        return [
+            candidate for candidate in wanted if not self._ledger.has_arrived(candidate, self._place(), MOVED_STARTS)
+        ]
 
     def _check_reference(self, result: TrialResult) -> None:
         if result.candidate == self._designer.reference and not result.ok:

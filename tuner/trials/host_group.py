@@ -200,7 +200,7 @@ class HostGroup:
                     came_text = "come back" if self._gathered else "come"
                     raise RunnerError(
                         f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
-                        "`steptune resume` with the same launcher on all hosts to go on"
+                        "`steptune resume`, started as the study was, to go on"
                     )
                 self.keep()
                 self._hear(strangers)

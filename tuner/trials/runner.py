@@ -150,6 +150,8 @@ class LocalRunner:
         self._hosts = hosts
         self._heard: list[Host] = []
         """Hosts that the board listens to."""
+        self._places: set[str] = set()
+        """Of hosts that were found to be alike."""
         self._given_up: tuple[float, str] | None = None
         """When the task that runs is given up, on the monotonic clock, and what it is."""
         self._beside: _Beside | None = None
@@ -175,15 +177,25 @@ class LocalRunner:
     # --- tasks --------------------------------------------------------------------------------
 
     def describe(self) -> Environment:
-        num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
-        request = DescribeRequest(
-            study_directory=str(self._files.directory), device=self._device, num_ranks=self._num_ranks
-        )
-        environment = msgspec.msgpack.decode(self._task("describe", request, num_ranks=num_hosts), type=Environment)
+        self._gather_hosts()
+        self._places = set() if self._hosts is None else set(self._hosts.places)
+        environment = self._described()
         self._device = environment.hardware.device_kind
         if self._device == "cuda":
             self._device_memory_bytes = environment.hardware.devices[0].memory_bytes
         return environment
+
+    def _described(self) -> Environment:
+        """The hosts' description.
+
+        Raises:
+            RunnerError: They are not alike.
+        """
+        num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
+        request = DescribeRequest(
+            study_directory=str(self._files.directory), device=self._device, num_ranks=self._num_ranks
+        )
+        return msgspec.msgpack.decode(self._task("describe", request, num_ranks=num_hosts), type=Environment)
 
     def check(self) -> None:
         """Loads the workload, which takes a moment, and says what is wrong with it or with the device.
@@ -511,7 +523,7 @@ class LocalRunner:
         """Waits for hosts that are not here.
 
         Raises:
-            RunnerError: They did not come.
+            RunnerError: They did not come, or one came that is not like the others.
         """
         if self._hosts is None:
             return
@@ -521,6 +533,9 @@ class LocalRunner:
             if host not in self._heard:
                 self._board.add_server(host)
                 self._heard.append(host)
+        if self._places and not self._places.issuperset(self._hosts.places):
+            self._places.update(self._hosts.places)
+            self._described()  # one in the place of a lost one has to be like it
 
     def _lose_hosts(self) -> None:
         """Listens to lost hosts no longer; what ran there is gone."""

@@ -83,6 +83,13 @@ class StudyRequest(Body):
         le=MAX_NUM_RANKS,
         description="Processes of the training; on CUDA each has a device of its own.",
     )
+    num_hosts: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_NUM_RANKS,
+        description="Hosts that they are on, as many on each. A study on several waits for a worker whose cluster "
+        "reserves as many.",
+    )
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Device on which it trains; null for CUDA where the worker has it."
     )
@@ -132,6 +139,7 @@ class StudyRequest(Body):
             objective=self.objective,
             seed=self.seed,
             num_ranks=self.num_ranks,
+            num_hosts=self.num_hosts,
             device=self.device,
             memory_limit_bytes=self.constraints.memory_limit_bytes,
             measure=MeasureSettings(foreign_cpu_share=self.foreign_cpu_share, quiet_machine=self.quiet_machine),
@@ -167,6 +175,11 @@ class StudyRequest(Body):
             raise ValueError("give `workload` or `workload_id`, and not both")
         if self.num_ranks > 1 and self.device is None:
             raise ValueError("`num_ranks` above 1 needs `device`: on CUDA each rank has a GPU of its own")
+        if self.num_ranks % self.num_hosts:
+            raise ValueError(
+                f"{self.num_ranks} ranks cannot be spread evenly over {self.num_hosts} hosts: give `num_ranks` as a "
+                "multiple of `num_hosts`"
+            )
         return self
 
 

@@ -205,7 +205,7 @@ def _submit(request: Request, service: Services, principal: Principal, body: Stu
                 priority=body.priority,
                 required_device_kind=body.device,
                 required_hardware=body.hardware,
-                num_devices=body.num_ranks if body.device == "cuda" else 1,
+                num_devices=body.num_ranks // body.num_hosts if body.device == "cuda" else 1,
             )
         except WorkloadNotFound as error:  # deleted since it was found
             raise not_found("workload", body.workload_id or "") from error

@@ -59,6 +59,15 @@ ClusterAddress = Annotated[
         "--address", help="Ray cluster of --runner ray, like HOST:6379; default this node's.", show_default=False
     ),
 ]
+NumHosts = Annotated[
+    int | None,
+    typer.Option(
+        "--num-hosts",
+        min=1,
+        help="Hosts that the ranks are on, as many on each; with --runner ray.",
+        show_default=False,
+    ),
+]
 InsecureRay = Annotated[
     bool,
     typer.Option("--insecure-ray", help="Use a Ray cluster without token authentication: its network is trusted."),

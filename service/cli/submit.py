@@ -66,6 +66,9 @@ def submit(
     seed: Seed = 0,
     device: Device = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    num_hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts that they are on, as many on each; a worker's cluster reserves them.")
+    ] = 1,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +102,7 @@ def submit(
         "seed": seed,
         "device": device,
         "num_ranks": ranks,
+        **({"num_hosts": num_hosts} if num_hosts > 1 else {}),  # servers of older versions know none
         "constraints": {"memory_limit_bytes": parse_bytes(memory_limit)} if memory_limit else None,
         "hardware": hardware,
         "priority": priority,

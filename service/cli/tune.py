@@ -24,6 +24,7 @@ from steptune.service.cli.options import (
     ForeignLoad,
     InsecureRay,
     Isolation,
+    NumHosts,
     ObjectiveName,
     Python,
     QuietMachine,
@@ -113,12 +114,7 @@ def tune(
         int | None,
         typer.Option(min=1, help="Processes of a trial (default: 1, or as many as were launched).", show_default=False),
     ] = None,
-    num_hosts: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Hosts that the ranks are on, as many on each; with --runner ray.", show_default=False
-        ),
-    ] = None,
+    num_hosts: NumHosts = None,
     runner: RunnerName = "local",
     address: ClusterAddress = None,
     insecure_ray: InsecureRay = False,

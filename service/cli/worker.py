@@ -11,7 +11,15 @@ from typing import Annotated
 import typer
 
 from steptune.service.cli.console import settings_with
-from steptune.service.cli.options import Isolation, Python
+from steptune.service.cli.options import (
+    ClusterAddress,
+    InsecureRay,
+    Isolation,
+    NumHosts,
+    Python,
+    RunnerName,
+    cluster_of,
+)
 from steptune.tuner.hardware import check_platform
 
 
@@ -38,6 +46,10 @@ def worker(
     ] = None,
     name: Annotated[str, typer.Option(help="What people call this worker.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Stop when there is nothing to run.")] = False,
+    runner: RunnerName = "local",
+    address: ClusterAddress = None,
+    num_hosts: NumHosts = None,
+    insecure_ray: InsecureRay = False,
     isolation: Isolation = None,
     python: Python = None,
     supervised_by: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -48,6 +60,7 @@ def worker(
     signal, or Ctrl-C, gives it back at once.
     """
     from steptune.service.database import check_schema, create_engine_for
+    from steptune.service.launched import num_hosts_of, refuse_isolated
     from steptune.service.permissions import keep_private
     from steptune.service.running import worker_level
     from steptune.service.worker.loop import Worker
@@ -66,12 +79,16 @@ def worker(
     use_gpus(gpus)
     keep_private(settings)
     level = worker_level(settings, python=interpreter)
+    cluster = cluster_of(runner, address, insecure=insecure_ray)
+    max_hosts = num_hosts_of(None, num_hosts, reserved=cluster is not None)
+    if max_hosts > 1:
+        refuse_isolated(level)
     engine = create_engine_for(settings.database_url)
     check_schema(engine)
     offer = offer_of_this_machine(
-        settings, level, name=name or f"worker-{os.getpid()}", cores=cores, python=interpreter
+        settings, level, name=name or f"worker-{os.getpid()}", cores=cores, python=interpreter, max_hosts=max_hosts
     )
-    running = Worker(engine, settings, offer, level, python=interpreter, once=once)
+    running = Worker(engine, settings, offer, level, python=interpreter, once=once, cluster=cluster)
     signals: list[int] = []
 
     def told(number: int, _: object) -> None:

@@ -138,7 +138,7 @@ class Client:
             workload: What workers have: `zoo:NAME`, or `package.module:Class`; or
             workload_id: what was uploaded.
             request: The other fields of `POST /studies`: budget_s, max_trials, allow, only, skip, seed, num_ranks,
-                device, constraints, hardware, priority, title.
+                num_hosts, device, constraints, hardware, priority, title.
         """
         body = {"workload": workload, "workload_id": workload_id, **request}
         given = {name: value for name, value in body.items() if value is not None}

@@ -73,6 +73,7 @@ class Reservation:
     Args:
         on_text: Takes a line for people while the study waits.
         log: Takes what that process prints.
+        check: Called while the study waits; what it raises ends the wait.
 
     Attributes:
         address: Of the driver's node, once reserved.
@@ -80,7 +81,12 @@ class Reservation:
     """
 
     def __init__(
-        self, cluster: Cluster, request: ReservationRequest, log: Path, on_text: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        request: ReservationRequest,
+        log: Path,
+        on_text: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = ""
         self.gpus = ""
@@ -88,6 +94,7 @@ class Reservation:
         self._request = request
         self._log = log
         self._on_text = on_text
+        self._check = check
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._retry_s = 0.0
@@ -100,6 +107,7 @@ class Reservation:
         """
         self._start()
         while not self.address:
+            self._check()
             for event in self._events(timeout_s=0.5):
                 if isinstance(event, Failed):
                     raise RunnerError(self._text(event))
@@ -111,6 +119,7 @@ class Reservation:
         Raises:
             RunnerError: Asking is of no use.
         """
+        self._check()
         if self._process is None and time.monotonic() >= self._retry_s:
             self._start()
         for event in self._events(timeout_s=0.0):
@@ -129,6 +138,7 @@ class Reservation:
         Raises:
             RunnerError: It is lost.
         """
+        self._check()
         for event in self._events(timeout_s=0.0):
             if isinstance(event, Failed):
                 raise RunnerError(f"{self._text(event)}; the study goes on with `steptune resume`")
@@ -203,11 +213,20 @@ class Reservation:
 
 @contextlib.contextmanager
 def reserved_hosts(
-    cluster: Cluster, study: Study, settings: Settings, level: Level, on_text: Callable[[str], None]
+    cluster: Cluster,
+    study: Study,
+    settings: Settings,
+    level: Level,
+    on_text: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
     """The hosts of a study, None where there is one, reserved on a cluster for as long as it runs.
 
-    Yields the runner's look at them beside them.
+    Yields the runner's look at them beside them, which is what was given, and more.
+
+    Args:
+        on_text: Takes a line for people while the study waits.
+        check: Called some times a second while it does; what it raises ends the wait.
 
     Raises:
         IsolationUnavailable: Its trials were to be isolated, on several hosts.
@@ -246,7 +265,7 @@ def reserved_hosts(
             order=order,
         )
         log = Path(study.directory).absolute() / "logs" / "ray.log"
-        reservation = Reservation(cluster, request, log, on_text)
+        reservation = Reservation(cluster, request, log, on_text, check)
         stack.callback(reservation.close)
         if group is not None:
             stack.enter_context(group.closed_with_reason())
@@ -255,7 +274,7 @@ def reserved_hosts(
             group.address = reservation.address
             group.keep = reservation.keep
             group.gather()
-        yield group, (reservation.check if group is None else lambda: None)
+        yield group, (reservation.check if group is None else check)
 
 
 def ranks_of_each(study: Study) -> int:

@@ -100,6 +100,8 @@ class WorkerOffer(Record):
     gpus: tuple[int, ...] = ()
     isolation: str = "none"
     version: str = ""
+    max_hosts: int = 1
+    """Hosts that a study may be on: more where a cluster reserves those beside this one."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

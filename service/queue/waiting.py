@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+import msgspec
 from sqlalchemy.orm import Session
 
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
 from steptune.service.queue.claiming import is_named
 from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo
 from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
-from steptune.tuner.records import StudyState
+from steptune.tuner.records import Study, StudyState
 
 Entry = tuple[StudyRow, QueueEntryRow]
 
@@ -37,7 +38,8 @@ def waits_for(
         missing = _missing_hardware(session, study, entry, alive)
         if missing:
             return missing
-        return limits[study.owner_id].exceeded_by(usage.get(study.owner_id, Usage())) or "a worker to be free"
+        exceeded = limits[study.owner_id].exceeded_by(usage.get(study.owner_id, Usage()))
+        return exceeded or f"a worker{_hosts(study)} to be free"
 
     return [reason(*entry) for entry in entries]
 
@@ -65,6 +67,11 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
         return ""
     profile = session.get(HardwareProfileRow, begun)
     return f"a worker with the hardware on which it was begun: {profile.label if profile else ''} ({begun})"
+
+
+def _hosts(study: StudyRow) -> str:
+    num_hosts = msgspec.json.decode(study.record, type=Study).settings.num_hosts
+    return f" whose cluster reserves {num_hosts} hosts" if num_hosts > 1 else ""
 
 
 def _devices(kind: str | None, count: int) -> str:

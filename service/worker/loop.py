@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,8 @@ from steptune.service.directories import mark, remove_tree
 from steptune.service.housekeeping import keep_house
 from steptune.service.isolation import Level
 from steptune.service.isolation.users import take_back
-from steptune.service.places import CUDA, VISIBLE_DEVICES
+from steptune.service.on_ray.hosts import Cluster, reserved_hosts
+from steptune.service.places import CUDA, VISIBLE_DEVICES, this_place
 from steptune.service.progress import EVENT, Publisher
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
 from steptune.service.running import isolated_runner
@@ -44,6 +47,7 @@ from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Study, StudyState
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.view import StudyInterrupt, StudyView
+from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.processes import child_pids, kill_tree
 from steptune.tuner.trials.runner import LocalRunner
 
@@ -82,6 +86,7 @@ class Worker:
         offer: What this worker has.
         level: How trials are isolated.
         once: Stop when there is nothing to claim.
+        cluster: Reserves the hosts of every study; None for this machine, where the queue says what is free.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Worker:
         *,
         python: str = sys.executable,
         once: bool = False,
+        cluster: Cluster | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -100,6 +106,7 @@ class Worker:
         self._level = level
         self._python = python
         self._once = once
+        self._cluster = cluster
         self._queue: StudyQueue = open_queue(engine, settings)
         self._artifacts = open_artifacts(settings)
         self._keeper: LeaseKeeper | None = None
@@ -269,20 +276,24 @@ class Worker:
         store = patient(base, keeper, claim.study)
         watcher = _Watcher(study, store, self._keep)
         self._show_devices(claim)
-        with isolated_runner(
-            workload=reference,
-            directory=directory,
-            settings=self._settings,
-            level=self._level,
-            python=self._python,
-            owner=claim.owner_id,
-            device=study.settings.device or self._offer.profile.device_kind,
-            num_ranks=study.settings.num_ranks,
-            seed=study.settings.seed,
-            memory_limit_bytes=study.settings.memory_limit_bytes,
-            task_deadline_s=study.settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, study.settings.budget_s),
-            check=keeper.check,
-        ) as runner:
+        with (
+            self._hosts(study, keeper, watcher.say) as (hosts, check),
+            isolated_runner(
+                workload=reference,
+                directory=directory,
+                settings=self._settings,
+                level=self._level,
+                python=self._python,
+                owner=claim.owner_id,
+                device=study.settings.device or self._offer.profile.device_kind,
+                num_ranks=study.settings.num_ranks,
+                seed=study.settings.seed,
+                memory_limit_bytes=study.settings.memory_limit_bytes,
+                task_deadline_s=study.settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, study.settings.budget_s),
+                check=check,
+                hosts=hosts,
+            ) as runner,
+        ):
             self._runner = runner
             driver = StudyDriver(
                 study,
@@ -290,7 +301,7 @@ class Worker:
                 runner,
                 on_change=watcher,
                 before_trials=keeper.check_between_trials,
-                place=lambda: claim.place,
+                place=lambda: self._place(claim, hosts),
                 other_hardware=claim.other_hardware,
             )
             driver.run()
@@ -299,6 +310,23 @@ class Worker:
         remove_working_files(study)
         remove_tree(directory / "source")
         return state
+
+    @contextlib.contextmanager
+    def _hosts(
+        self, study: Study, keeper: LeaseKeeper, say: Callable[[str], None]
+    ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
+        """All hosts of a study, None where there is one, and the runner's look at them."""
+        if self._cluster is None:
+            yield None, keeper.check
+            return
+        with reserved_hosts(self._cluster, study, self._settings, self._level, say, keeper.check) as found:
+            yield found
+
+    def _place(self, claim: Claim, hosts: HostGroup | None) -> str:
+        """Where a study measures: the devices of its claim, or those that a cluster has reserved."""
+        if self._cluster is None:
+            return claim.place
+        return " and ".join([this_place(), *(hosts.places if hosts is not None else ())])
 
     def _keep(self, study: Study, store: StudyStore) -> None:
         recommendation = store.recommendation(study.study_id)
@@ -335,6 +363,20 @@ class _Watcher:
             self._num_trials = view.num_trials
             self.keep_files()
         self._publish(view)
+
+    def say(self, text: str) -> None:
+        """Publishes what the study waits for before anything runs."""
+        logger.info("study %s: %s", self._study.study_id, text)
+        settings = self._study.settings
+        self._publish(
+            StudyView(
+                budget_s=settings.budget_s,
+                max_trials=settings.max_trials,
+                stage="waiting for hosts",
+                activity=text,
+                num_trials=self._num_trials,
+            )
+        )
 
     def keep_files(self) -> None:
         """Keeps what can be kept now; what cannot is tried again with the next trial.

@@ -110,7 +110,13 @@ def _gpu_uuids() -> dict[int, str]:
 
 
 def offer_of_this_machine(
-    settings: Settings, level: Level, *, name: str, cores: tuple[int, ...], python: str = sys.executable
+    settings: Settings,
+    level: Level,
+    *,
+    name: str,
+    cores: tuple[int, ...],
+    python: str = sys.executable,
+    max_hosts: int = 1,
 ) -> WorkerOffer:
     """What a worker on these cores, with the visible GPUs, can say of itself.
 
@@ -133,6 +139,7 @@ def offer_of_this_machine(
         gpus=gpus,
         isolation=level.name,
         version=steptune.__version__,
+        max_hosts=max_hosts,
     )
 
 

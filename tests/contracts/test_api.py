@@ -106,6 +106,7 @@ def test_what_the_engine_honours_reaches_it(quick: Served) -> None:
         ({}, ""),
         ({"workload": "zoo:synthetic", "workload_id": "abc"}, ""),
         ({"workload": "zoo:synthetic", "num_ranks": 2}, ""),
+        ({"workload": "zoo:synthetic", "num_ranks": 3, "num_hosts": 2, "device": "cpu"}, ""),
     ],
 )
 def test_a_wrong_field_is_named_by_its_pointer(quick: Served, body, pointer) -> None:

@@ -1,5 +1,6 @@
 """What the queue does, on SQLite and on PostgreSQL alike."""
 
+import json
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -20,7 +21,15 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
 
 from steptune.service.connections import create_engine_for, reading, writing
-from steptune.service.models import QueueEntryRow, ResourceSlotRow, TrialAttemptRow, TrialRow, UserRow, WorkloadRow
+from steptune.service.models import (
+    QueueEntryRow,
+    ResourceSlotRow,
+    StudyRow,
+    TrialAttemptRow,
+    TrialRow,
+    UserRow,
+    WorkloadRow,
+)
 from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
 from steptune.service.queue.claiming import claimable
 from steptune.service.store import SqlStudyStore
@@ -250,6 +259,26 @@ class TestHardware:
         offer = gpu_worker(queue)
         begun_on(engine, offer.profile_for(1))
         assert claimed(queue, offer).place == "host core 0,1 cuda 0"
+
+
+class TestHosts:
+    def test_a_study_on_several_hosts_waits_for_a_worker_that_has_as_many(self, queue):
+        study = sample_study(
+            study_id="study", facts=None, environment=None, settings=StudySettings(num_ranks=4, num_hosts=2), message=""
+        )
+        queue.submit(study, owner_id=None)
+        assert queue.claim(cpu_worker(queue, "alone")) is None
+        assert queue.entry("study").waits_for == "a worker whose cluster reserves 2 hosts to be free"
+        assert claimed(queue, cpu_worker(queue, "with-cluster", max_hosts=2)).study.settings.num_hosts == 2
+
+    def test_a_study_of_an_older_version_has_one_host(self, engine, queue):
+        submitted(queue)
+        with writing(engine) as session:
+            row = session.get(StudyRow, "study")
+            record = json.loads(row.record)
+            del record["settings"]["num_hosts"]
+            row.record = json.dumps(record)
+        assert queue.claim(cpu_worker(queue)) is not None
 
 
 class TestTurns:

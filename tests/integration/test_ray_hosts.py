@@ -14,10 +14,14 @@ import msgspec
 import psutil
 import pytest
 from host_networks import two_hosts
+from marked import wait_until
 from ray_clusters import ROOT, Cluster, ray_cluster, reservation
+from sites import QUICK, WORKLOAD, Site
 
+from steptune.service.progress import EVENT
+from steptune.service.submission import new_study
 from steptune.tuner.errors import RunnerError
-from steptune.tuner.records import FailureKind, TrialResult
+from steptune.tuner.records import FailureKind, StudySettings, StudyState, TrialResult, new_id
 
 PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
 SHORT = ("--budget", "3m", "--trials", "3", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
@@ -169,6 +173,39 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
         with reservation(cluster, tmp_path / "next", num_hosts=2, timeout_s=30.0) as (found, _):
             found.reserve()
         assert not [process for process in cluster.processes() if AGENT in process.cmdline()]
+
+
+def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study on two hosts, and one on this host, which is told what it waits for while others have the node."""
+    site = Site(tmp_path)
+    settings = StudySettings(
+        budget_s=600, max_trials=2, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
+    )
+    study = new_study(new_id(), WORKLOAD, settings, tmp_path / "data")
+    site.queue.submit(study, owner_id=None, required_device_kind="cpu")
+    alone = site.submit(trials=1)
+    with ray_cluster(1, 1) as cluster:
+        for name, value in {**cluster.variables, "GLOO_SOCKET_IFNAME": "lo"}.items():
+            monkeypatch.setenv(name, value)
+        try:
+            with reservation(cluster, tmp_path / "other") as (other, _):
+                other.reserve()
+                site.worker("--once", "--runner", "ray", "--address", cluster.address, "--num-hosts", "2")
+                wait_until(lambda: "the cluster has 2 nodes" in activity(site, study.study_id), site.log())
+            for study_id in (study.study_id, alone):
+                site.await_state(study_id, StudyState.COMPLETED)
+        finally:
+            site.close()
+    assert site.store.get_study(study.study_id).environment.num_hosts == 2
+    assert site.store.get_study(alone).environment.num_hosts == 1
+
+
+def activity(site: Site, study_id: str) -> str:
+    """What the study's page says that is going on."""
+    shown = [event.data["activity"] for event in site.store.events(study_id) if event.kind == EVENT]
+    return shown[-1] if shown else ""
 
 
 class TestReserving:

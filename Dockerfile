@@ -16,7 +16,9 @@ COPY tuner tuner
 COPY service service
 COPY dashboards dashboards
 COPY migrations migrations
-RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[postgresql,s3,oidc]"
+# What of pyproject.toml's extras comes along: workers on a Ray cluster need `ray`, too (kuberay.yml).
+ARG EXTRAS=postgresql,s3,oidc
+RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.12.12-slim-trixie AS service
 RUN apt-get update \

@@ -24,13 +24,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import JSON, ColumnElement, and_, case, cast, exists, false, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow
 from steptune.service.places import CORE, CUDA, Slot
 from steptune.service.queue.records import Quotas, WorkerOffer
-from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
+from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
 from steptune.tuner.records import StudyState
 
 
@@ -86,13 +86,6 @@ def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnEleme
     return and_(or_(kind.is_(None), kind == offer.profile.device_kind), or_(*shapes))
 
 
-def _num_hosts(session: Session) -> ColumnElement[int]:
-    """Hosts of a study; those of older versions say none, and have one."""
-    is_postgresql = session.get_bind().dialect.name == "postgresql"
-    record = cast(StudyRow.record, JSON) if is_postgresql else type_coerce(StudyRow.record, JSON)
-    return func.coalesce(record["settings"]["num_hosts"].as_integer(), 1)
-
-
 def num_free_devices(session: Session, offer: WorkerOffer, now: datetime) -> int:
     """How many of its devices a worker could claim now; 0 where any of its cores is taken."""
     taken = taken_slots(session, offer.host_id, now)
@@ -126,7 +119,7 @@ def _first_of_each_owner(session: Session, offer: WorkerOffer, num_devices: int,
     ranked = (
         select(StudyRow.study_id, StudyRow.owner_id, QueueEntryRow.priority, QueueEntryRow.queued_at, place)
         .join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
-        .where(claimable(now), _fits(session, offer, num_devices), _num_hosts(session) <= offer.max_hosts)
+        .where(claimable(now), _fits(session, offer, num_devices), num_hosts(session) <= offer.max_hosts)
         .subquery()
     )
     first = select(ranked).where(ranked.c.place == 1)

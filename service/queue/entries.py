@@ -87,17 +87,18 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
     return {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}.get(entry.requested, StudyState.QUEUED)
 
 
-def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Counts the time of a claim that is over, up to the end of its lease."""
+def account(study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
+    """Counts the time of a claim that is over, up to the end of its lease, for the devices of all hosts."""
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
-        entry.device_seconds += entry.num_devices * max(0.0, held)
+        num_devices = entry.num_devices * decode(study.record, Study).settings.num_hosts
+        entry.device_seconds += num_devices * max(0.0, held)
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
     """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
     now = database_now(session)
-    account(entry, now)
+    account(study, entry, now)
     entry.fence += 1
     entry.lease_until = entry.worker_id = None
     entry.requested = ""

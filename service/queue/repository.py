@@ -224,7 +224,7 @@ class StudyQueue:
             if is_held(entry, now):
                 raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
             check_not_of_command_line(study, entry)
-            account(entry, now)
+            account(study, entry, now)
             keep_usage(session, study, entry, now)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
@@ -411,7 +411,7 @@ class StudyQueue:
             return None
         study, entry = found
         if study.state == StudyState.RUNNING.value:
-            account(entry, now)
+            account(study, entry, now)
             entry.num_lost += 1
         entry.worker_id = offer.worker_id
         entry.fence += 1

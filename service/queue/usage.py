@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, or_, select
+from sqlalchemy import JSON, ColumnElement, cast, delete, func, or_, select, type_coerce
 from sqlalchemy.orm import Session
 
 from steptune.service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
@@ -65,7 +65,7 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
     for owner_id, seconds in [*session.execute(ended), *session.execute(deleted)]:
         found.setdefault(owner_id, Usage()).device_seconds += seconds
     held = (
-        select(StudyRow.owner_id, QueueEntryRow.num_devices, QueueEntryRow.claimed_at)
+        select(StudyRow.owner_id, QueueEntryRow.num_devices * num_hosts(session), QueueEntryRow.claimed_at)
         .join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
         .where(QueueEntryRow.lease_until > now)
     )
@@ -74,6 +74,13 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
         usage.running += 1
         usage.device_seconds += num_devices * max(0.0, (now - (claimed_at or now)).total_seconds())
     return found
+
+
+def num_hosts(session: Session) -> ColumnElement[int]:
+    """Hosts of a study; those of older versions say none, and have one."""
+    is_postgresql = session.get_bind().dialect.name == "postgresql"
+    record = cast(StudyRow.record, JSON) if is_postgresql else type_coerce(StudyRow.record, JSON)
+    return func.coalesce(record["settings"]["num_hosts"].as_integer(), 1)
 
 
 def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:

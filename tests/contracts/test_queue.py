@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, select, text, update
 
 from steptune.service.connections import create_engine_for, reading, writing
+from steptune.service.fencing import database_now
 from steptune.service.models import (
     QueueEntryRow,
     ResourceSlotRow,
@@ -32,6 +33,7 @@ from steptune.service.models import (
 )
 from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
 from steptune.service.queue.claiming import claimable
+from steptune.service.queue.usage import usage_by_owner
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
 from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
@@ -270,6 +272,21 @@ class TestHosts:
         assert queue.claim(cpu_worker(queue, "alone")) is None
         assert queue.entry("study").waits_for == "a worker whose cluster reserves 2 hosts to be free"
         assert claimed(queue, cpu_worker(queue, "with-cluster", max_hosts=2)).study.settings.num_hosts == 2
+
+    def test_devices_of_all_hosts_are_counted(self, engine, queue):
+        study = sample_study(
+            study_id="study", facts=None, environment=None, settings=StudySettings(num_ranks=4, num_hosts=2), message=""
+        )
+        queue.submit(study, owner_id=add_user(engine, "ada"))
+        lease = claimed(queue, cpu_worker(queue, max_hosts=2)).lease
+        with writing(engine) as session:
+            entry = session.get(QueueEntryRow, "study")
+            entry.claimed_at -= timedelta(hours=1)
+        with reading(engine) as session:
+            running = usage_by_owner(session, database_now(session))["ada"].device_seconds
+        queue.release(lease, StudyState.COMPLETED)
+        assert running == pytest.approx(7200, rel=0.01)
+        assert queue.entry("study").device_seconds == pytest.approx(7200, rel=0.01)
 
     def test_a_study_of_an_older_version_has_one_host(self, engine, queue):
         submitted(queue)

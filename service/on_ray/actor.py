@@ -55,9 +55,13 @@ class RayHost:
 
 
 def agent_environment(variables: Mapping[str, str], order: AgentOrder) -> dict[str, str]:
-    """Return Ray's environment of a node without what is Ray's, its token above all, and with the driver's threads."""
+    """Return Ray's environment of a node without what is Ray's, its token above all, and with the driver's threads.
+
+    GPUs that were not reserved are hidden.
+    """
     kept = {name: value for name, value in variables.items() if name not in CHANGED_BY_RAY and not is_of_ray(name)}
-    return {**kept, **order.variables}
+    hidden = {} if order.num_gpus else {VISIBLE_DEVICES: ""}
+    return {**kept, **order.variables, **hidden}
 
 
 def is_of_ray(name: str) -> bool:

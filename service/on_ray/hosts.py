@@ -98,6 +98,7 @@ class Reservation:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._retry_s = 0.0
+        self._visible_before = os.environ.get(VISIBLE_DEVICES)
 
     def reserve(self) -> None:
         """Wait until the hosts are reserved.
@@ -147,6 +148,9 @@ class Reservation:
     def close(self) -> None:
         """Give the hosts back."""
         self._end()
+        os.environ.pop(VISIBLE_DEVICES, None)
+        if self._visible_before is not None:
+            os.environ[VISIBLE_DEVICES] = self._visible_before
 
     # --- the process ----------------------------------------------------------------------------
 
@@ -187,8 +191,7 @@ class Reservation:
             self._on_text(f"waiting for Ray: {event.text}")
         elif isinstance(event, Reserved):
             self.address, self.gpus = event.address, event.gpus
-            if self.gpus:
-                os.environ[VISIBLE_DEVICES] = self.gpus  # of all that this process starts from now on
+            os.environ[VISIBLE_DEVICES] = self.gpus  # of all that this process starts from now on
             names = " and ".join(node[:8] for node in event.nodes)
             self._on_text(f"reserved by Ray: {'node' if len(event.nodes) == 1 else 'nodes'} {names}")
 

@@ -9,7 +9,7 @@ STRICT_SPREAD = "STRICT_SPREAD"
 
 
 class AgentOrder(Record):
-    """Everything that the agent of a host needs to find the driver; the number and the address come last."""
+    """Everything that the agent of a host needs; the last three are known when the host is."""
 
     port: int
     secret: str
@@ -19,6 +19,7 @@ class AgentOrder(Record):
     """Environment of the driver that Ray changes in its own processes."""
     host: int = 0
     address: str = ""
+    num_gpus: int = 0
 
 
 class ReservationRequest(Record):

@@ -154,7 +154,14 @@ class Reservation:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         address = self._util.get_node_ip_address()
         for number in range(self._request.num_hosts):
-            order = msgspec.structs.replace(self._request.order, host=number, address=address) if number else None
+            order = None
+            if number:
+                order = msgspec.structs.replace(
+                    self._request.order,
+                    host=number,
+                    address=address,
+                    num_gpus=int(self._resources.get("GPU", 0)),
+                )
             options = {
                 "num_cpus": self._resources["CPU"],
                 "num_gpus": self._resources.get("GPU", 0),

@@ -3,13 +3,18 @@
 import os
 
 import pytest
+from builders import sample_environment
+from msgspec.structs import replace
 from ray_clusters import require_ray
 
+from steptune.service.cli.options import cluster_of
+from steptune.service.launched import check_size, num_hosts_of
 from steptune.service.on_ray.actor import agent_environment
 from steptune.service.on_ray.hosts import ranks_of_each, take_cluster
 from steptune.service.on_ray.messages import AgentOrder
-from steptune.tuner.errors import ChoiceError, PlatformError
+from steptune.tuner.errors import ChoiceError, PlatformError, StoreError
 from steptune.tuner.records import Study, StudySettings
+from steptune.tuner.trials.launch import Launch
 
 ORDER = AgentOrder(port=1, secret="s", folder="/f", patience_s=1.0, variables={})
 
@@ -48,11 +53,44 @@ class TestTheAgent:
         found = agent_environment(
             {"RAY_AUTH_TOKEN": "secret", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "2", "NCCL_SOCKET_IFNAME": "ib0"}, ORDER
         )
-        assert found == {"NCCL_SOCKET_IFNAME": "ib0"}
+        assert found == {"NCCL_SOCKET_IFNAME": "ib0", "CUDA_VISIBLE_DEVICES": ""}
+
+    def test_it_sees_the_gpus_that_ray_has_given_it(self) -> None:
+        variables = {"CUDA_VISIBLE_DEVICES": "2,3"}
+        assert agent_environment(variables, replace(ORDER, num_gpus=2)) == variables
+        assert agent_environment(variables, ORDER) == {"CUDA_VISIBLE_DEVICES": ""}
 
     def test_its_ranks_have_the_threads_of_the_drivers(self) -> None:
         order = AgentOrder(port=1, secret="s", folder="/f", patience_s=1.0, variables={"OMP_NUM_THREADS": "4"})
-        assert agent_environment({"OMP_NUM_THREADS": "2"}, order) == {"OMP_NUM_THREADS": "4"}
+        assert agent_environment({"OMP_NUM_THREADS": "2"}, order)["OMP_NUM_THREADS"] == "4"
+
+
+class TestOptions:
+    def test_several_hosts_need_somebody_who_brings_them(self) -> None:
+        with pytest.raises(ChoiceError, match=r"--num-hosts 2 needs hosts: give --runner ray, or start .*torchrun"):
+            num_hosts_of(None, 2)
+        assert num_hosts_of(None, 2, reserved=True) == 2
+        assert num_hosts_of(None, None) == 1
+
+    @pytest.mark.parametrize(("asked", "reserved"), [(3, False), (None, True)])
+    def test_the_hosts_of_a_launcher_are_the_studys(self, asked: int | None, reserved: bool) -> None:
+        launch = Launch(rank=0, local_rank=0, ranks_per_host=2, host=0, num_hosts=2, address="first")
+        assert num_hosts_of(launch, 2) == 2
+        with pytest.raises(ChoiceError, match="leave --runner and --num-hosts out"):
+            num_hosts_of(launch, asked, reserved=reserved)
+
+    def test_rays_options_need_ray(self) -> None:
+        assert cluster_of("local", None, insecure=False) is None
+        with pytest.raises(ChoiceError, match="--address and --insecure-ray are of Ray"):
+            cluster_of("local", "host:6379", insecure=False)
+
+    def test_a_study_on_several_hosts_is_not_resumed_on_one(self) -> None:
+        settings = StudySettings(num_ranks=4, num_hosts=2)
+        study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
+        begun = replace(study, environment=replace(sample_environment(), num_hosts=2))
+        check_size(None, begun, reserved=True)
+        with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
+            check_size(None, begun)
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:

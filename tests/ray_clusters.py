@@ -75,39 +75,46 @@ class Node:
 
 
 class Cluster:
-    """A head, on which nothing runs beside the driver's ranks, and the nodes that are added to it.
+    """A head and other nodes on this machine.
+
+    Args:
+        cpus: Of each node, as it says; the head first.
+        num_gpus: Likewise, of all.
+        networks: Of the nodes; without them, all are in that of the test.
 
     Attributes:
         variables: By which a command finds the cluster and is let in.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        cpus: int,
-        num_gpus: int,
-        with_token: bool,
-        networks: Sequence[Path] = (),
-        address: str = "127.0.0.1",
+        self, folder: Path, cpus: Sequence[int], *, num_gpus: int, with_token: bool, networks: Sequence[Path]
     ) -> None:
         self._folder = folder
+        self._cpus = cpus
+        self._num_gpus = num_gpus
         self._networks = networks
-        self.address = f"{address}:{_free_port()}"
+        self._num_starts = 0
+        self.address = f"{'10.77.0.1' if networks else '127.0.0.1'}:{_free_port()}"
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if with_token else {}
         self.nodes: list[Node] = []
-        self._num_gpus = str(num_gpus)
-        head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
-        self.add(*head, "--temp-dir", str(folder), cpus=cpus)
 
-    def add(self, *arguments: str, cpus: int) -> Node:
+    def start(self) -> None:
+        """Starts all nodes, again where they were closed: a cluster that knows nothing of the one before."""
+        self._num_starts += 1
+        session = self._folder / str(self._num_starts)
+        session.mkdir()
+        port = self.address.rpartition(":")[2]
+        head, *others = self._cpus
+        self._add("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(session), cpus=head)
+        for number in others:
+            self._add("--address", self.address, cpus=number)
+
+    def _add(self, *arguments: str, cpus: int) -> None:
         """Adds a node and waits until the cluster has it."""
         number = len(self.nodes)
-        known = arguments or ("--address", self.address)
-        size = ("--num-cpus", str(cpus), "--num-gpus", self._num_gpus, "--object-store-memory", str(OBJECT_STORE_BYTES))
-        place = ("--node-ip-address", self.address.rpartition(":")[0]) if not self._networks else ()
-        if self._networks:
-            place = ("--node-ip-address", f"10.77.0.{number + 1}")
+        size = ("--num-cpus", str(cpus), "--num-gpus", str(self._num_gpus))
+        memory = ("--object-store-memory", str(OBJECT_STORE_BYTES))
+        place = ("--node-ip-address", f"10.77.0.{number + 1}" if self._networks else "127.0.0.1")
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("STEPTUNE_", "RAY_"))},
             **self.variables,
@@ -119,14 +126,13 @@ class Cluster:
             "GLOO_SOCKET_IFNAME": f"link{number}" if self._networks else "lo",
         }
         network = self._networks[number] if self._networks else None
-        node = Node((*known, *size, *place), environment, self._folder / f"node{number}.log", network)
+        node = Node((*arguments, *size, *memory, *place), environment, self._folder / f"node{number}.log", network)
         self.nodes.append(node)
         deadline = time.monotonic() + START_S
         while "Ray runtime started" not in node.log.read_text():
             assert node.process.poll() is None, node.log.read_text()
             assert time.monotonic() < deadline, node.log.read_text()
             time.sleep(0.1)
-        return node
 
     def processes(self) -> list[psutil.Process]:
         return [process for node in self.nodes for process in node.processes()]
@@ -134,6 +140,7 @@ class Cluster:
     def close(self) -> None:
         for node in reversed(self.nodes):
             node.kill()
+        self.nodes = []
 
 
 @contextmanager
@@ -143,22 +150,12 @@ def ray_cluster(
     """A cluster whose nodes have so many CPUs, the head first, and say that they have GPUs."""
     require_ray()
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 bytes
-    cluster = None
+    cluster = Cluster(folder, cpus, num_gpus=num_gpus, with_token=with_token, networks=networks)
     try:
-        cluster = Cluster(
-            folder,
-            cpus=cpus[0],
-            num_gpus=num_gpus,
-            with_token=with_token,
-            networks=networks,
-            address="10.77.0.1" if networks else "127.0.0.1",
-        )
-        for number in cpus[1:]:
-            cluster.add(cpus=number)
+        cluster.start()
         yield cluster
     finally:
-        if cluster is not None:
-            cluster.close()
+        cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -24,7 +24,7 @@ from steptune.tuner.errors import RunnerError
 from steptune.tuner.records import FailureKind, StudySettings, StudyState, TrialResult, new_id
 
 PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
-SHORT = ("--budget", "3m", "--trials", "3", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
+SHORT = ("--budget", "3m", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
 TWO_HOSTS = ("--num-hosts", "2", "--ranks", "4", "--runner", "ray")
 AGENT = "steptune.service.on_ray.agent"
 HOLDER = "steptune.service.on_ray.reservation"
@@ -136,19 +136,24 @@ def test_a_study_runs_its_ranks_on_both_hosts_of_a_reservation(tmp_path: Path) -
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
 
 
-@pytest.mark.parametrize("lost", ["node", "reservation"])
+@pytest.mark.parametrize("lost", ["node", "reservation", "cluster"])
 def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_repeated(
     tmp_path: Path, lost: str
 ) -> None:
-    """A node that dies is replaced by Ray; a reservation that is lost, as with the head, is asked for once more."""
+    """A node that dies is replaced by Ray. A reservation that is lost, by itself or with the cluster's head, is asked
+    for once more, of the cluster that is at the address then.
+    """
     with ray_cluster(2, 2, 2) as cluster:
-        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS) as command:
+        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, "--trials", "3", *TWO_HOSTS) as command:
             command.wait_until(lambda: "] baseline" in command.output, 100)
             if lost == "node":
                 [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
                 victim.kill()
-            else:
+            elif lost == "reservation":
                 command.holder().kill()
+            else:
+                cluster.close()
+                cluster.start()
             assert command.end(280) == 0, command.output
         agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
     [(state,)] = command.all("SELECT state FROM studies")

@@ -18,7 +18,7 @@ class Case:
 
     Attributes:
         label: Names the case in tests and benchmarks.
-        shapes: Shape of each tensor, by the name of its parameter. Every one of them gets a gradient.
+        shapes: Shape of each tensor, by the name of its parameter.
         options: Parameters that are no tensors.
         positive: Names of tensors whose elements are positive: scales, variances.
     """
@@ -76,6 +76,8 @@ class Kernel:
         cases: Small inputs with what is easy to get wrong: odd shapes, padding, every option.
         tolerances: Largest relative error, by dtype: norm of the difference to the reference in float64, over its norm.
         without_gradient: Tensors that get none from the kernel, as (label of the case or "*", name).
+        has_gradients: Whether it can be differentiated: an assignment or an update cannot.
+        in_graphs: Whether compiled graphs hold it: an optimizer's step is outside of them.
         pattern: What it replaces in a model; None where it replaces nothing by itself.
     """
 
@@ -86,9 +88,13 @@ class Kernel:
     cases: tuple[Case, ...]
     tolerances: Mapping[torch.dtype, float]
     without_gradient: frozenset[tuple[str, str]] = frozenset()
+    has_gradients: bool = True
+    in_graphs: bool = True
     pattern: Pattern | None = None
 
     def gradients_of(self, case: Case) -> tuple[str, ...]:
         """Name the tensors that get a gradient in a case."""
+        if not self.has_gradients:
+            return ()
         none = {name for label, name in self.without_gradient if label in ("*", case.label)}
         return tuple(name for name in case.shapes if name not in none)

@@ -115,22 +115,31 @@ def times(function: Callable[..., Tensor], given: dict[str, Tensor], wanted: Ten
     return {"batch": timed(captured(call) if graph else call)}
 
 
+SIZES = (("all cells of 640 x 640 (YOLOX)", 8400, 640), ("540 candidates an image (YOLOv7)", 540, 640))
+BATCH, BOXES, CLASSES = 64, 20, 80
+
+
+def fill_cache() -> None:
+    """Compile the formulation for the whole batch, as a process beside others may."""
+    for _, candidates, size in SIZES:
+        torch._dynamo.reset()
+        torch.compile(by_batch, dynamic=False)(**inputs(BATCH, candidates, BOXES, CLASSES, size))
+
+
 def rows(rate: float, clock: Clock, *, small: bool = False) -> Iterator[dict]:
     """One row a kind of candidates.
 
     Args:
         small: Tries the script on a CPU.
     """
-    batch, boxes, classes = (2, 5, 7) if small else (64, 20, 80)
-    for name, candidates, size in (
-        ("all cells of 640 x 640 (YOLOX)", 8400, 640),
-        ("540 candidates an image (YOLOv7)", 540, 640),
-    ):
+    batch, boxes, classes = (2, 5, 7) if small else (BATCH, BOXES, CLASSES)
+    for name, candidates, size in SIZES:
         if small and candidates == 8400:
             candidates, size = len(priors(64)), 64
         given = inputs(batch, candidates, boxes, classes, size)
         wanted = simota.reference(**given)
         moved = batch * (candidates * (classes + 5) * 4 + candidates * 8)
+        torch._dynamo.reset()
         compiled: Any = torch.compile(by_batch, dynamic=False)
         ways: dict[str, Callable[[], Times]] = {
             "ours": lambda g=given, w=wanted: times(simota.assign, g, w, graph=False),

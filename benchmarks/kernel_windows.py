@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from kernel_timing import DEVICE, Clock, Times, captured, error, timed
@@ -18,6 +19,18 @@ STAGES = {  # map, channels, heads
     "swin_t 224 stage 3": (14, 384, 12),
     "swin_b 224 stage 1": (56, 128, 4),
 }
+Plans = tuple[tuple[str, int, tuple[str, ...]], ...]
+PLANS: Plans = (
+    ("swin_t 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
+    ("swin_t 224 stage 1", 8, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
+    ("swin_t 224 stage 1", 1, ("ours", "graph", "eager", "compiled")),
+    ("swin_b 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
+    ("swin_t 224 stage 3", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
+    ("swin_t 224 stage 2", 128, ("ours", "graph", "eager", "compiled", "sdpa")),
+)
+"""Layer, batch, formulations."""
+OTHER_FLEX = (("swin_t 224 stage 1", 8, ("flex strided", "flex decoding")),)
+"""Forms of FlexAttention that may be wrong: run last, since what reads beyond its memory ends all that follows."""
 TOLERANCE = 0.02
 """Of a formulation's values in 16 bits."""
 FLEX = {
@@ -185,45 +198,59 @@ def graph_times(layer: Layer) -> Times:
     }
 
 
-def compiled(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def make_layer(name: str, batch: int, dtype: torch.dtype) -> Layer:
+    torch.manual_seed(0)
+    return Layer(batch, *STAGES[name], 3, dtype)
+
+
+def formulation(layer: Layer, label: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Give a formulation in plain PyTorch by its label."""
+    if label == "eager":
+        return layer.by_steps
+    ways = {
+        "compiled": lambda: layer.by_steps,
+        "sdpa": lambda: layer.by_sdpa,
+        "flex": layer.by_flex,
+        "flex strided": lambda: layer.by_flex(dense=False),
+        "flex decoding": lambda: layer.by_flex(decoding=True),
+    }
+    found = ways[label]()
     torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)
+    return torch.compile(found, dynamic=False) if DEVICE.type == "cuda" else found
 
 
-def rows(rate: float, clock: Clock, *, small: bool = False) -> Iterator[dict]:
+def fill_cache(label: str) -> None:
+    """Compile a formulation for all layers, as a process beside others may."""
+    for name, batch, labels in (*PLANS, *OTHER_FLEX):
+        if label not in labels:
+            continue
+        layer = make_layer(name, batch, torch.bfloat16)
+        try:
+            out = formulation(layer, label)(layer.qkv, layer.table)
+            torch.autograd.grad(out, (layer.qkv, layer.table), torch.randn_like(out))
+        except Exception as reason:
+            print(f"{label}: {type(reason).__name__}", flush=True)  # its row will say it
+
+
+def times_of(layer: Layer, label: str) -> Times:
+    if label in ("ours", "graph"):
+        return checked_times(layer.ours, layer, in_graph=label == "graph")
+    return checked_times(formulation(layer, label), layer)
+
+
+def rows(rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False) -> Iterator[dict]:
     """One row a layer and batch.
 
     Args:
         small: Tries the script on a CPU.
     """
-    plans = [
-        ("swin_t 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
-        ("swin_t 224 stage 1", 8, ("ours", "graph", "eager", "flex decoding", "flex", "flex strided", "sdpa")),
-        ("swin_t 224 stage 1", 1, ("ours", "graph", "eager", "compiled")),
-        ("swin_b 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
-        ("swin_t 224 stage 3", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
-        ("swin_t 224 stage 2", 128, ("ours", "graph", "eager", "compiled", "sdpa")),
-    ]
-    if small:
-        plans = [("swin_t 224 stage 3", 1, ("ours", "graph", "eager", "sdpa"))]
+    plans = (("swin_t 224 stage 3", 1, ("ours", "graph", "eager", "sdpa")),) if small else plans
     for name, batch, labels in plans:
-        torch.manual_seed(0)
-        side, channels, heads = STAGES[name]
-        layer = Layer(batch, side, channels, heads, 3, torch.float32 if small else torch.bfloat16)
-        element = batch * side * side * channels * layer.qkv.element_size()
-        ways: dict[str, Callable[[], Times]] = {
-            "ours": lambda layer=layer: checked_times(layer.ours, layer),
-            "graph": lambda layer=layer: checked_times(layer.ours, layer, in_graph=True),
-            "eager": lambda layer=layer: time_of(layer.by_steps, layer),
-            "compiled": lambda layer=layer: checked_times(compiled(layer.by_steps), layer),
-            "sdpa": lambda layer=layer: checked_times(layer.by_sdpa if small else compiled(layer.by_sdpa), layer),
-            "flex": lambda layer=layer: checked_times(compiled(layer.by_flex()), layer),
-            "flex strided": lambda layer=layer: checked_times(compiled(layer.by_flex(dense=False)), layer),
-            "flex decoding": lambda layer=layer: checked_times(compiled(layer.by_flex(decoding=True)), layer),
-        }
+        layer = make_layer(name, batch, torch.float32 if small else torch.bfloat16)
+        element = layer.qkv.nbytes // 3
         yield {
             "kernel": "window_attention",
             "case": f"{name}, batch {batch}, shift 3, {str(layer.qkv.dtype).removeprefix('torch.')}",
             "floor_us": {"forward": 4 * element / rate * 1e6, "backward": 7 * element / rate * 1e6},
-            "times": {label: clock.attempt(ways[label]) for label in labels},
+            "times": {label: clock.attempt(partial(times_of, layer, label)) for label in labels},
         }

@@ -15,6 +15,7 @@ import argparse
 import copy
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ WAYS = {  # kernel, compiled
     "compiled, kernel": (True, True),
 }
 COMPILE_S = 150
-"""What the processes that fill the compiler's cache may take, at most half of the time."""
+"""What the processes that fill the compiler's cache may take."""
+FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 
 
 class Step:
@@ -110,12 +112,12 @@ def fill_cache(models: dict[str, int], clock: Clock) -> None:
     ways = [way for way, (_, compiled) in WAYS.items() if compiled]
     command = [sys.executable, __file__, "--only-compile"]
     processes = [
-        subprocess.Popen([*command, f"{name}:{batch}:{way}"])
+        subprocess.Popen([*command, f"{name}:{batch}:{way}"], env={**os.environ, **FEW_THREADS})
         for (name, batch), way in itertools.product(models.items(), ways)
     ]
     for process in processes:
         try:
-            process.wait(max(1, min(COMPILE_S, clock.left / 2)))
+            process.wait(max(1, COMPILE_S - clock.passed))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -29,14 +29,13 @@ def lamb(
         parameters: Dense tensors of one dtype (FP32, FP16, BF16) on one device.
         gradients: Of each parameter, in its dtype and strides, as `means` (of gradients) and `squares` (means of
             their squares).
-        settings: Of each parameter.
+        settings: Of each parameter; one object for those that share them saves time.
         max_grad_norm: Norm of all gradients together to which they are clipped; None clips nothing.
 
     Returns:
         (T, 3) FP32: norm of the weights, norm of the update, ratio by which it was scaled.
     """
-    rows = [own.numbers() for own in settings]
-    launch = prepare(list(zip(parameters, gradients, means, squares, strict=True)), rows)
+    launch = prepare(list(zip(parameters, gradients, means, squares, strict=True)), settings)
     clip = clip_factor(gradient_squares(launch), max_grad_norm)
     return update(launch, clip)
 

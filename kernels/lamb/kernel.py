@@ -62,7 +62,7 @@ def lamb_moments(
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
-    own = numbers + tensor * NUMBERS
+    own = numbers + tl.load(row + 3) * NUMBERS
     place = (chunk - tl.load(row + 1)) * CHUNK
     factor = tl.load(clip)
     if place + CHUNK <= tl.load(row):
@@ -88,7 +88,7 @@ def lamb_ratios(
     """Write norm of weights, norm of update and ratio of each tensor (T, 3)."""
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
-    own = numbers + tensor * NUMBERS
+    own = numbers + tl.load(row + 3) * NUMBERS
     weight_norm = tl.minimum(tl.sqrt(sum_of_parts(parts, row, LONGEST, BLOCK)), tl.load(own + 12))
     update_norm = tl.sqrt(sum_of_parts(parts + num_chunks, row, LONGEST, BLOCK))
     is_usable = (weight_norm > 0) & (update_norm > 0)
@@ -128,7 +128,7 @@ def lamb_update(
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
-    own = numbers + tensor * NUMBERS
+    own = numbers + tl.load(row + 3) * NUMBERS
     place = (chunk - tl.load(row + 1)) * CHUNK
     ratio = tl.where(tl.load(own + 10) > 0, tl.load(norms + tensor * 3 + 2), 1.0)
     factor = tl.load(own) * ratio

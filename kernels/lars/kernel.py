@@ -61,7 +61,7 @@ def lars_ratios(
     """Write norm of weights, norm of gradient and ratio of each tensor (T, 3)."""
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
-    own = numbers + tensor * NUMBERS
+    own = numbers + tl.load(row + 3) * NUMBERS
     weight_norm = tl.sqrt(sum_of_parts(parts, row, LONGEST, BLOCK))
     gradient_norm = tl.sqrt(sum_of_parts(parts + num_chunks, row, LONGEST, BLOCK))
     is_usable = (weight_norm > 0) & (gradient_norm > 0)
@@ -119,7 +119,7 @@ def lars_update(
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
-    own = numbers + tensor * NUMBERS
+    own = numbers + tl.load(row + 3) * NUMBERS
     place = (chunk - tl.load(row + 1)) * CHUNK
     factor = tl.where(tl.load(own + 6) > 0, tl.load(norms + tensor * 3 + 2), 1.0)
     if place + CHUNK <= tl.load(row):

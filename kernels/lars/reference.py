@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(NamedTuple):
     """Numbers of one tensor's update at one step, which cover the published variants.
 
     Attributes:
@@ -37,10 +36,6 @@ class Settings:
     divisor: float = 1.0
     largest_ratio: float = math.inf
     momentum: float = 0.0
-
-    def numbers(self) -> tuple[float, ...]:
-        """Give the fields in their order, as the kernel's table has them."""
-        return tuple(float(value) for value in astuple(self))
 
 
 @torch.no_grad()

@@ -30,8 +30,8 @@ class Launch:
 
     Attributes:
         addresses: (T, columns) int64: of each tensor its number of elements, the number of its first chunk, its number
-            of chunks, and the addresses of the tensors that belong to it.
-        numbers: (T, K) FP32: hyperparameters of each tensor.
+            of chunks, its row in `numbers`, and the addresses of the tensors that belong to it.
+        numbers: (rows, K) FP32: hyperparameters, one row for all tensors that share them.
         tensor_of_chunk: (C,) int32.
         constants: Of every kernel.
     """
@@ -94,12 +94,12 @@ def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
 
 
-def prepare(tensors: Sequence[Sequence[Tensor]], numbers: Sequence[Sequence[float]]) -> Launch:
+def prepare(tensors: Sequence[Sequence[Tensor]], settings: Sequence[tuple[float, ...]]) -> Launch:
     """Send the tables of a launch to the device.
 
     Args:
         tensors: Of each parameter the tensors that belong to it, the parameter first: of one dtype, shape and strides.
-        numbers: Of each parameter its hyperparameters.
+        settings: Of each parameter its hyperparameters.
 
     Raises:
         RuntimeError: A CUDA graph is being captured: the tables, and the number of the step, come from the host.
@@ -109,19 +109,21 @@ def prepare(tensors: Sequence[Sequence[Tensor]], numbers: Sequence[Sequence[floa
         raise RuntimeError("multi-tensor LAMB and LARS cannot be captured in a CUDA graph: step outside of it")
     chunks = tuple(-(-own[0].numel() // CHUNK) for own in tensors)
     first = (0, *itertools.accumulate(chunks))
+    numbers = {id(own): own for own in settings}
+    row_of = {key: row for row, key in enumerate(numbers)}
     addresses = [
-        [own[0].numel(), first[number], chunks[number], *(tensor.data_ptr() for tensor in own)]
-        for number, own in enumerate(tensors)
+        [own[0].numel(), first[n], chunks[n], row_of[id(settings[n])], *(tensor.data_ptr() for tensor in own)]
+        for n, own in enumerate(tensors)
     ]
-    aligned = all(address % _ALIGNMENT == 0 for row in addresses for address in row[3:])
+    aligned = all(address % _ALIGNMENT == 0 for row in addresses for address in row[4:])
     return Launch(
         addresses=_sent(torch.tensor(addresses, dtype=torch.int64), device),
-        numbers=_sent(torch.tensor(numbers, dtype=torch.float32), device),
+        numbers=_sent(torch.tensor(list(numbers.values()), dtype=torch.float32), device),
         tensor_of_chunk=_tensor_of_chunk(chunks, device),
         constants={
             "DTYPE": _triton_dtype(tensors[0][0].dtype),
             "COLUMNS": len(addresses[0]),
-            "NUMBERS": len(numbers[0]),
+            "NUMBERS": len(settings[0]),
             "ALIGNED": aligned,
             "CHUNK": CHUNK,
             "LONGEST": 1 << (max(chunks) - 1).bit_length(),

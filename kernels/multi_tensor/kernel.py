@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FIRST_ADDRESS = tl.constexpr(3)
-"""Columns of a tensor's row before it: elements, first chunk, chunks."""
+FIRST_ADDRESS = tl.constexpr(4)
+"""Columns of a tensor's row before it: elements, first chunk, chunks, row of its numbers."""
 
 
 @triton.jit

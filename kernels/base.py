@@ -38,30 +38,37 @@ class Case:
         return tensors
 
 
+MODULES, OPTIMIZER = "modules", "optimizer"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """The modules of a model that a kernel can compute.
+    """The modules of a model, or the optimizer, whose work a kernel can do.
 
     Attributes:
         what: For people: what they are, and of which libraries.
-        refusal: Called with each module of a model. None: the module is not of the pattern; empty: the kernel can
-            compute it; else why it cannot.
-        replace: Lets such a module call the kernel, in place. Its parameters, their names, what goes in and what comes
-            out must stay; its class may become a subclass of it.
+        refusal: Called with each module of a model, or with the optimizer. None: it is not of the pattern; empty: the
+            kernel can compute it; else why it cannot.
+        replace: Lets such a module or optimizer call the kernel, in place. Its parameters, their names, what goes in
+            and what comes out must stay, as an optimizer's groups and state; its class may become a subclass of it.
         operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a
             device of what the operator launches.
+        subject: `MODULES` or `OPTIMIZER`.
         unavailable: Says why the kernel cannot run on a device; empty where it can.
     """
 
     what: str
-    refusal: Callable[[torch.nn.Module], str | None]
-    replace: Callable[[torch.nn.Module], None]
+    refusal: Callable[[Any], str | None]
+    replace: Callable[[Any], None]
     operators: tuple[str, ...]
+    subject: str = MODULES
     unavailable: Callable[[torch.device], str] = lambda device: ""
 
     def __post_init__(self) -> None:
         if not self.operators:
             raise ValueError("a pattern needs operators: the names by which a profile shows that the kernel ran")
+        if self.subject not in (MODULES, OPTIMIZER):
+            raise ValueError(f"the subject of a pattern is {MODULES} or {OPTIMIZER}, not {self.subject!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from steptune.kernels import lamb, lars, simota, window_attention
-from steptune.kernels.base import Case, Kernel, Pattern
+from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
+from steptune.kernels.lamb import pattern as lamb_pattern
+from steptune.kernels.lars import pattern as lars_pattern
 from steptune.kernels.names import GROUP
+from steptune.kernels.triton_device import unavailable
 from steptune.kernels.window_attention import pattern
 
 
@@ -90,7 +93,7 @@ WINDOW_ATTENTION = Kernel(
         refusal=pattern.refusal,
         replace=pattern.replace,
         operators=pattern.OPERATORS,
-        unavailable=pattern.unavailable,
+        unavailable=unavailable,
     ),
 )
 
@@ -156,6 +159,14 @@ LAMB = Kernel(
     tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
     has_gradients=False,
     in_graphs=False,
+    pattern=Pattern(
+        what=lamb_pattern.WHAT,
+        refusal=lamb_pattern.RULE.refusal,
+        replace=lamb_pattern.RULE.replace,
+        operators=lamb_pattern.OPERATORS,
+        subject=OPTIMIZER,
+        unavailable=unavailable,
+    ),
 )
 
 LARS = Kernel(
@@ -174,6 +185,14 @@ LARS = Kernel(
     tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
     has_gradients=False,
     in_graphs=False,
+    pattern=Pattern(
+        what=lars_pattern.WHAT,
+        refusal=lars_pattern.RULE.refusal,
+        replace=lars_pattern.RULE.replace,
+        operators=lars_pattern.OPERATORS,
+        subject=OPTIMIZER,
+        unavailable=unavailable,
+    ),
 )
 
 

@@ -1,4 +1,9 @@
-"""Formulations of the window attention between its projections, and their times."""
+"""Formulations of the window attention between its projections, and their times.
+
+Backward is timed by itself, again and again over one graph that is kept. Compiled formulations therefore run with
+`torch._functorch.config.donated_buffer = False`: by default a compiled backward reuses the memory of what forward
+saved, and refuses a graph that is kept. Neither our kernel nor eager PyTorch reuses it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+import torch._functorch.config
 from kernel_timing import DEVICE, Clock, Times, captured, error, timed
 from torch import Tensor
 from torch.nn import functional
@@ -13,6 +19,7 @@ from torch.nn import functional
 from steptune.kernels.window_attention import Geometry, window_attention
 from steptune.kernels.window_attention.reference import relative_index, shift_mask
 
+torch._functorch.config.donated_buffer = False
 STAGES = {  # map, channels, heads
     "swin_t 224 stage 1": (56, 96, 3),
     "swin_t 224 stage 2": (28, 192, 6),

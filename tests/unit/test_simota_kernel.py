@@ -141,6 +141,7 @@ def test_sizes_beyond_the_kernel_are_refused_with_the_limit(changed: dict, reaso
 
 
 @pytest.mark.skipif(not ON_DEVICE, reason="only a device can be waited for")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # it warns when it is switched on
 def test_the_host_does_not_wait_for_the_device() -> None:
     made = scene(7, 4, 200, 6, 8)
     simota.assign(**made)

@@ -2,7 +2,8 @@
 
 Backward is timed by itself, again and again over one graph that is kept. Compiled formulations therefore run with
 `torch._functorch.config.donated_buffer = False`: by default a compiled backward reuses the memory of what forward
-saved, and refuses a graph that is kept. Neither our kernel nor eager PyTorch reuses it.
+saved, and refuses a graph that is kept. Neither our kernel nor eager PyTorch reuses it. That setting holds for a thread
+alone, so that all backward passes are timed in the thread of the caller.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def time_of(function: Callable[[Tensor, Tensor], Tensor], layer: Layer) -> Times
         forward = timed(lambda: function(layer.qkv, layer.table))
     out = function(layer.qkv, layer.table)
     weights = torch.randn_like(out)
-    backward = timed(lambda: torch.autograd.grad(out, (layer.qkv, layer.table), weights, retain_graph=True))
+    with torch.autograd.set_multithreading_enabled(False):
+        backward = timed(lambda: torch.autograd.grad(out, (layer.qkv, layer.table), weights, retain_graph=True))
     return {"forward": forward, "backward": backward}
 
 

@@ -30,7 +30,8 @@ test: install .venv-kernels/.installed
 	.venv-kernels/bin/python -m pytest -n $(JOBS) $(KERNEL_TESTS) && exit $$status
 
 # Kernels are interpreted on a CPU. Their Triton is in an environment of its own, so that no other test compiles by it.
-KERNEL_TESTS := tests/contracts/test_kernels.py tests/unit/test_window_attention.py tests/unit/test_swin_models.py
+KERNEL_TESTS := tests/contracts/test_kernels.py $(addprefix tests/unit/,$(addsuffix .py,test_window_attention test_swin_models \
+	test_simota_kernel test_multi_tensor_kernels test_fused_optimizers test_fused_optimizers_guard))
 .venv-kernels/.installed: pyproject.toml constraints.txt $(VENV)/.installed
 	$(BIN)/python -m venv --clear --without-pip .venv-kernels
 	$(BIN)/python -c '$(PURELIB)' >"$$(.venv-kernels/bin/python -c '$(PURELIB)')/steptune-shared.pth"

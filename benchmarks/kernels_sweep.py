@@ -5,8 +5,8 @@
 The layer is Swin-T's first stage at batch 128 in bfloat16, shifted, unless `--layer` and `--shift` say otherwise. The
 kernel's tests run first; each setting's values and gradients are compared with the published steps before it is timed.
 Directions of the kernel are timed as replays of a CUDA graph, so that no host is in the figure; whole formulations as
-they are called (`kernels.py`). `x floor` is the time over that of a copy of the same bytes in the same run. Nothing new
-begins after `--seconds`.
+they are called (`kernel_windows.py`). `x floor` is the time over that of a copy of the same bytes in the same run.
+Nothing new begins after `--seconds`.
 """
 
 from __future__ import annotations
@@ -17,35 +17,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from kernel_timing import ROOT, captured, copy_rate, error, timed
+from kernel_windows import STAGES, Layer, time_of
 from stamp import device_stamp
 from torch import Tensor
 
-from kernels import ROOT, STAGES, Layer, copy_rate, time_of, timed
 from steptune.kernels.window_attention import launch
 
 TOLERANCE = 0.02
 TESTS = ["tests/contracts/test_kernels.py", "tests/unit/test_window_attention.py"]
 Settings = launch.Settings
-
-
-def captured(function: Callable[[], object]) -> Callable[[], object]:
-    """Record a call as a CUDA graph; the first calls compile."""
-    for _ in range(2):
-        function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
 
 class Directions:
@@ -86,28 +72,6 @@ def variants(backward: bool) -> Iterator[Settings]:
         yield Settings(programs=programs, num_stages=num_stages, max_registers=max_registers)
     for num_warps in (8, 2):
         yield Settings(num_warps=num_warps, num_stages=stages[0])
-
-
-def by_flex(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
-    """FlexAttention over windows, with the learned bias and the mask in the modification of scores."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    num_windows = (layer.side // 7) ** 2
-    every_pair = create_block_mask(lambda window, head, i, j: i >= 0, None, None, 49, 49, device=layer.qkv.device)
-
-    def formulation(qkv: Tensor, table: Tensor) -> Tensor:
-        q, k, v = layer._windows(qkv)
-        bias = layer._bias(table).to(q.dtype)
-
-        def modified(score, window, head, i, j):
-            score = score + bias[head, i, j]
-            if layer.mask is None:
-                return score
-            return torch.where(layer.mask[window % num_windows, i, j], float("-inf"), score)
-
-        return layer._map(flex_attention(q, k, v, score_mod=modified, block_mask=every_pair, scale=layer.scale))
-
-    return formulation
 
 
 class Sweep:
@@ -172,7 +136,7 @@ class Sweep:
             "sdpa": layer.by_sdpa,
             "compiled": torch.compile(layer.by_steps, dynamic=False),
             "sdpa compiled": torch.compile(layer.by_sdpa, dynamic=False),
-            "flex compiled": torch.compile(by_flex(layer), dynamic=False),
+            "flex compiled": torch.compile(layer.by_flex(), dynamic=False),
         }
         with torch.no_grad():
             wanted = layer.by_steps(layer.qkv, layer.table)

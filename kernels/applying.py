@@ -1,12 +1,13 @@
-"""Kernels in a model: where one can compute, why it cannot, and how the model is made to call it."""
+"""Kernels in a model or its optimizer: where one can compute, why it cannot, and how it is made to be called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from steptune.kernels.base import Kernel
+from steptune.kernels.base import OPTIMIZER, Kernel
 from steptune.kernels.registry import KERNELS, kernel_named
 
 _MARK = "_steptune_kernel"
@@ -14,9 +15,17 @@ _SHOWN = 3
 """Refusals of modules that are said."""
 
 
-def refusals(model: torch.nn.Module, device: torch.device) -> dict[str, str]:
-    """Say of each kernel that has a pattern why it cannot compute a part of a model; empty where it can."""
-    return {k.name: _refusal(k, model, device) for k in KERNELS if k.pattern is not None}
+def refusals(
+    model: torch.nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, str]:
+    """Say of each kernel that has a pattern why it cannot compute a part of a training; empty where it can."""
+    return {k.name: _refusal(k, model, optimizer, device) for k in KERNELS if k.pattern is not None}
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Tell whether a kernel computes an optimizer's step, not modules of the model."""
+    kernel = kernel_named(name)
+    return kernel.pattern is not None and kernel.pattern.subject == OPTIMIZER
 
 
 def use_kernel(model: torch.nn.Module, name: str) -> torch.nn.Module:
@@ -25,20 +34,23 @@ def use_kernel(model: torch.nn.Module, name: str) -> torch.nn.Module:
     Raises:
         ValueError: There is none that it can, with the reason.
     """
-    kernel = kernel_named(name)
-    assert kernel.pattern is not None, "only kernels with a pattern are offered"
-    served = [module for module, reason in _sites(kernel, model).values() if not reason]
-    if not served:
-        raise ValueError(f"{name}: {_said(kernel, _sites(kernel, model))}")
-    for module in served:
-        kernel.pattern.replace(module)
-        module.__dict__[_MARK] = name
+    _use(kernel_named(name), _modules(model))
     return model
 
 
-def used_kernels(model: torch.nn.Module) -> frozenset[str]:
-    """Name the kernels that a model was made to call."""
-    return frozenset(module.__dict__[_MARK] for module in model.modules() if _MARK in module.__dict__)
+def use_kernel_in_optimizer(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Let a kernel compute an optimizer's step, in place.
+
+    Raises:
+        ValueError: It cannot, with the reason.
+    """
+    _use(kernel_named(name), {"": optimizer})
+
+
+def used_kernels(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> frozenset[str]:
+    """Name the kernels that a model and its optimizer were made to call."""
+    subjects = [*model.modules(), *([] if optimizer is None else [optimizer])]
+    return frozenset(subject.__dict__[_MARK] for subject in subjects if _MARK in subject.__dict__)
 
 
 def operators_of(name: str) -> tuple[str, ...]:
@@ -47,23 +59,46 @@ def operators_of(name: str) -> tuple[str, ...]:
     return () if kernel.pattern is None else kernel.pattern.operators
 
 
-def _refusal(kernel: Kernel, model: torch.nn.Module, device: torch.device) -> str:
-    """Say first what is of the model: nobody should install something for a kernel that has no use."""
+_Subjects = Mapping[str, Any]
+"""Modules or an optimizer, by name."""
+
+
+def _modules(model: torch.nn.Module) -> _Subjects:
+    return dict(model.named_modules())
+
+
+def _use(kernel: Kernel, subjects: _Subjects) -> None:
+    assert kernel.pattern is not None, "only kernels with a pattern are offered"
+    sites = _sites(kernel, subjects)
+    served = [subject for subject, reason in sites.values() if not reason]
+    if not served:
+        raise ValueError(f"{kernel.name}: {_said(kernel, sites)}")
+    for subject in served:
+        kernel.pattern.replace(subject)
+        subject.__dict__[_MARK] = kernel.name
+
+
+def _refusal(
+    kernel: Kernel, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
+) -> str:
+    """Say first what is of the training: nobody should install something for a kernel that has no use."""
     assert kernel.pattern is not None
-    return _said(kernel, _sites(kernel, model)) or kernel.pattern.unavailable(device)
+    is_of_optimizer = kernel.pattern.subject == OPTIMIZER
+    subjects = _modules(model) if not is_of_optimizer else {} if optimizer is None else {"": optimizer}
+    return _said(kernel, _sites(kernel, subjects)) or kernel.pattern.unavailable(device)
 
 
-_Sites = Mapping[str, tuple[torch.nn.Module, str]]
+_Sites = Mapping[str, tuple[Any, str]]
 
 
-def _sites(kernel: Kernel, model: torch.nn.Module) -> _Sites:
-    """Give the modules of the pattern, by name, with the reason why the kernel cannot compute it, or nothing."""
+def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
+    """Give the subjects of the pattern, by name, with the reason why the kernel cannot compute it, or nothing."""
     assert kernel.pattern is not None
     found = {}
-    for name, module in model.named_modules():
-        reason = kernel.pattern.refusal(module)
-        if reason is not None and module.__dict__.get(_MARK) is None:
-            found[name] = (module, reason)
+    for name, subject in subjects.items():
+        reason = kernel.pattern.refusal(subject)
+        if reason is not None and subject.__dict__.get(_MARK) is None:
+            found[name] = (subject, reason)
     return found
 
 
@@ -71,7 +106,8 @@ def _said(kernel: Kernel, sites: _Sites) -> str:
     """Say why a kernel can compute none of its sites; empty where it can one."""
     assert kernel.pattern is not None
     if not sites:
-        return f"the model has nothing that it computes ({kernel.pattern.what})"
+        whose = "training" if kernel.pattern.subject == OPTIMIZER else "model"
+        return f"the {whose} has nothing that it computes ({kernel.pattern.what})"
     if any(not reason for _, reason in sites.values()):
         return ""
     reasons = list(dict.fromkeys(reason for _, reason in sites.values()))

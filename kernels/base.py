@@ -18,7 +18,7 @@ class Case:
 
     Attributes:
         label: Names the case in tests and benchmarks.
-        shapes: Shape of each tensor, by the name of its parameter. Every one of them gets a gradient.
+        shapes: Shape of each tensor, by the name of its parameter.
         options: Parameters that are no tensors.
         positive: Names of tensors whose elements are positive: scales, variances.
     """
@@ -38,30 +38,37 @@ class Case:
         return tensors
 
 
+MODULES, OPTIMIZER = "modules", "optimizer"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """The modules of a model that a kernel can compute.
+    """The modules of a model, or the optimizer, whose work a kernel can do.
 
     Attributes:
         what: For people: what they are, and of which libraries.
-        refusal: Called with each module of a model. None: the module is not of the pattern; empty: the kernel can
-            compute it; else why it cannot.
-        replace: Lets such a module call the kernel, in place. Its parameters, their names, what goes in and what comes
-            out must stay; its class may become a subclass of it.
+        refusal: Called with each module of a model, or with the optimizer. None: it is not of the pattern; empty: the
+            kernel can compute it; else why it cannot.
+        replace: Lets such a module or optimizer call the kernel, in place. Its parameters, their names, what goes in
+            and what comes out must stay, as an optimizer's groups and state; its class may become a subclass of it.
         operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a
             device of what the operator launches.
+        subject: `MODULES` or `OPTIMIZER`.
         unavailable: Says why the kernel cannot run on a device; empty where it can.
     """
 
     what: str
-    refusal: Callable[[torch.nn.Module], str | None]
-    replace: Callable[[torch.nn.Module], None]
+    refusal: Callable[[Any], str | None]
+    replace: Callable[[Any], None]
     operators: tuple[str, ...]
+    subject: str = MODULES
     unavailable: Callable[[torch.device], str] = lambda device: ""
 
     def __post_init__(self) -> None:
         if not self.operators:
             raise ValueError("a pattern needs operators: the names by which a profile shows that the kernel ran")
+        if self.subject not in (MODULES, OPTIMIZER):
+            raise ValueError(f"the subject of a pattern is {MODULES} or {OPTIMIZER}, not {self.subject!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,8 @@ class Kernel:
         cases: Small inputs with what is easy to get wrong: odd shapes, padding, every option.
         tolerances: Largest relative error, by dtype: norm of the difference to the reference in float64, over its norm.
         without_gradient: Tensors that get none from the kernel, as (label of the case or "*", name).
+        has_gradients: Whether it can be differentiated: an assignment or an update cannot.
+        in_graphs: Whether compiled graphs hold it: an optimizer's step is outside of them.
         pattern: What it replaces in a model; None where it replaces nothing by itself.
     """
 
@@ -86,9 +95,13 @@ class Kernel:
     cases: tuple[Case, ...]
     tolerances: Mapping[torch.dtype, float]
     without_gradient: frozenset[tuple[str, str]] = frozenset()
+    has_gradients: bool = True
+    in_graphs: bool = True
     pattern: Pattern | None = None
 
     def gradients_of(self, case: Case) -> tuple[str, ...]:
         """Name the tensors that get a gradient in a case."""
+        if not self.has_gradients:
+            return ()
         none = {name for label, name in self.without_gradient if label in ("*", case.label)}
         return tuple(name for name in case.shapes if name not in none)

@@ -7,11 +7,13 @@ from importlib.metadata import entry_points
 
 GROUP = "steptune.kernels"
 """The entry point by which other packages register kernels; its name is the kernel's."""
-OURS = ("window_attention",)
+OURS = ("window_attention", "lamb", "lars")
+OF_OPTIMIZER = ("lamb", "lars")
+"""Of ours, those that compute an optimizer's step."""
 
 
 @cache
 def pattern_names() -> tuple[str, ...]:
-    """Name the kernels that replace a pattern of a model: ours, then those of other packages."""
+    """Name the kernels that replace a pattern of a model or its optimizer: ours, then those of other packages."""
     registered = sorted({entry.name for entry in entry_points(group=GROUP)} - set(OURS))
     return (*OURS, *registered)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from steptune.kernels import window_attention
-from steptune.kernels.base import Case, Kernel, Pattern
-from steptune.kernels.names import GROUP, OURS
+from steptune.kernels import lamb, lars, simota, window_attention
+from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
+from steptune.kernels.lamb import pattern as lamb_pattern
+from steptune.kernels.lars import pattern as lars_pattern
+from steptune.kernels.names import GROUP
+from steptune.kernels.triton_device import unavailable
 from steptune.kernels.window_attention import pattern
 
 
@@ -87,8 +93,176 @@ WINDOW_ATTENTION = Kernel(
         refusal=pattern.refusal,
         replace=pattern.replace,
         operators=pattern.OPERATORS,
-        unavailable=pattern.unavailable,
+        unavailable=unavailable,
     ),
+)
+
+_TENSORS = ((5000,), (3, 7), (1,), (64, 64), (4097,))
+"""Shapes of an optimizer's tensors: whole chunks and parts of them, aligned and not."""
+
+
+def _updated(update: Callable[..., Any], *names: str) -> Callable[..., Tensor]:
+    """Make an update in place, of lists of tensors, one that returns all of them in one tensor, and keeps its inputs.
+
+    Args:
+        names: Of the lists; the second are the gradients, which stay.
+    """
+
+    def function(*, settings: tuple[Any, ...], max_grad_norm: float | None = None, **tensors: Tensor) -> Tensor:
+        count = len(settings)
+        lists = [[tensors[f"{name}_{n}"].detach().clone() for n in range(count)] for name in names]
+        more = {} if max_grad_norm is None else {"max_grad_norm": max_grad_norm}
+        given = lists if len(lists) > 2 or update not in (lars.lars, lars.reference) else [*lists, None]
+        update(*given, settings, **more)
+        return torch.cat([tensor.flatten() for own in (lists[0], *lists[2:]) for tensor in own])
+
+    return function
+
+
+def _optimizer_case(label: str, names: tuple[str, ...], settings: tuple[Any, ...], **options: Any) -> Case:
+    shapes = {f"{name}_{n}": _TENSORS[n] for name in names for n in range(len(settings))}
+    positive = frozenset(name for name in shapes if name.startswith("squares"))
+    return Case(label=label, shapes=shapes, options={"settings": settings, **options}, positive=positive)
+
+
+_LAMB = ("parameters", "gradients", "means", "squares")
+_LARS = ("parameters", "gradients", "momenta")
+_ADAM = {"decay1": 0.9, "share1": 0.1, "decay2": 0.999, "share2": 0.001, "rate": 0.01}
+
+
+def _lamb_settings(**changed: Any) -> tuple[lamb.Settings, ...]:
+    decays = (0.1, 0.0, 0.1, 0.3, 0.1)
+    return tuple(lamb.Settings(**{**_ADAM, "weight_decay": d, "adapts": d > 0, **changed}) for d in decays)
+
+
+def _lars_settings(**changed: Any) -> tuple[lars.Settings, ...]:
+    own = {"rate": 0.1, "kept": 0.9, "share": 1.0, "trust": 0.02, "eps": 1e-8}
+    return tuple(
+        lars.Settings(**{**own, "weight_decay": d, "adapts": d > 0, **changed}) for d in (0.1, 0.0, 0.3, 0.1, 0.1)
+    )
+
+
+LAMB = Kernel(
+    name="lamb",
+    summary="LAMB over all parameters at once",
+    function=_updated(lamb.lamb, *_LAMB),
+    reference=_updated(lamb.reference, *_LAMB),
+    cases=(
+        _optimizer_case("clipped", _LAMB, _lamb_settings(mean_correction=3.0, root_correction=2.0), max_grad_norm=1.0),
+        _optimizer_case("not clipped", _LAMB, _lamb_settings()),
+        _optimizer_case("norm below the bound", _LAMB, _lamb_settings(), max_grad_norm=1e6),
+        _optimizer_case("bounded ratio", _LAMB, _lamb_settings(adapts=True, largest_ratio=1.0)),
+        _optimizer_case("bounded weight norm", _LAMB, _lamb_settings(largest_weight_norm=10.0)),
+        _optimizer_case("decoupled decay", _LAMB, _lamb_settings(shrink=0.97, weight_decay=0.0)),
+        _optimizer_case("no averaging", _LAMB, _lamb_settings(share1=1.0)[:1]),
+    ),
+    tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
+    pattern=Pattern(
+        what=lamb_pattern.WHAT,
+        refusal=lamb_pattern.RULE.refusal,
+        replace=lamb_pattern.RULE.replace,
+        operators=lamb_pattern.OPERATORS,
+        subject=OPTIMIZER,
+        unavailable=unavailable,
+    ),
+)
+
+LARS = Kernel(
+    name="lars",
+    summary="LARS over all parameters at once",
+    function=_updated(lars.lars, *_LARS),
+    reference=_updated(lars.reference, *_LARS),
+    cases=(
+        _optimizer_case("momentum", _LARS, _lars_settings()),
+        _optimizer_case("first step", _LARS, _lars_settings(kept=0.0)),
+        _optimizer_case("Nesterov", _LARS, _lars_settings(momentum=0.9)),
+        _optimizer_case("bounded ratio", _LARS, _lars_settings(divisor=0.01, largest_ratio=1.0)),
+        _optimizer_case("rate inside", _LARS, _lars_settings(rate=1.0, share=0.1)),
+        _optimizer_case("dampened", _LARS, _lars_settings(share=0.5)[:2]),
+    ),
+    tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
+    pattern=Pattern(
+        what=lars_pattern.WHAT,
+        refusal=lars_pattern.RULE.refusal,
+        replace=lars_pattern.RULE.replace,
+        operators=lars_pattern.OPERATORS,
+        subject=OPTIMIZER,
+        unavailable=unavailable,
+    ),
+)
+
+
+def _assigned(assign: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give an assignment boxes by their centres and sizes, on an image of some 8 x 8."""
+
+    def function(
+        *,
+        centres: Tensor,
+        sizes: Tensor,
+        objectness: Tensor,
+        classes: Tensor,
+        wanted_centres: Tensor,
+        wanted_sizes: Tensor,
+        labels: tuple[tuple[int, ...], ...],
+        every: int = 1,
+        has_priors: bool = False,
+    ) -> Tensor:
+        def corners(centre: Tensor, size: Tensor) -> Tensor:
+            centre, size = 2 * centre.float(), size.float()
+            return torch.cat([centre - size, centre + size], -1)
+
+        batch, candidates = objectness.shape
+        device = objectness.device
+        number = torch.arange(candidates, device=device)
+        options: dict[str, Tensor] = {}
+        if every > 1:
+            options["valid_bm"] = ((number % every) > 0).expand(batch, -1)
+        if has_priors:
+            options["priors_m3"] = torch.stack([number % 8 - 3.5, number // 8 % 8 - 3.5, 0 * number + 0.5], 1)
+        wanted = corners(wanted_centres, wanted_sizes)
+        given = torch.tensor(labels, device=device)
+        return assign(corners(centres, sizes), objectness, classes, wanted, given, **options)
+
+    return function
+
+
+def _assignment_case(
+    label: str, candidates: int, num_classes: int, labels: tuple[tuple[int, ...], ...], **options: Any
+) -> Case:
+    batch, boxes = len(labels), len(labels[0])
+    shapes = {
+        "centres": (batch, candidates, 2),
+        "sizes": (batch, candidates, 2),
+        "objectness": (batch, candidates),
+        "classes": (batch, candidates, num_classes),
+        "wanted_centres": (batch, boxes, 2),
+        "wanted_sizes": (batch, boxes, 2),
+    }
+    positive = frozenset({"sizes", "wanted_sizes"})
+    return Case(label=label, shapes=shapes, options={"labels": labels, **options}, positive=positive)
+
+
+SIMOTA = Kernel(
+    name="simota",
+    summary="SimOTA's assignment of a whole batch, without waiting for the device",
+    function=_assigned(simota.assign),
+    reference=_assigned(simota.reference),
+    cases=(
+        _assignment_case("three images", 70, 5, ((0, 4, 2, -1), (1, -1, -1, -1), (3, 3, 0, 2))),
+        _assignment_case("an empty image", 33, 3, ((-1, -1), (2, 0))),
+        _assignment_case("only empty images", 20, 2, ((-1,), (-1,))),
+        _assignment_case("places within the padding", 40, 4, ((-1, 3, -1, 1),)),
+        _assignment_case("few candidates", 4, 6, ((5, 1, 0),)),
+        _assignment_case("some candidates count", 90, 130, ((0, 129, 64),), every=3),
+        _assignment_case("priors", 64, 3, ((0, 2, 1, -1), (1, 1, 2, 0)), has_priors=True),
+        _assignment_case("priors of which some count", 64, 3, ((0, 2), (-1, 0)), has_priors=True, every=4),
+    ),
+    tolerances={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
+    has_gradients=False,
 )
 
 
@@ -111,7 +285,7 @@ def _registered() -> tuple[Kernel, ...]:
             raise TypeError(f"{where} must name a steptune.kernels.Kernel, not {kernel!r}")
         if kernel.name != entry.name:
             raise ValueError(f"{where} names the kernel {kernel.name!r}: give both one name")
-        if kernel.name in (*OURS, *(other.name for other in found)):
+        if kernel.name in (*(own.name for own in _OWN), *(other.name for other in found)):
             raise ValueError(f"{where} has a name that another kernel has: choose another")
         if kernel.pattern is None:
             raise ValueError(f"{where} has no pattern: say which modules of a model it computes")
@@ -119,7 +293,8 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-KERNELS: tuple[Kernel, ...] = (WINDOW_ATTENTION, *_registered())
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA)
+KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 
 def kernel_named(name: str) -> Kernel:

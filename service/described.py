@@ -74,6 +74,7 @@ def _model(num_parameters: int, num_blocks: int, modules: dict[str, int]) -> Mod
     )
 
 
+_NO_LAYERWISE = {"lamb": "the optimizer is not LAMB", "lars": "the optimizer is not LARS"}
 VISION = replace(
     _workload(
         "a vision transformer by AdamW",
@@ -84,7 +85,7 @@ VISION = replace(
             has_class_token=True,
             tensor_units=12,
             mask_refusal="its attention has no causal masks",
-            kernel_refusals={"window_attention": "the model has no Swin attention"},
+            kernel_refusals={"window_attention": "the model has no Swin attention", **_NO_LAYERWISE},
         ),
     ),
     byte_form=True,
@@ -94,7 +95,7 @@ WINDOWS = _workload(
     replace(
         _model(88_000_000, 24, {"Conv2d": 1, "Linear": 99, "LayerNorm": 53, "WindowAttention": 24}),
         mask_refusal="the model computes its own attention masks, or none",
-        kernel_refusals={"window_attention": ""},
+        kernel_refusals={"window_attention": "", **_NO_LAYERWISE},
     ),
 )
 LANGUAGE = _workload(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from steptune.kernels.window_attention.geometry import Geometry
 from steptune.kernels.window_attention.reference import window_attention as reference
+
+if TYPE_CHECKING:
+    from steptune.kernels.window_attention.launch import Plan
 
 __all__ = ["Geometry", "reference", "unsupported", "window_attention"]
 
@@ -94,8 +97,9 @@ def _forward(
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
     log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
-    grid, sizes, constants = launch.plan(qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed)
-    kernel.window_attention_forward[grid](
+    plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=False)
+    plan.run(
+        kernel.window_attention_forward,
         qkv,
         qkv if qkv_bias is None else qkv_bias.contiguous(),
         table.contiguous(),
@@ -104,12 +108,38 @@ def _forward(
         log_sums,
         qkv if seed is None else seed,
         dropout,
-        *sizes,
+        *plan.sizes,
         qkv.stride(2),
         out.stride(2),
-        **constants,
     )
     return out, log_sums
+
+
+def _plan(
+    qkv: Tensor,
+    table: Tensor,
+    window: list[int],
+    rolls_first: bool,
+    cosine: bool,
+    qkv_bias: Tensor | None,
+    seed: Tensor | None,
+    *,
+    backward: bool,
+) -> Plan:
+    from steptune.kernels.window_attention import launch
+
+    rows, columns, shift_rows, shift_columns = window
+    return launch.plan(
+        qkv.shape,
+        table.shape[1],
+        (rows, columns, shift_rows, shift_columns),
+        launch.settings_of(rows * columns, qkv.dtype, backward=backward),
+        rolls_first=rolls_first,
+        cosine=cosine,
+        has_bias=qkv_bias is not None,
+        drops=seed is not None,
+        precision=launch.precision(),
+    )
 
 
 def _rows_of_scores(qkv: Tensor, table: Tensor, window: list[int]) -> tuple[int, int, int]:
@@ -156,17 +186,16 @@ def _backward(
 
     qkv = launch.dense_map(qkv)
     grad_out = launch.dense_map(grad_out)
-    grid, sizes, constants = launch.plan(
-        qkv, table, window, rolls_first, cosine, qkv_bias is not None, seed, backward=True
-    )
+    plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=True)
     heads, num_tokens = table.shape[1], window[0] * window[1]
     grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     parts: dict[str, Any] = {"dtype": torch.float32, "device": qkv.device}
-    programs = grid[1]
+    programs, is_padded = plan.grid[1], plan.constants["PADDED"]
     bias_parts = torch.empty((programs, heads, num_tokens, num_tokens), **parts)
-    padding_parts = torch.empty((programs if constants["PADDED"] else 0, 2, qkv.shape[-1] // 3), **parts)
-    scale_parts = torch.empty((programs if cosine else 0, heads), **parts)
-    kernel.window_attention_backward[grid](
+    padding_parts = torch.empty((programs, 2, qkv.shape[-1] // 3), **parts) if is_padded else None
+    scale_parts = torch.empty((programs, heads), **parts) if cosine else None
+    plan.run(
+        kernel.window_attention_backward,
         qkv,
         qkv if qkv_bias is None else qkv_bias.contiguous(),
         table.contiguous(),
@@ -175,32 +204,25 @@ def _backward(
         grad_out,
         grad_qkv,
         bias_parts,
-        padding_parts,
-        scale_parts,
+        bias_parts if padding_parts is None else padding_parts,
+        bias_parts if scale_parts is None else scale_parts,
         qkv if seed is None else seed,
         dropout,
-        *sizes,
+        *plan.sizes,
         qkv.stride(2),
         grad_out.stride(2),
         grad_qkv.stride(2),
-        **constants,
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
-    kernel.window_attention_table_gradient[(heads, table.shape[0])](
-        bias_parts,
-        grad_table,
-        HEADS=heads,
-        ROWS=window[0],
-        COLUMNS=window[1],
-        NUM_PARTS=programs,
-        BLOCK_PARTS=launch.BLOCK_PARTS,
-        BLOCK_I=launch.next_power_of_two(num_tokens),
+    launch.plan_of_table_gradient(heads, window[0], window[1], programs).run(
+        kernel.window_attention_table_gradient, bias_parts, grad_table
     )
-    grad_scale = scale_parts.sum(0).to(scale.dtype) if cosine else scale.new_empty(0)
+    grad_scale = scale.new_empty(0) if scale_parts is None else scale_parts.sum(0).to(scale.dtype)
     if qkv_bias is None:
         return grad_qkv, grad_table, grad_scale, qkv.new_empty(0)
     grad_bias = torch.zeros_like(qkv_bias)
-    grad_bias[qkv_bias.shape[0] // 3 :] = padding_parts.sum(0).flatten()
+    if padding_parts is not None:
+        grad_bias[qkv_bias.shape[0] // 3 :] = padding_parts.sum(0).flatten()
     return grad_qkv, grad_table, grad_scale, grad_bias
 
 

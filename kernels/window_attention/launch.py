@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +40,45 @@ SEVERAL_BLOCKS = Settings(num_warps=8)
 """Both directions of windows that do not fit into one block."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """A kernel's launch for one shape of its tensors.
+
+    Attributes:
+        grid: Programs along each axis.
+        sizes: Arguments of the kernel that are sizes.
+        constants: Compile-time arguments, in the order in which the kernel declares them.
+        options: Triton's options of compiling.
+        compiled: The code by what Triton specialises it on.
+    """
+
+    grid: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def run(self, kernel: Any, *arguments: Any) -> None:
+        """Launch a kernel, always the same of a plan.
+
+        Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
+        than the device. Here the code is found by those that can still differ.
+
+        Args:
+            arguments: The first is a tensor.
+        """
+        device = torch.cuda.current_device() if arguments[0].is_cuda else None
+        seen = [(a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in arguments]
+        key = (device, *seen)
+        code = self.compiled.get(key)
+        if code is not None:
+            code[self.grid](*arguments, *self.constants.values())
+            return
+        code = kernel[self.grid](*arguments, **self.constants, **self.options)
+        if code is not None:  # the interpreter has none
+            self.compiled[key] = code
+
+
 def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:
     """Choose the settings of a direction, by the tokens of a window."""
     if num_tokens > ONE_BLOCK:
@@ -62,7 +103,7 @@ def dense_map(tensor: Tensor) -> Tensor:
     return tensor if dense else tensor.contiguous()
 
 
-def num_windows(height: int, width: int, window: list[int]) -> tuple[int, int]:
+def num_windows(height: int, width: int, window: Sequence[int]) -> tuple[int, int]:
     """Count the windows of a map by row and column."""
     return -(-height // window[0]), -(-width // window[1])
 
@@ -74,25 +115,26 @@ def edges(windows: int, size: int, shift: int, extent: int) -> int:
     return min(windows, int(shift > 0) + int(windows * size != extent))
 
 
+@lru_cache(maxsize=1024)
 def plan(
-    qkv: Tensor,
-    table: Tensor,
-    window: list[int],
+    shape: torch.Size,
+    heads: int,
+    window: tuple[int, int, int, int],
+    settings: Settings,
+    *,
     rolls_first: bool,
     cosine: bool,
     has_bias: bool,
-    seed: Tensor | None,
-    *,
-    backward: bool = False,
-) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """Choose the grid (heads, programs), the sizes that vary and the constants of the kernels."""
+    drops: bool,
+    precision: str,
+) -> Plan:
+    """Choose the grid (heads, programs, 1), the sizes and the constants of a direction, by the shape of qkv."""
     rows, columns, shift_rows, shift_columns = window
-    batch, height, width, channels = qkv.shape
-    heads, num_tokens = table.shape[1], rows * columns
+    batch, height, width, channels = shape
+    num_tokens = rows * columns
     windows_y, windows_x = num_windows(height, width, window)
     edges_y = edges(windows_y, rows, shift_rows, height)
     edges_x = edges(windows_x, columns, shift_columns, width)
-    settings = settings_of(num_tokens, qkv.dtype, backward=backward)
     per_program = 1
     while (
         per_program < MAX_WINDOWS_PER_PROGRAM
@@ -113,16 +155,44 @@ def plan(
         "EDGES_X": edges_x,
         "PADDED": is_padded and has_bias,
         "COSINE": cosine,
-        "DROPS": seed is not None,
+        "DROPS": drops,
         "PER_PROGRAM": per_program,
         "BLOCK_I": block_j if num_tokens <= ONE_BLOCK else 32,
         "BLOCK_J": block_j,
-        "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "num_warps": settings.num_warps,
-        "num_stages": settings.num_stages,
-        "maxnreg": settings.max_registers,
+        "PRECISION": precision,
     }
     kinds_y = [windows_y - edges_y, *[1] * edges_y]
     kinds_x = [windows_x - edges_x, *[1] * edges_x]
     programs = sum(-(-batch * y * x // per_program) for y in kinds_y for x in kinds_x)
-    return (heads, programs), (batch, height, width, windows_y, windows_x), constants
+    return Plan(
+        grid=(heads, programs, 1),
+        sizes=(batch, height, width, windows_y, windows_x),
+        constants=constants,
+        options={
+            "num_warps": settings.num_warps,
+            "num_stages": settings.num_stages,
+            "maxnreg": settings.max_registers,
+        },
+    )
+
+
+@lru_cache(maxsize=1024)
+def plan_of_table_gradient(heads: int, rows: int, columns: int, num_parts: int) -> Plan:
+    """Choose the launch that sums the gradient of the table over the parts of programs."""
+    return Plan(
+        grid=(heads, (2 * rows - 1) * (2 * columns - 1), 1),
+        sizes=(),
+        constants={
+            "HEADS": heads,
+            "ROWS": rows,
+            "COLUMNS": columns,
+            "NUM_PARTS": num_parts,
+            "BLOCK_PARTS": BLOCK_PARTS,
+            "BLOCK_I": next_power_of_two(rows * columns),
+        },
+    )
+
+
+def precision() -> str:
+    """Choose how products in FP32 are computed, as `torch.backends.cuda.matmul.allow_tf32` has it."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -9,11 +9,9 @@ result, where the library rolls, pads, cuts, attends, merges and rolls back.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,15 +25,6 @@ OPERATORS = ("window_attention_forward", "window_attention_backward", "steptune:
 _SCALE = "_steptune_scale"
 LARGEST_SCALE = 40.0
 """Published code masks by adding -100, which is out of reach for scores of cosines up to this scale."""
-
-
-def unavailable(device: torch.device) -> str:
-    """Say why the kernel cannot run on a device; empty where it can."""
-    if find_spec("triton") is None:
-        return "requires Triton, which is not installed here (PyTorch for CUDA brings it)"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
-    return ""
 
 
 def refusal(module: torch.nn.Module) -> str | None:

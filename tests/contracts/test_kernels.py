@@ -1,5 +1,7 @@
 """What every kernel keeps: the values and gradients of its reference, the same bits twice, no trace in compiled graphs.
 
+Assignments are equal to the last box.
+
 On a machine without a GPU Triton interprets the kernels on the CPU, which has no 16-bit brain floats.
 """
 
@@ -38,6 +40,8 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def run(function, case: Case, tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Values and gradients, by name, of a weighted sum of the values."""
     values = function(**tensors, **case.options)
+    if not names:
+        return {"values": values.detach()}
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values)
     gradients = torch.autograd.grad(values, [tensors[name] for name in names], weights)
     return {"values": values.detach(), **dict(zip(names, gradients, strict=True))}
@@ -48,6 +52,7 @@ def in_float64(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    wanted = wanted.double()
     return float((found.cpu().double() - wanted).norm() / wanted.norm().clamp_min(1e-300))
 
 
@@ -72,7 +77,7 @@ def test_values_and_every_gradient_are_those_of_the_reference(kernel: Kernel, ca
     wanted = run(kernel.reference, case, in_float64(tensors), names)
     errors = {name: relative_error(found[name], wanted[name]) for name in found}
     assert {name: error for name, error in errors.items() if not error <= kernel.tolerances[dtype]} == {}
-    assert found["values"].dtype == dtype
+    assert found["values"].dtype == (dtype if wanted["values"].is_floating_point() else wanted["values"].dtype)
 
 
 @pytest.mark.parametrize(("kernel", "case"), FIRST_CASES)
@@ -87,12 +92,12 @@ def test_inputs_need_not_lie_densely(kernel: Kernel, case: Case) -> None:
     names = kernel.gradients_of(case)
     dense = inputs(case, torch.float32)
     strided = {name: torch.stack([t.detach(), t.detach()], -1)[..., 0].requires_grad_() for name, t in dense.items()}
-    assert not any(tensor.is_contiguous() for tensor in strided.values())
+    assert not any(tensor.is_contiguous() for tensor in strided.values() if tensor.numel() > 1)
     wanted, found = run(kernel.function, case, dense, names), run(kernel.function, case, strided, names)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize(("kernel", "case"), FIRST_CASES)
+@pytest.mark.parametrize(("kernel", "case"), [case for case in FIRST_CASES if case.values[0].in_graphs])
 def test_a_compiled_graph_has_no_break(kernel: Kernel, case: Case) -> None:
     tensors, names = inputs(case, torch.float32), kernel.gradients_of(case)
     compiled = torch.compile(kernel.function, fullgraph=True, backend="aot_eager")

@@ -1,5 +1,6 @@
 """Shifted-window attention: dropout, what it refuses, and published models' own layers."""
 
+import inspect
 import os
 
 import pytest
@@ -10,7 +11,13 @@ if not ON_DEVICE:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton", reason="kernels need triton")
 
-from steptune.kernels.window_attention import Geometry, reference, window_attention  # noqa: E402
+from steptune.kernels.window_attention import (  # noqa: E402
+    Geometry,
+    kernel,
+    launch,
+    reference,
+    window_attention,
+)
 
 DEVICE = "cuda" if ON_DEVICE else "cpu"
 
@@ -119,3 +126,57 @@ def test_transformers_layers_have_the_same_answer(block: int, side: int) -> None
     windows = seen["values"].view(2, padded // 4, padded // 4, 4, 4, 32).transpose(2, 3).reshape(2, padded, padded, 32)
     wanted = torch.roll(windows, (2 * block, 2 * block), (1, 2))[:, :side, :side]
     assert torch.allclose(found, wanted, atol=1e-5)
+
+
+class Compiler:
+    """Stands for a kernel of Triton's: counts what it compiles, and notes what the code is launched with."""
+
+    def __init__(self) -> None:
+        self.num_compiled = 0
+        self.launched: list[tuple[object, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]):
+        def compiling(*arguments: object, **constants: object) -> "Code":
+            self.num_compiled += 1
+            return Code(self.launched)
+
+        return compiling
+
+
+class Code:
+    def __init__(self, launched: list[tuple[object, ...]]) -> None:
+        self.launched = launched
+
+    def __getitem__(self, grid: tuple[int, int, int]):
+        return lambda *arguments: self.launched.append(arguments)
+
+
+class TestPlan:
+    def test_code_is_compiled_once_for_what_it_is_specialised_on(self) -> None:
+        plan, compiler = launch.Plan(grid=(1, 1, 1), sizes=(), constants={"N": 4}), Compiler()
+        whole = torch.zeros(64)
+        plan.run(compiler, whole, 3)
+        plan.run(compiler, whole.clone(), 3)
+        assert (compiler.num_compiled, [launched[1:] for launched in compiler.launched]) == (1, [(3, 4)])
+        for arguments in ((whole, 16), (whole[1:], 3), (whole.half(), 3)):  # size, alignment, dtype
+            plan.run(compiler, *arguments)
+        assert compiler.num_compiled == 4
+
+    def test_constants_follow_the_kernels_declaration(self) -> None:
+        """Compiled code takes them by place."""
+        plan = launch.plan(
+            torch.Size([1, 14, 14, 96]),
+            2,
+            (7, 7, 3, 3),
+            launch.FORWARD,
+            rolls_first=False,
+            cosine=False,
+            has_bias=False,
+            drops=False,
+            precision="ieee",
+        )
+        for code in (kernel.window_attention_forward, kernel.window_attention_backward):
+            assert list(inspect.signature(code.fn).parameters)[-len(plan.constants) :] == list(plan.constants)
+        table = launch.plan_of_table_gradient(2, 7, 7, 5)
+        declared = list(inspect.signature(kernel.window_attention_table_gradient.fn).parameters)
+        assert declared[-len(table.constants) :] == list(table.constants)

@@ -2,8 +2,9 @@
 
 Mechanism: a pattern of ten operators writes and reads its intermediate results in the device's memory ten times; a
 fused kernel keeps them in registers, and is one launch. Where modules of the model have the pattern of a kernel, they
-call it instead: they keep parameters, inputs and outputs. Each kernel is switched by itself. Other packages register
-kernels of their own by the entry point `steptune.kernels`.
+call it instead: they keep parameters, inputs and outputs. Where the optimizer is a published LAMB or LARS, its step is
+one kernel over all parameters: it keeps groups, options and state. Each kernel is switched by itself. Other packages
+register kernels of their own by the entry point `steptune.kernels`.
 
 Helps: patterns that neither PyTorch nor its compiler runs well, on CUDA; small batches most, where launches dominate.
 Hurts: a kernel ends the compiler's fusion at its edges; the first use compiles it.
@@ -11,7 +12,8 @@ Hurts: a kernel ends the compiler's fusion at its edges; the first use compiles 
 Numerics: `rounding`. Sums in another order; the guard compares each of them with the published code of the model.
 
 Sources: Liu et al., "Swin Transformer" (2021), arXiv 2103.14030; Dao et al., "FlashAttention" (2022), arXiv 2205.14135;
-https://docs.pytorch.org/docs/stable/library.html
+You et al., "Large Batch Optimization for Deep Learning" (2020), arXiv 1904.00962; You et al., "Large Batch Training of
+Convolutional Networks" (2017), arXiv 1708.03888; https://docs.pytorch.org/docs/stable/library.html
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.kernels.names import OURS, pattern_names
+from steptune.kernels.names import OF_OPTIMIZER, OURS, pattern_names
 from steptune.tuner.profiling.bounds import PRODUCTS, Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
 
+_OF_MODEL = (*COMPUTE, Category.HOST, Category.LAUNCH_LATENCY, Category.SYNCHRONISATION)
+_OF_OPTIMIZER = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 COMPILE_S = 20.0
 """Seconds to compile a kernel's two directions, for each shape that the model has."""
 
@@ -38,7 +42,7 @@ class FusedKernels(Strategy):
     summary = "fused kernels in place of what a model computes in many operators"
     defaults: ClassVar[Choice] = dict.fromkeys(pattern_names(), False)
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = dict.fromkeys(pattern_names(), (False, True))
-    attacks = (*COMPUTE, Category.HOST, Category.LAUNCH_LATENCY, Category.SYNCHRONISATION)
+    attacks = (*_OF_MODEL, *_OF_OPTIMIZER)
     trial_cost_s = COMPILE_S
     recompiles = True
     has_order = False
@@ -68,19 +72,26 @@ class FusedKernels(Strategy):
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
         for name in (name for name, wanted in choice.items() if wanted):
-            from steptune.kernels.applying import use_kernel
+            from steptune.kernels.applying import is_of_optimizer, use_kernel
 
+            if is_of_optimizer(name):
+                plan.optimizer.kernels.append(name)
+                continue
             plan.model.append(lambda model, workload, name=name: use_kernel(model, name))  # type: ignore[misc]
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Products at their peak, and all else gone: how much of it the pattern causes is not known."""
-        rest = [category for category in self.attacks if category not in PRODUCTS]
-        return jointly(at_roofline(situation, *PRODUCTS), without(situation, *rest))
+        wanted = {name for name, is_wanted in choice.items() if is_wanted}
+        of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}
+        if wanted <= set(OF_OPTIMIZER):
+            return of_optimizer
+        rest = [category for category in _OF_MODEL if category not in PRODUCTS]
+        return jointly(at_roofline(situation, *PRODUCTS), jointly(without(situation, *rest), of_optimizer))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.kernels.applying import operators_of, used_kernels
 
-        used = used_kernels(job.model)
+        used = used_kernels(job.model, job.optimizer)
         return {
             **{name: name in used for name in self.defaults},
             "shown_by": {name: operators_of(name) for name in used},

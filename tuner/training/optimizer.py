@@ -75,6 +75,8 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
             group["lr"] = group["lr"] * arguments.rate_factor
     if arguments.capturable:
         make_capturable(optimizer, device)
+    for kernel in arguments.kernels:
+        _use_kernel(optimizer, kernel, plan)
     if plan.wrap.shards_optimizer:
         optimizer = zero_redundancy(optimizer)
     else:
@@ -101,6 +103,23 @@ def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], schedu
                 f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
                 "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
             )
+
+
+def _use_kernel(optimizer: torch.optim.Optimizer, name: str, plan: Plan) -> None:
+    from steptune.kernels.applying import use_kernel_in_optimizer
+
+    arguments, wrap = plan.optimizer, plan.wrap
+    for is_there, what in (
+        (wrap.shards_optimizer or wrap.shards_parameters or wrap.mesh is not None, "an optimizer that ranks share"),
+        (arguments.capturable, "a CUDA graph of the step"),
+        (arguments.contiguous, "contiguous parameters, which lose their norms"),
+    ):
+        if is_there:
+            raise UnsupportedHere(f"fused_kernels: {name} does not support {what}")
+    try:
+        use_kernel_in_optimizer(optimizer, name)
+    except ValueError as reason:
+        raise UnsupportedHere(f"fused_kernels: {reason}") from reason
 
 
 def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:

@@ -59,6 +59,8 @@ class OptimizerArguments:
     """Its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
     algorithm: str | None = None
     """Another algorithm, by its name in `steptune.tuner.training.optimizers.exchange`."""
+    kernels: list[str] = field(default_factory=list)
+    """Names of the kernels of `steptune.kernels` that compute its step."""
     rate_factor: float = 1.0
     """Multiplies every group's learning rate, before the scheduler is made."""
 

@@ -1,0 +1,233 @@
+"""Optimizers of a user whose step is computed over all parameters at once, by a kernel.
+
+An optimizer that is changed becomes one of a subclass of its own class with another `step`: groups, options, state and
+hooks stay, so that states of either load into the other. Gradients stay as they are, which some loops scale in place.
+
+Which class computes what is not taken from its name alone: three steps of the class on a few small tensors in float64
+must be those of the kernel's reference.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steptune.kernels.multi_tensor import laid_out_like, reason_against
+
+PROBED_SHAPES = ((5, 4), (4,), (3,))
+"""A matrix, a vector, and a vector of zeros, in each group."""
+NUM_PROBED = 3
+TOLERANCE = 1e-9
+"""Of a step in float64, relative to the largest element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Tensors of one dtype that a step updates, and their settings.
+
+    Attributes:
+        parameters: Those with a gradient.
+        gradients: Of each, in its strides.
+        states: What the optimizer keeps for each element: one list for each name.
+        settings: Of each parameter.
+        max_grad_norm: Of all gradients of the optimizer together; None clips nothing.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    states: list[list[Tensor]]
+    settings: list[Any]
+    max_grad_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A published implementation.
+
+    Attributes:
+        options: Of a group; one with others is refused.
+        refusal: Says why an optimizer's options are not the kernel's; empty where they are.
+        settings: Of a parameter of a group at this step; called after `begin`, before the parameter has a state.
+        begin: Counts a step, once for each group.
+        states: Names of what the optimizer keeps for each element.
+        max_grad_norm: Of an optimizer.
+        end: Called with the optimizer, the parameters and the norms (T, 3) after a step.
+    """
+
+    options: frozenset[str]
+    settings: Callable[[Any, Mapping[str, Any], Tensor], Any]
+    states: Callable[[Mapping[str, Any]], tuple[str, ...]]
+    refusal: Callable[[Any], str] = lambda optimizer: ""
+    begin: Callable[[dict[str, Any]], None] = lambda group: None
+    max_grad_norm: Callable[[Any], float | None] = lambda optimizer: None
+    end: Callable[[Any, list[Tensor], Tensor], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """An optimizer's algorithm.
+
+    Attributes:
+        word: In the names of its classes, in small letters.
+        kinds: Implementations by the full name of their class.
+        by_kernel: Updates parts; gives their norms.
+        by_reference: The same, by the definition.
+    """
+
+    word: str
+    kinds: Mapping[str, Kind]
+    by_kernel: Callable[[list[Part]], list[Tensor]]
+    by_reference: Callable[[list[Part]], list[Tensor]]
+
+    def refusal(self, optimizer: Any) -> str | None:
+        """Say why the kernel cannot compute an optimizer's step: empty where it can, None where it is another rule."""
+        cls = type(optimizer)
+        if self.word not in cls.__name__.lower():
+            return None
+        kind = self.kinds.get(_name_of(cls))
+        if kind is None:
+            known = ", ".join(sorted(self.kinds))
+            return f"{_name_of(cls)} is not an implementation that the kernel knows ({known})"
+        unknown = sorted({key for group in optimizer.param_groups for key in group} - kind.options - _COMMON)
+        if unknown:
+            return f"{_name_of(cls)} has options that the kernel does not know: {', '.join(unknown)}"
+        return (
+            kind.refusal(optimizer)
+            or reason_against([p for group in optimizer.param_groups for p in group["params"]])
+            or self._difference(optimizer, kind)
+        )
+
+    def replace(self, optimizer: Any) -> None:
+        """Let an optimizer that `refusal` accepts call the kernel, in place."""
+        cls: Any = type(optimizer)
+        optimizer.__class__ = _subclass(cls, self)
+        optimizer._patch_step_function()  # hooks and profiling, as of every optimizer
+
+    def step(self, optimizer: Any, kind: Kind, compute: Callable[[list[Part]], list[Tensor]]) -> None:
+        """Step once."""
+        parts = _parts(optimizer, kind)
+        if not parts:
+            return
+        for part, norms in zip(parts, compute(parts), strict=True):
+            if kind.end is not None:
+                kind.end(optimizer, part.parameters, norms)
+
+    def _difference(self, optimizer: Any, kind: Kind) -> str:
+        """Say how the class differs from the reference; empty where it does not."""
+        theirs, ours = _probe(optimizer), _probe(optimizer)
+        generator = torch.Generator().manual_seed(0)
+        for number in range(NUM_PROBED):
+            pairs = list(zip(_parameters(theirs), _parameters(ours), strict=True))
+            for first, second in pairs:
+                first.grad = torch.randn(first.shape, generator=generator, dtype=first.dtype)
+                second.grad = first.grad.clone()
+            type(optimizer).step(theirs)
+            with torch.no_grad():
+                self.step(ours, kind, self.by_reference)
+            worst = max(float((first - second).detach().abs().max()) for first, second in pairs)
+            if not worst <= TOLERANCE:
+                return (
+                    f"{_name_of(type(optimizer))} computes something else than the kernel: step {number + 1} of a "
+                    f"trial differs by {worst:.3g}"
+                )
+        return ""
+
+
+_COMMON = frozenset({"params", "initial_lr", "lr_scale", "param_names", "step", "name"})
+"""Keys of a group that schedulers and libraries add, and that no update reads."""
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@cache
+def _subclass(cls: type, rule: Rule) -> type:
+    kind = rule.kinds[_name_of(cls)]
+
+    class Fused(cls):  # type: ignore[misc]
+        @torch.no_grad()
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            rule.step(self, kind, rule.by_kernel)
+            return loss
+
+    Fused.__name__, Fused.__qualname__ = cls.__name__, cls.__qualname__
+    return Fused
+
+
+def _parts(optimizer: Any, kind: Kind) -> list[Part]:
+    """Collect what a step updates, by dtype and by what the optimizer keeps."""
+    found: dict[Any, Part] = {}
+    for group in optimizer.param_groups:
+        kind.begin(group)
+        names = kind.states(group)
+        settings: dict[Any, Any] = {}
+        for parameter in group["params"]:
+            if parameter.grad is None or not parameter.numel():
+                continue
+            state = optimizer.state[parameter]
+            own = kind.settings(optimizer, group, parameter)
+            own = settings.setdefault(own, own)
+            part = found.setdefault(
+                (parameter.dtype, len(names)),
+                Part(
+                    parameters=[],
+                    gradients=[],
+                    states=[[] for _ in names],
+                    settings=[],
+                    max_grad_norm=kind.max_grad_norm(optimizer),
+                ),
+            )
+            part.parameters.append(parameter.detach())
+            part.gradients.append(laid_out_like(parameter.grad, parameter))
+            part.settings.append(own)
+            for number, name in enumerate(names):
+                value = state.get(name)
+                value = torch.zeros_like(parameter) if value is None else laid_out_like(value, parameter)
+                part.states[number].append(value.detach())
+                state[name] = value.detach()
+    return list(found.values())
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _probe(optimizer: Any) -> Any:
+    """Make an optimizer of the same class and options over small tensors, without its state and hooks."""
+    generator = torch.Generator().manual_seed(1)
+    cls: Any = type(optimizer)
+    probe = cls.__new__(cls)
+    probe.__dict__.update(optimizer.__dict__)
+    probe.__dict__.update({name: OrderedDict() for name, value in vars(optimizer).items() if name.endswith("_hooks")})
+    probe.state = defaultdict(dict)
+    probe.param_groups = []
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key not in ("params", "step")}
+        if torch.is_tensor(options.get("lr")):
+            options["lr"] = float(options["lr"])
+        tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in PROBED_SHAPES]
+        tensors[-1].zero_()
+        probe.param_groups.append({"params": [torch.nn.Parameter(t) for t in tensors], **options})
+    return probe
+
+
+def rate(group: Mapping[str, Any]) -> float:
+    """Give the learning rate, which may be a tensor; one on the device is waited for, as the loops do."""
+    return float(group["lr"])
+
+
+def all_of(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
+    """Give the names of states that do not depend on a group's options."""
+    kept = tuple(names)
+    return lambda group: kept

@@ -1,0 +1,110 @@
+"""SimOTA image by image (Ge et al., "YOLOX: Exceeding YOLO Series in 2021", arXiv 2107.08430, section 2.2).
+
+B images, M candidates and G boxes of an image, K classes. Boxes are corners: left, top, right, bottom.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-8
+LEAST_LOGARITHM = -100.0
+"""Where binary cross-entropy ends, as torch's does."""
+OUTSIDE = 1e5
+"""Added to the cost of a prior that is not both inside of a box and near its centre."""
+
+
+@torch.no_grad()
+def assign(
+    boxes_bm4: Tensor,
+    objectness_bm: Tensor,
+    classes_bmk: Tensor,
+    wanted_bg4: Tensor,
+    labels_bg: Tensor,
+    *,
+    valid_bm: Tensor | None = None,
+    priors_m3: Tensor | None = None,
+    radius: float = 2.5,
+    top: int = 10,
+    overlap_weight: float = 3.0,
+) -> Tensor:
+    """Find the box that each candidate learns.
+
+    Each box takes its cheapest candidates, as many as the sum of its `top` largest overlaps; what several took goes
+    to the box to which it costs least, of all boxes of the image. Of equal costs the first counts.
+
+    Args:
+        boxes_bm4: Predicted boxes (B, M, 4).
+        objectness_bm: Before the sigmoid, (B, M).
+        classes_bmk: Before the sigmoid, (B, M, K).
+        wanted_bg4: Boxes of the images, filled up to G, (B, G, 4).
+        labels_bg: Their classes; -1 where the image has no such box, (B, G).
+        valid_bm: Which candidates count, bool (B, M); None takes all.
+        priors_m3: Of each candidate its place and stride (x, y, stride), (M, 3): those neither in a box nor within
+            `radius` strides of its centre do not count, those not in both are taken last. None leaves this out.
+        radius: In strides.
+        top: Overlaps that are summed.
+        overlap_weight: Of the overlap's logarithm in the cost.
+
+    Returns:
+        Number of the box (of G) that each candidate learns, or -1: int64 (B, M).
+    """
+    found = torch.full(objectness_bm.shape, -1, dtype=torch.int64, device=boxes_bm4.device)
+    for image in range(len(boxes_bm4)):
+        numbers = (labels_bg[image] >= 0).nonzero().squeeze(1)
+        wanted, labels = wanted_bg4[image, numbers], labels_bg[image, numbers]
+        is_valid = torch.ones_like(found[image], dtype=torch.bool) if valid_bm is None else valid_bm[image]
+        inside = None
+        if priors_m3 is not None:
+            in_box, in_centre = _places(priors_m3.to(wanted.dtype), wanted, radius)
+            is_valid = is_valid & (in_box | in_centre).any(0)
+            inside = in_box & in_centre
+        candidates = is_valid.nonzero().squeeze(1)
+        if not len(numbers) or not len(candidates):
+            continue
+        overlap = _overlaps(wanted, boxes_bm4[image, candidates])
+        cost = _class_costs(labels, objectness_bm[image, candidates], classes_bmk[image, candidates])
+        cost = cost - overlap_weight * torch.log(overlap + EPSILON)
+        if inside is not None:
+            cost = cost + OUTSIDE * ~inside[:, candidates]
+        matched = _match(cost, overlap, top)
+        found[image, candidates] = torch.where(matched >= 0, numbers[matched.clamp(min=0)], -1)
+    return found
+
+
+def _places(priors_m3: Tensor, wanted_g4: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Tell which priors are in which box, and near its centre, each (G, M)."""
+    x, y, stride = priors_m3.unbind(1)
+    left, top, right, bottom = (side[:, None] for side in wanted_g4.unbind(1))
+    in_box = (x > left) & (y > top) & (x < right) & (y < bottom)
+    reach = radius * stride
+    in_centre = ((x - (left + right) / 2).abs() < reach) & ((y - (top + bottom) / 2).abs() < reach)
+    return in_box, in_centre
+
+
+def _overlaps(first: Tensor, second: Tensor) -> Tensor:
+    """Give the intersection over union of all pairs of corners, (G, 4) and (M, 4) to (G, M)."""
+    low = torch.maximum(first[:, None, :2], second[None, :, :2])
+    high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
+    shared = (high - low).clamp(min=0).prod(2)
+    areas = [(box[:, 2:] - box[:, :2]).prod(1) for box in (first, second)]
+    return shared / (areas[0][:, None] + areas[1] - shared)
+
+
+def _class_costs(labels: Tensor, objectness: Tensor, classes: Tensor) -> Tensor:
+    """Sum the binary cross-entropy of p = sqrt(class probability * objectness) over the classes, to (G, M)."""
+    probability = (classes.sigmoid() * objectness.sigmoid()[:, None]).sqrt()
+    right = -probability.log().clamp(min=LEAST_LOGARITHM)
+    wrong = -torch.log1p(-probability).clamp(min=LEAST_LOGARITHM)
+    return (wrong.sum(1)[:, None] - wrong[:, labels] + right[:, labels]).t()
+
+
+def _match(cost: Tensor, overlap: Tensor, top: int) -> Tensor:
+    """Give the box of every candidate of one image, or -1."""
+    counts = overlap.topk(min(top, overlap.shape[1]), dim=1).values.sum(1).int().clamp(min=1)
+    taken = torch.zeros_like(cost, dtype=torch.bool)
+    for box, count in enumerate(counts.tolist()):
+        taken[box, cost[box].argsort(stable=True)[:count]] = True
+    chosen = torch.where(taken.sum(0) > 1, cost.argmin(0), taken.int().argmax(0))
+    return torch.where(taken.any(0), chosen, -1)

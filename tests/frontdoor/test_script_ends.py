@@ -1,0 +1,244 @@
+"""However a script ends, its own words come through, nothing stays behind, and the answer says what was seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+from script_runs import ROOT, VARIABLES, ScriptFolder, losses
+
+from steptune.tuner.errors import PlatformError
+
+STEPTUNE = (sys.executable, "-m", "steptune", "profile")
+ENVIRONMENT = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+
+
+def steptune(folder: ScriptFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STEPTUNE, *arguments],
+        cwd=folder.path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_prints_the_output_of_the_script_then_what_it_recognised_then_the_answer(
+    folder: ScriptFolder,
+) -> None:
+    folder.add("plain.py")
+
+    done = steptune(folder, "--", sys.executable, "plain.py", "--steps", "96")
+
+    assert done.returncode == 0, done.stderr
+    order = [
+        done.stdout.index(part) for part in ("loss ", "recognised", "plain.py:33 in main", "a step, ", "limited by")
+    ]
+    assert order == sorted(order)
+    assert not done.stderr, "the profiler's own messages are none of the script's"
+    assert list(folder.files()) == ["plain.py"]
+
+
+def test_json_has_standard_output_for_itself(folder: ScriptFolder) -> None:
+    folder.add("plain.py")
+
+    done = steptune(folder, "--json", "--trace", "kept.json.gz", "--", sys.executable, "plain.py")
+
+    answer = json.loads(done.stdout)
+    assert answer["records"][0]["step"]["num_backwards"] == 1
+    assert losses(done.stderr)
+    assert sorted(folder.files()) == ["kept.json.gz", "plain.py"], "the trace is Steptune's file, not the script's"
+
+
+def test_a_script_that_raises_shows_its_own_traceback_and_status(folder: ScriptFolder) -> None:
+    command = (sys.executable, folder.add("raises.py"))
+    plain = folder.plain(*command)
+
+    run = folder.profiled(*command)
+
+    assert run.profile.status == plain.returncode == 1
+    assert run.err.replace(str(folder.path), "") == plain.stderr.replace(f"{folder.path}-plain", "")
+    assert "ended with status 1" in run.profile.refusal
+
+
+def test_the_status_of_a_script_is_the_commands(folder: ScriptFolder) -> None:
+    done = steptune(folder, "--", "sh", "-c", "exit 7")
+
+    assert done.returncode == 7
+    assert "ended with status 7" in done.stdout
+
+
+def test_a_script_that_never_trains_is_answered_in_words(folder: ScriptFolder) -> None:
+    run = folder.profiled(sys.executable, folder.add("never_trains.py"))
+
+    assert run.profile.status == 0
+    assert "no backward pass ran" in run.profile.refusal
+
+
+def test_a_command_without_torch_is_answered_in_words(folder: ScriptFolder) -> None:
+    run = folder.profiled(sys.executable, "-c", "print('hello')")
+
+    assert run.out == "hello\n"
+    assert "nothing trained here" in run.profile.refusal
+
+
+def test_a_script_that_is_too_short_is_told_how_many_steps_are_needed(folder: ScriptFolder) -> None:
+    run = folder.profiled(sys.executable, folder.add("plain.py"), "--steps", "9")
+
+    assert run.out.endswith("the end\n")
+    assert "ended after 9 steps; a recording needs 16 to" in run.profile.refusal
+
+
+def test_a_full_run_is_the_scripts_own_run(folder: ScriptFolder) -> None:
+    command = (sys.executable, folder.add("plain.py"))
+
+    run = folder.profiled(*command, full=True)
+
+    assert not run.profile.refusal
+    assert run.out == folder.plain(*command).stdout
+    assert {"out/last.pt", "log.txt"} < set(folder.files())
+
+
+def test_where_there_can_be_no_view_the_script_does_not_run(
+    folder: ScriptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary directory lies below the folder, so that no overlay can be put over it."""
+    inside = folder.path / "temporary"
+    inside.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(inside))
+
+    with pytest.raises(PlatformError, match=r"set TMPDIR.*--in-place"):
+        folder.profiled(sys.executable, folder.add("plain.py"))
+    assert list(folder.files()) == ["plain.py"]
+
+    run = folder.profiled(sys.executable, "plain.py", in_place=True)
+    assert not run.profile.refusal
+    assert "log.txt" in folder.files()
+
+
+def test_inputs_are_not_copied_and_absolute_paths_are_covered(folder: ScriptFolder) -> None:
+    large = folder.path / "data" / "large.bin"
+    large.parent.mkdir()
+    with large.open("wb") as file:
+        file.truncate(100 * 2**30)
+    script = f"open({str(folder.path / 'out.txt')!r}, 'w').write(str(len(open('data/large.bin', 'rb').read(4))))\n"
+    script += "import os; os.rename('data/small.txt', 'data/moved.txt'); os.remove('data/gone.txt')\n"
+    script += "print(os.path.getsize('data/large.bin'), sorted(os.listdir('data')), open('out.txt').read())"
+    (folder.path / "data" / "small.txt").write_text("small")
+    (folder.path / "data" / "gone.txt").write_text("gone")
+    before = folder.files()
+
+    run = folder.profiled(sys.executable, "-c", script)
+
+    assert run.out.startswith(f"{100 * 2**30} ['large.bin', 'moved.txt'] 4"), run.err
+    assert folder.files() == before
+
+
+def test_the_users_own_sitecustomize_runs(folder: ScriptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = folder.path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.customised = __file__\n")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+
+    run = folder.profiled(sys.executable, "-c", "import sitecustomize; print(customised, sitecustomize.__file__)")
+
+    assert run.out.split() == [str(own / "sitecustomize.py")] * 2, run.err
+
+
+def test_nothing_is_imported_before_torch(folder: ScriptFolder) -> None:
+    program = "import sys; print(*sorted(name for name in sys.modules if 'steptune' in name or name == 'torch'))"
+
+    run = folder.profiled(sys.executable, "-c", program)
+
+    assert run.out.split() == ["_steptune_agent"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_leaves_no_process_behind(number: int, folder: ScriptFolder) -> None:
+    folder.add("waits.py")
+    process = subprocess.Popen(
+        [*STEPTUNE, "--", sys.executable, "waits.py"],
+        cwd=folder.path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    started = next(line for line in process.stdout if line.startswith("waiting "))
+    script, child = map(int, started.split()[1:])
+    family = [psutil.Process(pid) for pid in (script, child)] + psutil.Process(process.pid).children(recursive=True)
+
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.kill()
+    process.wait(60)
+    process.stdout.close()
+
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert list(folder.files()) == ["waits.py"]
+
+
+def test_two_ranks_under_torchrun_are_recorded_together(folder: ScriptFolder) -> None:
+    script = folder.add("two_ranks.py")
+    before = folder.files()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+    run = folder.profiled("sh", "-c", f"echo begin; {' '.join(torchrun)} {script}")
+
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    recorded = [record for record in run.profile.records if record.complete]
+    assert [(record.rank, record.num_ranks) for record in recorded] == [(0, 2), (1, 2)]
+    assert len({len(record.recorded_step_ns) for record in recorded}) == 1
+    assert recorded[0].models[0].wrappers == ("DistributedDataParallel",)
+    assert {breakdown.rank for breakdown in run.profile.breakdowns} == {0, 1}
+    assert "Error" not in run.err
+    assert folder.files() == before
+
+
+def test_ranks_that_a_script_spawns_are_recorded(folder: ScriptFolder) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    run = folder.profiled(sys.executable, folder.add("spawned.py"), str(port))
+
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    assert [record.rank for record in run.profile.records if record.complete] == [0, 1]
+    assert run.profile.status == 0
+
+
+def test_a_command_that_does_not_exist_is_told(folder: ScriptFolder) -> None:
+    done = steptune(folder, "--", "no-such-command")
+
+    assert done.returncode == 127
+    assert "no-such-command: command not found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--",), "no command after `--`"),
+        ((), "nothing to profile"),
+        (("zoo:synthetic", "--", "true"), "profile one of them"),
+        (("--seed", "1", "--", "true"), "--seed is for workloads"),
+        (("--full", "zoo:synthetic"), "are for a command"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:
+    done = steptune(folder, *arguments)
+
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,240 @@
+"""One process of the script, from its first mark to its record.
+
+The record is written when the window is over, or at the end of the process where that comes first. After a window the
+process ends at once, unless the script is to run on: an exception would pass through the script's own handlers, which
+may write checkpoints.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections import Counter
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .describe import Description, process_description
+from .files import SharedFolder
+from .ranks import has_group, rank_and_size
+from .steps import StepFinder
+from .window import LEAST_STEPS, MOST_STEPS, Window
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
+
+NUM_CALLED_STEPS = 3
+"""Steps in which calls of modules are counted."""
+MOST_PLACES = 64
+
+
+class Session:
+    """The marks of one process, and what is made of them.
+
+    Attributes:
+        loaders: By loader: its number in the order of creation, and where it was made.
+        optimizers: The same of optimizers.
+        notes: By kind: how often what was used.
+        called_modules: Outermost modules that were called with gradients in the first steps, and how often.
+        num_followed: By loader: backward passes whose last batch came from it.
+        kinds: Steps by their numbers of backward passes and batches.
+    """
+
+    def __init__(self, folder: str, hooks: Hooks) -> None:
+        self._folder = SharedFolder(folder)
+        self._hooks = hooks
+        self._begin_ns = perf_counter_ns()
+        self.finder = StepFinder()
+        self.loaders: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+        self.optimizers: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+        self._num_loaders = self._num_optimizers = 0
+        self.notes: dict[str, Counter[str]] = {}
+        self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+        self.num_calls_without_grad = 0
+        self._loader_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._position: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self.num_followed: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._last_loader: Any = None
+        self._places: list[dict[str, Any]] = []
+        self._step_times_ns: list[int] = []
+        self.kinds: Counter[tuple[int, int]] = Counter()
+        self._num_backwards = self._num_batches = 0
+        self._boundary_ns = 0
+        self._thread: int | None = None
+        self.window = Window(self._folder, self._step_times_ns, self._remaining)
+        self._is_registered = self._is_written = False
+
+    def made_loader(self, loader: Any, place: str) -> None:
+        """Note a loader."""
+        if loader not in self.loaders:
+            self.loaders[loader] = (self._num_loaders, place)
+            self._num_loaders += 1
+        self._register_end()
+
+    def made_optimizer(self, optimizer: Any, place: str) -> None:
+        """Note an optimizer."""
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = (self._num_optimizers, place)
+            self._num_optimizers += 1
+        self._register_end()
+
+    def note(self, kind: str, text: str) -> None:
+        """Note that something was used."""
+        self.notes.setdefault(kind, Counter())[text] += 1
+
+    def loader_began(self, loader: Any, iterator: Any) -> None:
+        """Note the beginning of an epoch."""
+        self.made_loader(loader, "")
+        self._loader_of[iterator] = loader
+        self._position[loader] = 0
+        if not self._step_times_ns:
+            self._note_place("loader", self.loaders[loader][0])
+
+    def batch(self, iterator: Any) -> None:
+        """Note that a loader gave a batch."""
+        loader = self._loader_of.get(iterator)
+        if loader is not None:
+            self._last_loader = loader
+            self._position[loader] += 1
+            self._num_batches += 1
+            self.finder.batch()
+
+    def called(self, module: torch.nn.Module) -> None:
+        """Note the call of an outermost module."""
+        if not torch.is_grad_enabled():
+            self.num_calls_without_grad += 1
+        elif module in self.called_modules:
+            self.called_modules[module] += 1
+        elif next(module.parameters(), None) is not None:
+            if not self.called_modules:
+                self._note_place("forward", 0)
+            self.called_modules[module] = 1
+
+    def backward_ended(self) -> None:
+        """Note a backward pass."""
+        self._register_end()
+        self._num_backwards += 1
+        if self._last_loader is not None:
+            self.num_followed[self._last_loader] = self.num_followed.get(self._last_loader, 0) + 1
+        if self.finder.backward_ended(len(self.optimizers)):
+            self._step_ended()
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """Note a step of an optimizer."""
+        if optimizer not in self.optimizers:
+            self.made_optimizer(optimizer, "")
+        exist = () if self.finder.pattern else [number for number, _ in self.optimizers.values()]
+        if self.finder.optimizer_stepped(self.optimizers[optimizer][0], exist):
+            self._step_ended()
+
+    def _note_place(self, what: str, number: int) -> None:
+        """Note where training may begin: a trial could be forked from there."""
+        if len(self._places) < MOST_PLACES:
+            self._places.append(
+                {
+                    "what": what,
+                    "number": number,
+                    "after_ns": perf_counter_ns() - self._begin_ns,
+                    "cuda": torch.cuda.is_initialized(),
+                    "process_group": has_group(),
+                    "num_threads": threading.active_count(),
+                }
+            )
+
+    def _remaining(self) -> tuple[int, int] | None:
+        """Steps that are left of the epoch, and those of a whole one."""
+        (_, batches), _ = self.kinds.most_common(1)[0]
+        try:
+            length = len(self._last_loader)
+        except TypeError:
+            return None
+        each = max(1, batches)
+        return (length - self._position[self._last_loader]) // each, length // each
+
+    def _step_ended(self) -> None:
+        now_ns = perf_counter_ns()
+        window = self.window
+        if window.is_over():
+            return
+        try:
+            self._count_step(now_ns)
+            window.step_ended()
+        except Exception:
+            window.refuse(f"the inspection itself failed:\n{traceback.format_exc()}")
+        if window.is_over():
+            self._finish()
+        self._boundary_ns = perf_counter_ns()
+
+    def _count_step(self, now_ns: int) -> None:
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        elif thread != self._thread:
+            self.window.refuse("several threads of one process train at the same time")
+            return
+        if self._boundary_ns:
+            self._step_times_ns.append(now_ns - self._boundary_ns)
+            self.kinds[self._num_backwards, self._num_batches] += 1
+        self._num_backwards = self._num_batches = 0
+        if len(self._step_times_ns) == NUM_CALLED_STEPS:
+            self._hooks.forget_forward()
+
+    def _finish(self) -> None:
+        self._hooks.remove()
+        self._write()
+        if self._folder.is_full():
+            return
+        if self.window.complete:
+            self.window.wait_for_ranks()
+        elif rank_and_size()[1] > 1 or not self.window.refusal:
+            return  # others are being recorded: this one must go on with them
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed by the script
+                stream.flush()
+        os._exit(0)
+
+    def _register_end(self) -> None:
+        """Have the record written where the process ends by itself."""
+        if self._is_registered:
+            return
+        self._is_registered = True
+        import multiprocessing
+        from multiprocessing.util import Finalize
+
+        if multiprocessing.parent_process() is not None:
+            Finalize(None, self._ended, exitpriority=0)  # such a process runs no atexit
+        else:
+            atexit.register(self._ended)
+
+    def _ended(self) -> None:
+        if not self._is_written and self._hooks.session is self:
+            self._write()
+
+    def _write(self) -> None:
+        self._is_written = True
+        rank, num_ranks = rank_and_size()
+        window = self.window
+        self._folder.write_record(
+            {
+                **process_description(),
+                "rank": rank,
+                "num_ranks": num_ranks,
+                "complete": window.complete,
+                "refusal": window.refusal,
+                "num_steps": window.num_steps,
+                "num_steps_needed": (LEAST_STEPS, MOST_STEPS),
+                "num_backwards": self.finder.num_backwards,
+                "num_optimizer_steps": self.finder.num_optimizer_steps,
+                "step_time_ns": window.step_time_ns,
+                "step_times_ns": self._step_times_ns,
+                "recorded_step_ns": window.recorded_step_ns,
+                "places": self._places,
+                **Description(self).as_dict(),
+            }
+        )

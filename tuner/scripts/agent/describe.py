@@ -66,7 +66,7 @@ class Description:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._optimizers = {number: (optimizer, place) for optimizer, (number, place) in session.optimizers.items()}
+        self._optimizers = {made.number: (optimizer, made.place) for optimizer, made in session.optimizers.items()}
 
     def as_dict(self) -> dict[str, Any]:
         session = self._session
@@ -96,26 +96,22 @@ class Description:
         }
 
     def _loader(self, loader: Any) -> dict[str, Any]:
-        number, place = self._session.loaders[loader]
+        made = self._session.loaders[loader]
         sampler = getattr(loader, "batch_sampler", None)
         batch_size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
-        try:
-            length = len(loader)
-        except (TypeError, NotImplementedError):
-            length = None
         return {
-            "number": number,
-            "place": place,
+            "number": made.number,
+            "place": made.place,
             "kind": type(loader).__name__,
             "dataset": type(loader.dataset).__name__,
             "iterable": isinstance(loader.dataset, torch.utils.data.IterableDataset),
             "batch_size": batch_size if isinstance(batch_size, int) else None,
-            "num_batches": length,
+            "num_batches": made.length,
             "num_workers": loader.num_workers,
             "pin_memory": bool(loader.pin_memory),
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": bool(loader.persistent_workers),
-            "num_backwards": self._session.num_followed.get(loader, 0),
+            "num_backwards": made.num_backwards,
         }
 
     def _optimizer(self, number: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -34,15 +35,33 @@ NUM_CALLED_STEPS = 3
 MOST_PLACES = 64
 
 
+@dataclass
+class Made:
+    """What is known of a loader or an optimizer.
+
+    Attributes:
+        number: In the order of creation.
+        place: Line of the user's code that made it; empty where none is known.
+        num_batches: That a loader has given in this epoch.
+        num_backwards: Passes that followed a batch of a loader.
+        length: Batches of an epoch of a loader; None where it has none.
+    """
+
+    number: int
+    place: str
+    num_batches: int = 0
+    num_backwards: int = 0
+    length: int | None = None
+
+
 class Session:
     """The marks of one process, and what is made of them.
 
     Attributes:
-        loaders: By loader: its number in the order of creation, and where it was made.
-        optimizers: The same of optimizers.
+        loaders: What is known of each.
+        optimizers: The same.
         notes: By kind: how often what was used.
         called_modules: Outermost modules that were called with gradients in the first steps, and how often.
-        num_followed: By loader: backward passes whose last batch came from it.
         kinds: Steps by their numbers of backward passes and batches.
     """
 
@@ -51,16 +70,14 @@ class Session:
         self._hooks = hooks
         self._begin_ns = perf_counter_ns()
         self.finder = StepFinder()
-        self.loaders: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
-        self.optimizers: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+        self.loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self.optimizers: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self._num_loaders = self._num_optimizers = 0
         self.notes: dict[str, Counter[str]] = {}
         self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         self.num_calls_without_grad = 0
-        self._loader_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        self._position: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self.num_followed: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._last_loader: Any = None
+        self._loader_of: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self._last_loader: Made | None = None
         self._places: list[dict[str, Any]] = []
         self._step_times_ns: list[int] = []
         self.kinds: Counter[tuple[int, int]] = Counter()
@@ -73,14 +90,14 @@ class Session:
     def made_loader(self, loader: Any, place: str) -> None:
         """Note a loader."""
         if loader not in self.loaders:
-            self.loaders[loader] = (self._num_loaders, place)
+            self.loaders[loader] = Made(self._num_loaders, place)
             self._num_loaders += 1
         self._register_end()
 
     def made_optimizer(self, optimizer: Any, place: str) -> None:
         """Note an optimizer."""
         if optimizer not in self.optimizers:
-            self.optimizers[optimizer] = (self._num_optimizers, place)
+            self.optimizers[optimizer] = Made(self._num_optimizers, place)
             self._num_optimizers += 1
         self._register_end()
 
@@ -91,17 +108,21 @@ class Session:
     def loader_began(self, loader: Any, iterator: Any) -> None:
         """Note the beginning of an epoch."""
         self.made_loader(loader, "")
-        self._loader_of[iterator] = loader
-        self._position[loader] = 0
+        made = self._loader_of[iterator] = self.loaders[loader]
+        made.num_batches = 0
+        try:
+            made.length = len(loader)
+        except TypeError:
+            made.length = None
         if not self._step_times_ns:
-            self._note_place("loader", self.loaders[loader][0])
+            self._note_place("loader", made.number)
 
     def batch(self, iterator: Any) -> None:
         """Note that a loader gave a batch."""
         loader = self._loader_of.get(iterator)
         if loader is not None:
             self._last_loader = loader
-            self._position[loader] += 1
+            loader.num_batches += 1
             self._num_batches += 1
             self.finder.batch()
 
@@ -121,16 +142,18 @@ class Session:
         self._register_end()
         self._num_backwards += 1
         if self._last_loader is not None:
-            self.num_followed[self._last_loader] = self.num_followed.get(self._last_loader, 0) + 1
+            self._last_loader.num_backwards += 1
         if self.finder.backward_ended(len(self.optimizers)):
             self._step_ended()
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note a step of an optimizer."""
-        if optimizer not in self.optimizers:
+        made = self.optimizers.get(optimizer)
+        if made is None:
             self.made_optimizer(optimizer, "")
-        exist = () if self.finder.pattern else [number for number, _ in self.optimizers.values()]
-        if self.finder.optimizer_stepped(self.optimizers[optimizer][0], exist):
+            made = self.optimizers[optimizer]
+        exist = () if self.finder.pattern else [one.number for one in self.optimizers.values()]
+        if self.finder.optimizer_stepped(made.number, exist):
             self._step_ended()
 
     def _note_place(self, what: str, number: int) -> None:
@@ -149,13 +172,12 @@ class Session:
 
     def _remaining(self) -> tuple[int, int] | None:
         """Steps that are left of the epoch, and those of a whole one."""
-        (_, batches), _ = self.kinds.most_common(1)[0]
-        try:
-            length = len(self._last_loader)
-        except TypeError:
+        loader = self._last_loader
+        if loader is None or loader.length is None:
             return None
+        (_, batches), _ = self.kinds.most_common(1)[0]
         each = max(1, batches)
-        return (length - self._position[self._last_loader]) // each, length // each
+        return (loader.length - loader.num_batches) // each, loader.length // each
 
     def _step_ended(self) -> None:
         now_ns = perf_counter_ns()

@@ -11,7 +11,7 @@ import sys
 
 import psutil
 import pytest
-from script_runs import ROOT, VARIABLES, ScriptFolder, losses
+from script_runs import ROOT, VARIABLES, ScriptFolder, interpreter, losses
 
 from steptune.tuner.errors import PlatformError
 
@@ -242,3 +242,45 @@ def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], messag
 
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_accelerate_launch_is_armed_like_every_other_command(folder: ScriptFolder) -> None:
+    python = interpreter("accelerate")
+    launch = (python, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
+
+    run = folder.profiled(*launch, folder.add("accelerated.py"))
+
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    assert run.first.trainer is not None
+    assert run.first.trainer.library == "accelerate"
+
+
+def test_a_script_that_profiles_itself_is_refused_and_ended(folder: ScriptFolder) -> None:
+    (folder.path / "own.py").write_text(
+        "import runpy, torch\nwith torch.profiler.profile():\n    runpy.run_path('plain.py', run_name='__main__')\n"
+    )
+    folder.add("plain.py")
+
+    run = folder.profiled(sys.executable, "own.py")
+
+    assert "runs torch.profiler itself" in run.profile.refusal
+    assert "the end" not in run.out
+
+
+def test_what_fails_inside_the_hooks_ends_the_inspection_not_the_script(folder: ScriptFolder) -> None:
+    (folder.path / "odd.py").write_text(
+        "import runpy, torch\n"
+        "def odd(loader):\n"
+        "    raise RuntimeError('no length for you')\n"
+        "torch.utils.data.DataLoader.__len__ = odd\n"
+        "runpy.run_path('plain.py', run_name='__main__')\n"
+    )
+    command = (sys.executable, "odd.py")
+    folder.add("plain.py")
+
+    run = folder.profiled(*command, full=True)
+
+    assert run.profile.status == 0
+    assert run.out == folder.plain(*command).stdout
+    assert "the inspection itself failed" in run.profile.refusal
+    assert "no length for you" in run.profile.refusal

@@ -59,7 +59,7 @@ IDIOMS = (
         batches=1,
         dataset="Pictures",
         models=("Sequential", "Sequential"),
-        items={"step": "1 x Adam #1 + 1 x Adam #2, 3 backward passes, 1 batch; gan.py:42"},
+        items={"step": "1 x Adam #1 + 1 x Adam #2, 3 backward passes, 1 batch; gan.py:42", "accumulation": "none"},
     ),
     Idiom(
         script="own_batches.py",
@@ -128,6 +128,7 @@ IDIOMS = (
         batches=0,
         dataset=None,
         models=("Sequential",),
+        items={"step": "inside the optimizer's step", "accumulation": "none"},
     ),
     Idiom(
         script="recommender.py",
@@ -137,6 +138,15 @@ IDIOMS = (
         dataset="Clicks",
         models=("Sequential",),
         note="sparse",
+    ),
+    Idiom(
+        script="compiled.py",
+        optimizers=("SGD",),
+        backwards=1,
+        batches=1,
+        dataset="TensorDataset",
+        models=("Sequential",),
+        items={"compile": "Sequential (backend='aot_eager')", "precision": "autocast on cpu bfloat16"},
     ),
     Idiom(
         script="hf_trainer.py",

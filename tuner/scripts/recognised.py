@@ -93,7 +93,8 @@ def _step(record: ScriptRecord) -> str:
         first = "one backward pass (parameters are updated by hand)"
     batches = _counted(step.num_batches, "batch", "batches") if step.num_batches else "no batch from a loader"
     backwards = f"{_counted(step.num_backwards, 'backward pass', 'backward passes')}, " if step.optimizers else ""
-    return f"{first}, {backwards}{batches}{_at(step.place, record)}"
+    inside = " inside the optimizer's step" if record.notes.get("closures") else ""
+    return f"{first}, {backwards}{batches}{inside}{_at(step.place, record)}"
 
 
 def _loader(loader: ScriptLoader | None) -> str:
@@ -147,14 +148,12 @@ def _precision(record: ScriptRecord) -> str:
 
 
 def _accumulation(record: ScriptRecord) -> str:
+    """Several backward passes before one update; those of several optimizers, or of a closure, are no accumulation."""
     step = record.step
-    if not step.optimizers or step.num_backwards <= len(step.optimizers):
+    if len(step.optimizers or ()) != 1 or step.num_backwards < 2 or record.notes.get("closures"):
         return ""
-    per_update = step.num_backwards / len(step.optimizers)
     if step.num_batches == step.num_backwards:
         return f"{step.num_backwards} micro-batches a step"
-    if len(step.optimizers) > 1 or step.num_batches:
-        return f"{per_update:g} backward passes for each update, {step.num_batches} batches: several losses"
     return f"{step.num_backwards} backward passes a step: micro-batches, or several losses"
 
 

@@ -143,7 +143,8 @@ class ScriptRecord(Record):
         num_steps_needed: Steps that a recording needs: of long steps, and of short ones.
         step_time_ns: Without the profiler; None where the process ended before.
         recorded_step_ns: Under the profiler.
-        notes: By kind ("autocast", "scalers", "clipping", "schedulers", "compiled", "saves"): how often what was used.
+        notes: How often what was used, by kind: "autocast", "scalers", "clipping", "schedulers", "compiled", "saves",
+            "closures".
         num_calls_without_grad: Calls of outermost modules without gradients, in the first steps.
         settings: torch's own: threads, precision of FP32 matmuls, cuDNN.
     """

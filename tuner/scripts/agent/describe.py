@@ -61,6 +61,32 @@ def process_description() -> dict[str, Any]:
     }
 
 
+def loader_values(loader: Any) -> dict[str, Any]:
+    """The attributes of a loader that matter for speed."""
+    sampler = getattr(loader, "batch_sampler", None)
+    batch_size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
+    iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    return {
+        "kind": type(loader).__name__,
+        "dataset": type(loader.dataset).__name__,
+        "iterable": iterable,
+        "batch_size": batch_size if isinstance(batch_size, int) else None,
+        "num_batches": None if iterable else _length(loader),
+        "num_workers": loader.num_workers,
+        "pin_memory": bool(loader.pin_memory),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": bool(loader.persistent_workers),
+    }
+
+
+def _length(loader: Any) -> int | None:
+    """Batches of an epoch. Not asked of iterable datasets: their loader warns once it has been asked and gives more."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 class Description:
     """The parts of the training that a session has seen."""
 
@@ -73,7 +99,10 @@ class Description:
         frame, trainer = _stack()
         return {
             "step": self._step(frame),
-            "loaders": [self._loader(loader) for loader in session.loaders],
+            "loaders": [
+                {"number": made.number, "place": made.place, "num_backwards": made.num_backwards, **made.values}
+                for made in session.loaders
+            ],
             "models": self._models(),
             "optimizers": [self._optimizer(number) for number in sorted(self._optimizers)],
             "notes": {kind: dict(counts) for kind, counts in session.notes.items()},
@@ -93,25 +122,6 @@ class Description:
             "num_batches": batches,
             "share": count / max(1, session.kinds.total()),
             "place": place,
-        }
-
-    def _loader(self, loader: Any) -> dict[str, Any]:
-        made = self._session.loaders[loader]
-        sampler = getattr(loader, "batch_sampler", None)
-        batch_size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
-        return {
-            "number": made.number,
-            "place": made.place,
-            "kind": type(loader).__name__,
-            "dataset": type(loader.dataset).__name__,
-            "iterable": isinstance(loader.dataset, torch.utils.data.IterableDataset),
-            "batch_size": batch_size if isinstance(batch_size, int) else None,
-            "num_batches": made.length,
-            "num_workers": loader.num_workers,
-            "pin_memory": bool(loader.pin_memory),
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": bool(loader.persistent_workers),
-            "num_backwards": made.num_backwards,
         }
 
     def _optimizer(self, number: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Hooks:
                 result = original(*arguments, **options)
             finally:
                 depth.backward = False
-            self.session.backward_ended()
+            self.session.backward_ended(in_closure=getattr(depth, "step", False))
             return result
 
         return backward

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakKeyDictionary
 
 import torch
 
-from .describe import Description, process_description
+from .describe import Description, loader_values, process_description
 from .files import SharedFolder
 from .ranks import has_group, rank_and_size
 from .steps import StepFinder
@@ -30,6 +32,7 @@ from .window import LEAST_STEPS, MOST_STEPS, Window
 if TYPE_CHECKING:
     from .hooks import Hooks
 
+P = ParamSpec("P")
 NUM_CALLED_STEPS = 3
 """Steps in which calls of modules are counted."""
 MOST_PLACES = 64
@@ -42,24 +45,38 @@ class Made:
     Attributes:
         number: In the order of creation.
         place: Line of the user's code that made it; empty where none is known.
+        values: A loader's attributes, as plain values: it may be gone while its iterator is used.
         num_batches: That a loader has given in this epoch.
         num_backwards: Passes that followed a batch of a loader.
-        length: Batches of an epoch of a loader; None where it has none.
     """
 
     number: int
     place: str
+    values: dict[str, Any] = field(default_factory=dict)
     num_batches: int = 0
     num_backwards: int = 0
-    length: int | None = None
+
+
+def never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """Make a method of a session end the inspection, not the script, where it fails."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            method(*arguments, **options)
+        except Exception:
+            session: Any = arguments[0]
+            session.window.refuse(f"the inspection itself failed:\n{traceback.format_exc()}")
+
+    return guarded
 
 
 class Session:
     """The marks of one process, and what is made of them.
 
     Attributes:
-        loaders: What is known of each.
-        optimizers: The same.
+        loaders: What is known of each, in the order of creation.
+        optimizers: The same of those that exist.
         notes: By kind: how often what was used.
         called_modules: Outermost modules that were called with gradients in the first steps, and how often.
         kinds: Steps by their numbers of backward passes and batches.
@@ -70,9 +87,10 @@ class Session:
         self._hooks = hooks
         self._begin_ns = perf_counter_ns()
         self.finder = StepFinder()
-        self.loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self.loaders: list[Made] = []
+        self._known_loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self.optimizers: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
-        self._num_loaders = self._num_optimizers = 0
+        self._num_optimizers = 0
         self.notes: dict[str, Counter[str]] = {}
         self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         self.num_calls_without_grad = 0
@@ -87,13 +105,18 @@ class Session:
         self.window = Window(self._folder, self._step_times_ns, self._remaining)
         self._is_registered = self._is_written = False
 
+    @never_raises
     def made_loader(self, loader: Any, place: str) -> None:
         """Note a loader."""
-        if loader not in self.loaders:
-            self.loaders[loader] = Made(self._num_loaders, place)
-            self._num_loaders += 1
+        values = loader_values(loader)
+        made = self._known_loaders.get(loader)
+        if made is None:
+            made = self._known_loaders[loader] = Made(len(self.loaders), place)
+            self.loaders.append(made)
+        made.values = values
         self._register_end()
 
+    @never_raises
     def made_optimizer(self, optimizer: Any, place: str) -> None:
         """Note an optimizer."""
         if optimizer not in self.optimizers:
@@ -105,18 +128,16 @@ class Session:
         """Note that something was used."""
         self.notes.setdefault(kind, Counter())[text] += 1
 
+    @never_raises
     def loader_began(self, loader: Any, iterator: Any) -> None:
         """Note the beginning of an epoch."""
         self.made_loader(loader, "")
-        made = self._loader_of[iterator] = self.loaders[loader]
+        made = self._loader_of[iterator] = self._known_loaders[loader]
         made.num_batches = 0
-        try:
-            made.length = len(loader)
-        except TypeError:
-            made.length = None
         if not self._step_times_ns:
             self._note_place("loader", made.number)
 
+    @never_raises
     def batch(self, iterator: Any) -> None:
         """Note that a loader gave a batch."""
         loader = self._loader_of.get(iterator)
@@ -126,6 +147,7 @@ class Session:
             self._num_batches += 1
             self.finder.batch()
 
+    @never_raises
     def called(self, module: torch.nn.Module) -> None:
         """Note the call of an outermost module."""
         if not torch.is_grad_enabled():
@@ -137,15 +159,19 @@ class Session:
                 self._note_place("forward", 0)
             self.called_modules[module] = 1
 
-    def backward_ended(self) -> None:
-        """Note a backward pass."""
+    @never_raises
+    def backward_ended(self, *, in_closure: bool) -> None:
+        """Note a backward pass, which may be part of an optimizer's step."""
         self._register_end()
+        if in_closure:
+            self.note("closures", "backward")
         self._num_backwards += 1
         if self._last_loader is not None:
             self._last_loader.num_backwards += 1
         if self.finder.backward_ended(len(self.optimizers)):
             self._step_ended()
 
+    @never_raises
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note a step of an optimizer."""
         made = self.optimizers.get(optimizer)
@@ -173,23 +199,19 @@ class Session:
     def _remaining(self) -> tuple[int, int] | None:
         """Steps that are left of the epoch, and those of a whole one."""
         loader = self._last_loader
-        if loader is None or loader.length is None:
+        length = loader.values["num_batches"] if loader is not None else None
+        if loader is None or length is None:
             return None
         (_, batches), _ = self.kinds.most_common(1)[0]
         each = max(1, batches)
-        return (loader.length - loader.num_batches) // each, loader.length // each
+        return (length - loader.num_batches) // each, length // each
 
     def _step_ended(self) -> None:
         now_ns = perf_counter_ns()
         window = self.window
-        if window.is_over():
-            return
-        try:
+        if not window.is_over():
             self._count_step(now_ns)
-            window.step_ended()
-        except Exception:
-            window.refuse(f"the inspection itself failed:\n{traceback.format_exc()}")
-        if window.is_over():
+        if window.is_over() and not self._is_written:
             self._finish()
         self._boundary_ns = perf_counter_ns()
 
@@ -206,6 +228,7 @@ class Session:
         self._num_backwards = self._num_batches = 0
         if len(self._step_times_ns) == NUM_CALLED_STEPS:
             self._hooks.forget_forward()
+        self.window.step_ended()
 
     def _finish(self) -> None:
         self._hooks.remove()
@@ -214,8 +237,10 @@ class Session:
             return
         if self.window.complete:
             self.window.wait_for_ranks()
-        elif rank_and_size()[1] > 1 or not self.window.refusal:
-            return  # others are being recorded: this one must go on with them
+        elif rank_and_size() != (0, 1):
+            if rank_and_size()[0] == 0:
+                self._folder.all_recorded()  # without rank 0 nobody is recorded
+            return  # the others need this one until the supervisor ends them all
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # closed by the script
                 stream.flush()

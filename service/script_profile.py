@@ -19,9 +19,9 @@ from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.profiling.diagnosis import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.records import Breakdown, Finding, Record, SampleUnit
-from steptune.tuner.scripts.launch import Ended
+from steptune.tuner.scripts.launch import Ended, find_script_traces
 from steptune.tuner.scripts.recognised import recognised, remarks
-from steptune.tuner.scripts.record import ScriptRecord
+from steptune.tuner.scripts.record import ScriptRecord, read_records
 
 
 class ScriptProfile(Record):
@@ -144,6 +144,13 @@ def _print_recognised(console: Console, record: ScriptRecord) -> None:
     for remark in remarks(record):
         table.add_row(Text("!", style="yellow"), Text("note"), Text(remark, style="yellow"))
     console.print(table)
+
+
+def print_watched(folder: str) -> None:
+    """Print the answer of a process that watched itself, on standard error."""
+    path = Path(folder)
+    ended = Ended(status=0, records=read_records(path), traces=find_script_traces(path))
+    print_script_profile(Console(stderr=True, highlight=False), script_profile((), ended))
 
 
 def keep_trace(traces: Sequence[Path], target: Path) -> tuple[Path, ...]:

@@ -284,3 +284,26 @@ def test_what_fails_inside_the_hooks_ends_the_inspection_not_the_script(folder: 
     assert run.out == folder.plain(*command).stdout
     assert "the inspection itself failed" in run.profile.refusal
     assert "no length for you" in run.profile.refusal
+
+
+def test_a_script_that_watches_itself_runs_on_and_says_the_answer_beside(folder: ScriptFolder) -> None:
+    folder.add("watched.py")
+    temporary = folder.path.parent / "temporary"
+    own = {"cwd": folder.path, "env": {**ENVIRONMENT, "TMPDIR": str(temporary)}, "capture_output": True, "text": True}
+
+    watched = subprocess.run([sys.executable, "watched.py", "--watch"], check=True, timeout=120, **own)
+    plain = subprocess.run([sys.executable, "watched.py"], check=True, timeout=120, **own)
+    short = subprocess.run([sys.executable, "watched.py", "--watch", "--short"], check=True, timeout=120, **own)
+
+    assert watched.stdout == plain.stdout
+    assert "one step of SGD, 1 backward pass, 1 batch; watched.py:24 in <module>" in watched.stderr
+    assert "limited by" in watched.stderr
+    assert "no profile: the script ended after 5 steps" in short.stderr
+    assert not list(temporary.glob("steptune*"))
+
+
+def test_under_the_command_a_script_that_watches_itself_is_watched_once(folder: ScriptFolder) -> None:
+    run = folder.profiled(sys.executable, folder.add("watched.py"), "--watch")
+
+    assert not run.profile.refusal, run.err
+    assert "recognised" not in run.err

@@ -70,7 +70,12 @@ def ran_script(
         reason = record / NO_VIEW
         if reason.exists():
             raise PlatformError(_no_view(reason.read_text(encoding="utf-8")))
-        yield Ended(status=status, records=read_records(record), traces=tuple(sorted(record.glob("trace-*.json"))))
+        yield Ended(status=status, records=read_records(record), traces=find_script_traces(record))
+
+
+def find_script_traces(folder: Path) -> tuple[Path, ...]:
+    """The traces in a folder of records, by rank."""
+    return tuple(sorted(folder.glob("trace-*.json"), key=lambda path: int(path.stem.partition("-")[2])))
 
 
 def _no_view(reason: str) -> str:

@@ -8,6 +8,7 @@ and at most until a compiled module is called: its graph would hold the wrapper.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -24,10 +25,15 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Hooks:
-    """The wrappers of a process, and the session that they report to: another one in each forked child."""
+    """The wrappers of a process, and the session that they report to: another one in each forked child.
+
+    Attributes:
+        finished: Called once the record is written, where the process does not end by that.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self.finished: Callable[[], None] = lambda: None
         self.session = Session(folder, self)
         self._depth = threading.local()
         self._restore: dict[str, Callable[[], None]] = {}
@@ -54,6 +60,12 @@ class Hooks:
         for restore in self._restore.values():
             restore()
         self._restore.clear()
+
+    def adopt(self) -> None:
+        """Wrap the steps of optimizers that exist already."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.optim.Optimizer):
+                self.wrap_step(type(thing))
 
     def forget_forward(self) -> None:
         """Take the wrappers away that only describe the forward pass."""
@@ -235,6 +247,11 @@ def _compile_name(model: Any, options: dict[str, Any]) -> str:
 
 
 _installed: list[Hooks] = []
+
+
+def installed() -> bool:
+    """Whether this process has hooks."""
+    return bool(_installed)
 
 
 def install(folder: str) -> Hooks:

@@ -234,6 +234,7 @@ class Session:
         self._hooks.remove()
         self._write()
         if self._folder.is_full():
+            self._hooks.finished()
             return
         if self.window.complete:
             self.window.wait_for_ranks()
@@ -262,6 +263,7 @@ class Session:
     def _ended(self) -> None:
         if not self._is_written and self._hooks.session is self:
             self._write()
+            self._hooks.finished()
 
     def _write(self) -> None:
         self._is_written = True

@@ -101,6 +101,11 @@ def refusal_of(ended: Ended) -> str:
             f"{units.counted(record.num_backwards, 'backward pass', 'backward passes')}: the steps cannot be told apart"
         )
     least, most = record.num_steps_needed
+    if record.num_made > most:
+        return (
+            f"the script ended after {units.counted(record.num_made, 'step')}, of which never {most} followed each "
+            "other in one period: let it train longer"
+        )
     return (
         f"the script ended after {units.counted(record.num_made, 'step')}; a recording needs {least} to {most}, "
         "the shorter they are the more: let it train longer"

@@ -100,3 +100,13 @@ def test_an_optimizer_that_comes_late_takes_over() -> None:
 
     assert found == [2, 3, 4, 5]
     assert not finder.backward_ended(1)
+
+
+def test_a_second_training_is_found_although_the_first_optimizers_still_exist() -> None:
+    finder = StepFinder()
+    ends(finder, [0] * 8, [0])
+
+    found = ends(finder, [1, 2] * 8, [0, 1, 2])
+
+    assert finder.pattern == (1, 2)
+    assert found[-3:] == [11, 13, 15]

@@ -80,15 +80,12 @@ def _step(record: ScriptRecord) -> str:
     step = record.step
     if step.optimizers is None:
         return ""
-    kinds = {optimizer.number: optimizer.kind for optimizer in record.optimizers}
     if step.optimizers:
+        kinds = dict(zip(step.optimizers, step.kinds, strict=True))
         counts = Counter(step.optimizers)
         single = len(counts) == 1
-        names = [
-            f"{count} x {kinds.get(number, 'optimizer')}{'' if single else f' #{number + 1}'}"
-            for number, count in counts.items()
-        ]
-        first = " + ".join(names) if len(step.optimizers) > 1 else f"one step of {kinds.get(step.optimizers[0], '')}"
+        names = [f"{count} x {kinds[number]}{'' if single else f' #{number + 1}'}" for number, count in counts.items()]
+        first = " + ".join(names) if len(step.optimizers) > 1 else f"one step of {step.kinds[0]}"
     else:
         first = "one backward pass (parameters are updated by hand)"
     batches = _counted(step.num_batches, "batch", "batches") if step.num_batches else "no batch from a loader"

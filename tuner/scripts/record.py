@@ -20,6 +20,7 @@ class ScriptStep(Record):
     Attributes:
         optimizers: Numbers of those that step, in order; empty where a backward pass is a step, None where no period
             was found.
+        kinds: Their classes.
         num_backwards: Backward passes in the commonest step.
         num_batches: Batches from loaders in it.
         share: Share of the steps that are like that.
@@ -27,6 +28,7 @@ class ScriptStep(Record):
     """
 
     optimizers: tuple[int, ...] | None
+    kinds: tuple[str, ...]
     num_backwards: int
     num_batches: int
     share: float

@@ -118,6 +118,7 @@ class Description:
         (backwards, batches), count = (session.kinds.most_common(1) or [((0, 0), 0)])[0]
         return {
             "optimizers": list(session.finder.pattern) if session.finder.pattern is not None else None,
+            "kinds": [session.optimizer_kinds[number] for number in session.finder.pattern or ()],
             "num_backwards": backwards,
             "num_batches": batches,
             "share": count / max(1, session.kinds.total()),

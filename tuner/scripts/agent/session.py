@@ -77,6 +77,7 @@ class Session:
     Attributes:
         loaders: What is known of each, in the order of creation.
         optimizers: The same of those that exist.
+        optimizer_kinds: Classes of all, in the order of creation.
         notes: By kind: how often what was used.
         called_modules: Outermost modules that were called with gradients in the first steps, and how often.
         kinds: Steps by their numbers of backward passes and batches.
@@ -90,7 +91,8 @@ class Session:
         self.loaders: list[Made] = []
         self._known_loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self.optimizers: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
-        self._num_optimizers = 0
+        self.optimizer_kinds: list[str] = []
+        self._description: dict[str, Any] = {}
         self.notes: dict[str, Counter[str]] = {}
         self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
         self.num_calls_without_grad = 0
@@ -120,8 +122,8 @@ class Session:
     def made_optimizer(self, optimizer: Any, place: str) -> None:
         """Note an optimizer."""
         if optimizer not in self.optimizers:
-            self.optimizers[optimizer] = Made(self._num_optimizers, place)
-            self._num_optimizers += 1
+            self.optimizers[optimizer] = Made(len(self.optimizer_kinds), place)
+            self.optimizer_kinds.append(type(optimizer).__name__)
         self._register_end()
 
     def note(self, kind: str, text: str) -> None:
@@ -178,9 +180,12 @@ class Session:
         if made is None:
             self.made_optimizer(optimizer, "")
             made = self.optimizers[optimizer]
-        exist = () if self.finder.pattern else [one.number for one in self.optimizers.values()]
-        if self.finder.optimizer_stepped(made.number, exist):
+        if self.finder.optimizer_stepped(made.number, self._existing()):
             self._step_ended()
+
+    def _existing(self) -> list[int]:
+        """Numbers of the optimizers that exist, where they matter: until the period is known."""
+        return [] if self.finder.pattern else [made.number for made in self.optimizers.values()]
 
     def _note_place(self, what: str, number: int) -> None:
         """Note where training may begin: a trial could be forked from there."""
@@ -228,6 +233,7 @@ class Session:
         self._num_backwards = self._num_batches = 0
         if len(self._step_times_ns) == NUM_CALLED_STEPS:
             self._hooks.forget_forward()
+            self._description = Description(self).as_dict()
         self.window.step_ended()
 
     def _finish(self) -> None:
@@ -265,6 +271,12 @@ class Session:
             self._write()
             self._hooks.finished()
 
+    def _last_description(self) -> dict[str, Any]:
+        """What trains, with models and optimizers of the first steps where they are gone at the end."""
+        last = Description(self).as_dict()
+        gone = [key for key in ("models", "optimizers", "trainer") if not last[key]]
+        return {**last, **{key: self._description[key] for key in gone if key in self._description}}
+
     def _write(self) -> None:
         self._is_written = True
         rank, num_ranks = rank_and_size()
@@ -284,6 +296,6 @@ class Session:
                 "step_times_ns": self._step_times_ns,
                 "recorded_step_ns": window.recorded_step_ns,
                 "places": self._places,
-                **Description(self).as_dict(),
+                **self._last_description(),
             }
         )

@@ -13,6 +13,8 @@ from collections.abc import Collection
 LONGEST_PERIOD = 16
 PATIENCE = 4 * LONGEST_PERIOD
 """Optimizer steps after which an optimizer that has not stepped yet is left out of the period."""
+OTHERS = 4
+"""Steps in a row of optimizers outside of the period, after which a new one is looked for."""
 BACKWARDS_WITHOUT_OPTIMIZER = 12
 """Backward passes after which a script that has made no optimizer updates its parameters by hand."""
 BACKWARDS_BESIDE_OPTIMIZER = 256
@@ -30,12 +32,11 @@ class StepFinder:
     def __init__(self) -> None:
         self.pattern: tuple[int, ...] | None = None
         self.num_backwards = 0
+        self.num_optimizer_steps = 0
         self._sequence: list[int] = []
         self._batches_after: list[int] = []
-
-    @property
-    def num_optimizer_steps(self) -> int:
-        return len(self._sequence)
+        self._num_foreign = 0
+        self._retired: set[int] = set()
 
     def batch(self) -> None:
         """Note that a loader gave a batch."""
@@ -49,7 +50,7 @@ class StepFinder:
             num_optimizers: How many exist.
         """
         self.num_backwards += 1
-        if self.pattern is None and not self._sequence:
+        if self.pattern is None and not self.num_optimizer_steps:
             needed = BACKWARDS_BESIDE_OPTIMIZER if num_optimizers else BACKWARDS_WITHOUT_OPTIMIZER
             if self.num_backwards >= needed:
                 self.pattern = ()
@@ -63,12 +64,26 @@ class StepFinder:
         """
         if self.pattern == ():
             self.pattern = None  # it came late; from here on its steps count
+        self.num_optimizer_steps += 1
         self._sequence.append(number)
+        self._watch_for_others(number)
         if self.pattern is None:
             self._batches_after.append(0)
-            self.pattern = self._found(set(optimizers))
+            self.pattern = self._found(set(optimizers) - self._retired)
         length = len(self.pattern) if self.pattern else 0
         return bool(length) and tuple(self._sequence[-length:]) == self.pattern
+
+    def _watch_for_others(self, number: int) -> None:
+        """Look for a new period where only other optimizers step: another training, or one made anew."""
+        if self.pattern is None:
+            return
+        self._num_foreign = 0 if number in self.pattern else self._num_foreign + 1
+        if self._num_foreign >= OTHERS:
+            self._retired |= set(self.pattern)
+            self.pattern = None
+            self._sequence = self._sequence[-OTHERS:]
+            self._batches_after = [0] * (OTHERS - 1)
+            self._num_foreign = 0
 
     def _found(self, optimizers: set[int]) -> tuple[int, ...] | None:
         sequence = self._sequence

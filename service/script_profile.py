@@ -20,7 +20,7 @@ from steptune.tuner.profiling.diagnosis import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.records import Breakdown, Finding, Record, SampleUnit
 from steptune.tuner.scripts.launch import Ended, find_script_traces
-from steptune.tuner.scripts.recognised import recognised, remarks
+from steptune.tuner.scripts.recognised import recognised, remarks, remarks_on_processes
 from steptune.tuner.scripts.record import ScriptRecord, read_records
 
 
@@ -116,7 +116,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     """Print what was recognised, item by item, then the answer, or why there is none."""
     trained = [record for record in profile.records if record.num_backwards]
     if trained:
-        _print_recognised(console, trained[0])
+        _print_recognised(console, trained)
         console.print()
     if profile.refusal:
         console.print(Text("no profile: ", style="bold yellow").append(profile.refusal, style="default not bold"))
@@ -137,7 +137,8 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     print_findings(console, profile.findings)
 
 
-def _print_recognised(console: Console, record: ScriptRecord) -> None:
+def _print_recognised(console: Console, trained: Sequence[ScriptRecord]) -> None:
+    record = trained[0]
     console.print(Text("recognised", style="dim"))
     table = Table.grid(padding=(0, 2, 0, 0))
     for name in ("mark", "name"):
@@ -146,7 +147,7 @@ def _print_recognised(console: Console, record: ScriptRecord) -> None:
     for item in recognised(record):
         mark, style = ("✓", "") if item.found else ("·", "dim")
         table.add_row(Text(mark, style=style or "green"), Text(item.name, style=style), Text(item.text, style=style))
-    for remark in remarks(record):
+    for remark in (*remarks(record), *remarks_on_processes(trained)):
         table.add_row(Text("!", style="yellow"), Text("note"), Text(remark, style="yellow"))
     console.print(table)
 

@@ -14,6 +14,7 @@ import pytest
 from script_runs import ROOT, VARIABLES, ScriptFolder, interpreter, losses
 
 from steptune.tuner.errors import PlatformError
+from steptune.tuner.scripts.recognised import remarks_on_processes
 
 STEPTUNE = (sys.executable, "-m", "steptune", "profile")
 ENVIRONMENT = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
@@ -191,18 +192,19 @@ def test_an_interrupt_leaves_no_process_behind(number: int, folder: ScriptFolder
         assert list(folder.files()) == ["waits.py"]
 
 
-def test_two_ranks_under_torchrun_are_recorded_together(folder: ScriptFolder) -> None:
+@pytest.mark.parametrize(("arguments", "wrapper"), [("", "DistributedDataParallel"), (" --shard", "FSDP2")])
+def test_two_ranks_under_torchrun_are_recorded_together(arguments: str, wrapper: str, folder: ScriptFolder) -> None:
     script = folder.add("two_ranks.py")
     before = folder.files()
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
-    run = folder.profiled("sh", "-c", f"echo begin; {' '.join(torchrun)} {script}")
+    run = folder.profiled("sh", "-c", f"echo begin; {' '.join(torchrun)} {script}{arguments}")
 
     assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
     recorded = [record for record in run.profile.records if record.complete]
     assert [(record.rank, record.num_ranks) for record in recorded] == [(0, 2), (1, 2)]
     assert len({len(record.recorded_step_ns) for record in recorded}) == 1
-    assert recorded[0].models[0].wrappers == ("DistributedDataParallel",)
+    assert recorded[0].models[0].wrappers == (wrapper,)
     assert {breakdown.rank for breakdown in run.profile.breakdowns} == {0, 1}
     assert "Error" not in run.err
     assert folder.files() == before
@@ -218,6 +220,14 @@ def test_ranks_that_a_script_spawns_are_recorded(folder: ScriptFolder) -> None:
     assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
     assert [record.rank for record in run.profile.records if record.complete] == [0, 1]
     assert run.profile.status == 0
+
+
+def test_processes_that_update_the_same_parameters_are_told_of(folder: ScriptFolder) -> None:
+    run = folder.profiled(sys.executable, folder.add("hogwild.py"))
+
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    [remark] = remarks_on_processes([record for record in run.profile.records if record.num_backwards])
+    assert "2 processes train without a process group" in remark
 
 
 def test_a_command_that_does_not_exist_is_told(folder: ScriptFolder) -> None:
@@ -307,3 +317,25 @@ def test_under_the_command_a_script_that_watches_itself_is_watched_once(folder: 
 
     assert not run.profile.refusal, run.err
     assert "recognised" not in run.err
+
+
+NOT_ROOTS_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin") if os.geteuid() == 0 else ()
+
+
+@pytest.mark.parametrize("wrapper", [("unshare", "--user", "--map-root-user", "--mount"), NOT_ROOTS_RIGHTS])
+def test_what_is_mounted_below_is_covered_too(wrapper: tuple[str, ...], folder: ScriptFolder) -> None:
+    """With the right to mount, and in a user namespace of the view's own."""
+    (folder.path / "data").mkdir()
+    (folder.path / "data" / "file").write_text("before\n")
+    mounted = "unshare" in wrapper
+    prepare = "mount -t tmpfs none data && echo before >data/file &&" if mounted else ""
+    inside = "cat data/file; echo changed >data/file; cat data/file; rm -r data/file; mkdir data/file; ls -d data/*"
+    command = f"{prepare} {' '.join(STEPTUNE)} -- sh -c '{inside}'; cat data/file"
+
+    done = subprocess.run(
+        [*wrapper, "sh", "-c", command], cwd=folder.path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["before", "changed", "data/file"], done.stderr
+    assert lines[-1] == "before"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
@@ -58,6 +59,17 @@ def remarks(record: ScriptRecord) -> tuple[str, ...]:
             "cuDNN is deterministic by the script's own setting." if record.settings.get("cudnn_deterministic") else "",
         )
         if text
+    )
+
+
+def remarks_on_processes(trained: Sequence[ScriptRecord]) -> tuple[str, ...]:
+    """What a reader should know of the processes that trained."""
+    alone = sum(record.num_ranks == 1 for record in trained)
+    if alone < 2:
+        return ()
+    return (
+        f"{alone} processes train without a process group: one is profiled. If they update the same parameters, "
+        "the order of their updates differs from run to run, and nothing can be compared.",
     )
 
 

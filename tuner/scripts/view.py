@@ -38,6 +38,17 @@ def enter_view(folder: Path, scratch: Path) -> None:
         )
     outside = _cuda_status()
     _unshare()
+    try:
+        _cover(folder, scratch)
+    except OSError as error:
+        raise NoView(f"this system lets no namespace mount ({error.strerror})") from None
+    os.chdir(folder)
+    if outside == 0 and _cuda_status() != 0:
+        raise NoView("CUDA does not start in a user namespace here")
+
+
+def _cover(folder: Path, scratch: Path) -> None:
+    """Put overlays over a folder and over what is mounted below it."""
     below = _mounts_below(folder)
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     original = scratch / "original"
@@ -49,9 +60,6 @@ def enter_view(folder: Path, scratch: Path) -> None:
             _mount(str(source), str(target), "", MS_BIND | MS_REC)
         else:
             _overlay(source, target, scratch / str(number))
-    os.chdir(folder)
-    if outside == 0 and _cuda_status() != 0:
-        raise NoView("CUDA does not start in a user namespace here")
 
 
 def _unshare() -> None:

@@ -1,10 +1,13 @@
-"""Two ranks under DistributedDataParallel, started by torchrun."""
+"""Two ranks under DistributedDataParallel or fully sharded, started by torchrun."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -15,7 +18,11 @@ def main():
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(1600, 8), torch.randn(1600, 8))
     loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)))
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+    if "--shard" in sys.argv:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     os.makedirs("out", exist_ok=True)
     for x, y in loader:

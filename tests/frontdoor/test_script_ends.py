@@ -143,6 +143,18 @@ def test_inputs_are_not_copied_and_absolute_paths_are_covered(folder: ScriptFold
     assert folder.files() == before
 
 
+def test_a_script_that_empties_the_temporary_directory_does_not_reach_the_folder(folder: ScriptFolder) -> None:
+    (folder.path / "kept").mkdir()
+    (folder.path / "kept" / "file").write_text("kept")
+    temporary = folder.path.parent / "temporary"
+
+    run = folder.profiled("sh", "-c", f"ls {temporary}/*/view; rm -rf {temporary}/*/view/original/*; ls kept")
+
+    assert "original" in run.out
+    assert run.out.endswith("file\n")
+    assert (folder.path / "kept" / "file").read_text() == "kept"
+
+
 def test_the_users_own_sitecustomize_runs(folder: ScriptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     own = folder.path / "own"
     own.mkdir()
@@ -187,9 +199,9 @@ def test_an_interrupt_leaves_no_process_behind(number: int, folder: ScriptFolder
 
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
+    assert list(folder.files()) == ["waits.py"]
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert list(folder.files()) == ["waits.py"]
 
 
 @pytest.mark.parametrize(("arguments", "wrapper"), [("", "DistributedDataParallel"), (" --shard", "FSDP2")])
@@ -339,3 +351,24 @@ def test_what_is_mounted_below_is_covered_too(wrapper: tuple[str, ...], folder: 
     lines = done.stdout.splitlines()
     assert lines[:3] == ["before", "changed", "data/file"], done.stderr
     assert lines[-1] == "before"
+
+
+def test_workers_that_are_spawned_are_no_processes_that_train(folder: ScriptFolder) -> None:
+    """Each is armed by the environment and imports torch; their end is not announced by a warning of leaks."""
+    (folder.path / "spawns.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "if __name__ == '__main__':\n"
+        "    model = torch.nn.Linear(4, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    data = TensorDataset(torch.randn(800, 4))\n"
+        "    for (x,) in DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context='spawn'):\n"
+        "        model(x).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+
+    run = folder.profiled(sys.executable, "spawns.py")
+
+    assert not run.profile.refusal
+    assert len(run.profile.records) == 1
+    assert not run.err

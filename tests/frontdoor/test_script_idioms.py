@@ -215,6 +215,7 @@ def test_an_idiom_is_recognised_and_computes_the_same(idiom: Idiom, folder: Scri
     assert breakdown.num_steps == len(record.recorded_step_ns)
     assert breakdown.facts.own_capture
 
+    assert idiom.library or not run.err, "what the script does not say, it does not say under inspection"
     assert folder.files() == before, "an inspection leaves nothing behind"
     plain = folder.plain(*command)
     assert plain.returncode == 0, plain.stderr

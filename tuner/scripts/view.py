@@ -13,6 +13,7 @@ from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
 KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "bpf", "securityfs"})
 """File systems that are no files: they are shown as they are."""
 CUDA_NO_DEVICE = 100
@@ -60,6 +61,9 @@ def _cover(folder: Path, scratch: Path) -> None:
             _mount(str(source), str(target), "", MS_BIND | MS_REC)
         else:
             _overlay(source, target, scratch / str(number))
+    # The overlays hold what they need. Under this path, a script that tidies the temporary directory would find the
+    # folder itself.
+    _call("umount2", str(original).encode(), MNT_DETACH)
 
 
 def _unshare() -> None:

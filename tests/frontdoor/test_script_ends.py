@@ -372,3 +372,29 @@ def test_workers_that_are_spawned_are_no_processes_that_train(folder: ScriptFold
     assert not run.profile.refusal
     assert len(run.profile.records) == 1
     assert not run.err
+
+
+@pytest.mark.parametrize("name", ["statistics", "steps", "hooks", "steptune"])
+def test_a_file_of_the_script_may_have_any_name(name: str, folder: ScriptFolder) -> None:
+    """None of ours is shadowed by it, and none shadows it."""
+    (folder.path / f"{name}.py").write_text("MINE = 'mine'\n")
+    (folder.path / "train.py").write_text(
+        f"import runpy, torch\nfrom {name} import MINE\nrunpy.run_path('plain.py', run_name='__main__')\n"
+    )
+    folder.add("plain.py")
+
+    run = folder.profiled(sys.executable, "train.py")
+
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+
+
+def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptFolder) -> None:
+    """As with a version of torch that lacks what they wrap."""
+    package = folder.path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+
+    run = folder.profiled(sys.executable, "-c", "import torch; print(torch.__file__)")
+
+    assert run.out.endswith("torch/__init__.py\n")
+    assert "steptune sees nothing in process" in run.err

@@ -32,12 +32,22 @@ class TorchFinder:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                from .hooks import install
-
-                install(os.environ[FOLDER])
+                _install()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _install() -> None:
+    """Put the hooks in place; where that fails, the script runs without them, and the reason is on standard error."""
+    try:
+        from .hooks import install
+
+        install(os.environ[FOLDER])
+    except Exception:
+        import traceback
+
+        sys.stderr.write(f"steptune sees nothing in process {os.getpid()}:\n{traceback.format_exc()}")
 
 
 def arm() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
@@ -219,6 +218,11 @@ class Window:
             self._profiler = None
             self.recorded_step_ns = list(self._times_ns[-self._num_recorded :])
             self.phase, self.complete = Phase.OVER, True
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, the upper one of two. `statistics` is not imported: a script may have a file of that name."""
+    return sorted(values)[len(values) // 2]
 
 
 def _synchronise() -> None:

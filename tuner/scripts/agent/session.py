@@ -128,7 +128,9 @@ class Session:
 
     def note(self, kind: str, text: str) -> None:
         """Note that something was used."""
-        self.notes.setdefault(kind, Counter())[text] += 1
+        if kind not in self.notes:
+            self.notes[kind] = Counter()
+        self.notes[kind][text] += 1
 
     @never_raises
     def loader_began(self, loader: Any, iterator: Any) -> None:

@@ -73,6 +73,7 @@ class Window:
         self.phase = Phase.WARM_UP
         self.complete = False
         self.refusal = ""
+        self._rank = self._num_ranks = 0  # not known before the first step
         self._block_steps = 1
         self._block_from, self._block_begin_ns = 0, 0
         self._block_times_ns: list[float] = []
@@ -88,9 +89,11 @@ class Window:
 
     def step_ended(self) -> None:
         """Move on."""
+        if self._num_ranks == 0:
+            self._rank, self._num_ranks = rank_and_size()
         if self.phase is Phase.RECORDING:
             self._record_step()
-        elif rank_and_size()[0] > 0:
+        elif self._rank > 0:
             self._follow()
         elif self.phase is Phase.WARM_UP and self._is_warm():
             self._begin_timing()
@@ -140,7 +143,7 @@ class Window:
         self._block_begin_ns = perf_counter_ns()
 
     def _claimed(self) -> bool:
-        if self._folder.claim(rank_and_size()[0]):
+        if self._folder.claim(self._rank):
             return True
         self.refuse("another process of the script was recorded")
         return False
@@ -158,7 +161,7 @@ class Window:
             self._begin_recording()
 
     def _announce(self) -> None:
-        several = rank_and_size()[1] > 1
+        several = self._num_ranks > 1
         self._begin_at = self.num_steps + (ANNOUNCED_AHEAD if several else 0)
         if several:
             self._folder.announce(self._begin_at)
@@ -173,7 +176,7 @@ class Window:
     def _fits(self) -> bool:
         """Whether the window lies inside the epoch. It need not where no epoch is so long, or ranks are bound."""
         rest = self._remaining()
-        if rest is None or rank_and_size()[1] > 1:
+        if rest is None or self._num_ranks > 1:
             return True
         remaining, whole = rest
         needed = self._length() + 2
@@ -214,7 +217,7 @@ class Window:
                 pass
         if last:
             self._profiler.stop()
-            self._profiler.export_chrome_trace(str(self._folder.trace(rank_and_size()[0])))
+            self._profiler.export_chrome_trace(str(self._folder.trace(self._rank)))
             self._profiler = None
             self.recorded_step_ns = list(self._times_ns[-self._num_recorded :])
             self.phase, self.complete = Phase.OVER, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -136,31 +137,65 @@ def _keep(directory: Path, kept: Path, trace: Path) -> None:
 
 def print_profile(console: Console, profile: WorkloadProfile) -> None:
     """Print whether the profile is trusted, the verdict, the breakdown as bars, then the advice."""
-    problems = list(dict.fromkeys(problem for b in profile.breakdowns for problem in b.quality.problems))
-    step = units.milliseconds(profile.step_time_ns / 1e6)
-    rate = units.rate(profile.units_per_s, profile.sample_unit)
+    print_head(
+        console,
+        profile.breakdowns,
+        step_time_ns=profile.step_time_ns,
+        rate=units.rate(profile.units_per_s, profile.sample_unit),
+        limit=profile.bottleneck,
+        hardware=profile.hardware,
+        already_on=profile.already_on,
+    )
+    print_breakdowns(console, profile.breakdowns)
+    print_findings(console, profile.findings)
+
+
+def print_head(
+    console: Console,
+    breakdowns: Sequence[Breakdown],
+    *,
+    step_time_ns: float,
+    rate: str,
+    limit: str,
+    hardware: str,
+    already_on: Sequence[str],
+) -> None:
+    """Print whether the profile is trusted, the step's time and what limits it."""
+    problems = list(dict.fromkeys(problem for b in breakdowns for problem in b.quality.problems))
+    step = units.milliseconds(step_time_ns / 1e6)
     if problems:
         console.print(Text(f"the profile cannot be trusted: {'; '.join(problems)}", style="yellow"))
-        console.print(Text(f"{step} a step, {rate}; no verdict on what limits it, on {profile.hardware}", style="bold"))
+        console.print(Text(f"{step} a step, {rate}; no verdict on what limits it, on {hardware}", style="bold"))
     else:
-        events = sum(b.quality.num_events for b in profile.breakdowns)
+        events = sum(b.quality.num_events for b in breakdowns)
         console.print(Text(f"profile good: {units.counted(events, 'event')}", style="dim"))
         console.print(
             Text(f"{step} a step, {rate}", style="bold")
             .append("; limited by ", style="not bold")
-            .append(profile.bottleneck)
-            .append(f", on {profile.hardware}", style="not bold")
+            .append(limit)
+            .append(f", on {hardware}", style="not bold")
         )
-    if profile.already_on:
-        console.print(Text("already on: ", style="dim").append(", ".join(profile.already_on), style="not dim"))
+    if already_on:
+        console.print(Text("already on: ", style="dim").append(", ".join(already_on), style="not dim"))
     console.print()
-    for breakdown in profile.breakdowns:
-        console.print(_bars(breakdown, breakdown.device if len(profile.breakdowns) > 1 else None))
+
+
+def print_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
+    """Print where the time of a step goes, as bars: a table for each device."""
+    several = len(breakdowns) > 1
+    ranks = len({breakdown.rank for breakdown in breakdowns}) > 1
+    for breakdown in breakdowns:
+        name = f"rank {breakdown.rank}, {breakdown.device}" if ranks else breakdown.device
+        console.print(_bars(breakdown, name if several else None))
     console.print()
-    for finding in profile.findings:
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print what stands out, with the advice."""
+    for finding in findings:
         console.print(Text(finding.message, style="bold"))
         console.print(Padding(Text(_advice(finding), style="dim"), (0, 0, 0, 2), expand=False))
-    if not profile.findings:
+    if not findings:
         console.print("nothing stands out: no category takes more of the step than is usual", style="dim")
 
 

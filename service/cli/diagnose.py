@@ -1,17 +1,19 @@
-"""`profile` and `doctor`: what limits a step, and what is wrong with this machine."""
+"""`profile` and `doctor`: what limits a step, of a workload or a script, and what is wrong with this machine."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.text import Text
+from typer.core import TyperCommand
 
 from steptune.service.cli.console import errors, output, plain_table, print_json, say, settings_with
-from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, WorkloadName
+from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings
@@ -19,18 +21,58 @@ from steptune.tuner.records import MeasureSettings
 if TYPE_CHECKING:
     from steptune.service.doctor import Examined
 
+NOT_PROFILED = 3
+"""Exit status where a command ended well, but its steps could not be recorded."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command()(profile)
+    app.command(cls=CommandOrWorkload)(profile)
     app.command()(doctor)
 
 
+COMMAND = "steptune.command"
+"""Where a context keeps what followed `--`."""
+
+
+class CommandOrWorkload(TyperCommand):
+    """A command that takes another command after `--`, as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take everything after the first `--` out."""
+        if "--" in args:
+            position = args.index("--")
+            ctx.meta[COMMAND] = tuple(args[position + 1 :])
+            args = args[:position]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
 def profile(
-    workload: WorkloadName,
+    context: typer.Context,
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.",
+            metavar="WORKLOAD",
+            show_default=False,
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Keep the trace here (.json.gz, opens in Perfetto).", show_default=False)
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With a command: let it run to its end, in its folder; what it writes stays.")
+    ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="With a command: let it write into its folder until its steps are recorded, not into a view.",
+        ),
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
@@ -38,10 +80,55 @@ def profile(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Profile WORKLOAD as it is: where a step's time goes, and what could be done about it."""
+    """Profile WORKLOAD, or the training script that a command runs, as it is: where a step's time goes, and what could
+    be done about it.
+
+    After `--` comes the command, as you type it: `steptune profile -- python train.py --lr 1e-3`, or torchrun,
+    accelerate launch, a shell script. It is ended when some of its steps are recorded.
+    """
+    check_platform()
+    command: tuple[str, ...] | None = context.meta.get(COMMAND)
+    if command is None:
+        if full or in_place:
+            raise ChoiceError("--full and --in-place are for a command: write it after `--`")
+        if workload is None:
+            raise ChoiceError("nothing to profile: name a workload, or a command after `--`")
+        _profile_workload(workload, trace, seed, device, foreign_load, python, isolation, as_json=as_json)
+        return
+    _check_command(context, command, workload)
+    _profile_script(command, trace, full=full, in_place=in_place, as_json=as_json)
+
+
+def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
+    if not command:
+        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+    if workload is not None:
+        raise ChoiceError(f"{workload} and a command after `--`: profile one of them")
+    own = ("seed", "device", "foreign_load", "python", "isolation")
+    given = [name for name in own if _was_given(context, name)]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise ChoiceError(f"{option} is for workloads: a command decides that itself, by its own arguments")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def _profile_workload(
+    workload: str,
+    trace: Path | None,
+    seed: int,
+    device: str | None,
+    foreign_load: float,
+    python: Path | None,
+    isolation: str | None,
+    *,
+    as_json: bool,
+) -> None:
     from steptune.service.profiling import print_profile, profile_workload
 
-    check_platform()
     with errors.status("profiling") as status, tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         result = profile_workload(
             workload,
@@ -60,6 +147,23 @@ def profile(
         print_profile(output, result)
     if trace is not None:
         say(f"trace {trace}")
+
+
+def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool, in_place: bool, as_json: bool) -> None:
+    from steptune.service.script_profile import keep_trace, print_script_profile, script_profile
+    from steptune.tuner.scripts.launch import ran_script
+
+    with ran_script(command, full=full, in_place=in_place, own_output=not as_json) as ended:
+        result = script_profile(command, ended)
+        kept = keep_trace(ended.traces, trace) if trace is not None else ()
+    if as_json:
+        print_json(result)
+    else:
+        print_script_profile(output, result)
+    for path in kept:
+        say(f"trace {path}")
+    if result.refusal:
+        raise typer.Exit(ended.status or NOT_PROFILED)
 
 
 def doctor(

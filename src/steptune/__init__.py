@@ -1,7 +1,8 @@
 """Steptune finds the fastest way to run one training step, proves it, and explains it.
 
 In a workload file:      `steptune.Workload`
-In a training script:    `steptune.apply(recommendation, workload)`, `steptune.launch_environment(recommendation)`
+In a training script:    `steptune.apply(recommendation, workload)`, `steptune.launch_environment(recommendation)`,
+                         `steptune.watch(loader)`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
 The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to the folders at the top of the repository.
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.scripts.watch import watch
     from steptune.tuner.workloads.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Workload", "__version__", "analyse_traces", "apply", "launch_environment", "load_recommendation"]
+__all__ = ["Workload", "__version__", "analyse_traces", "apply", "launch_environment", "load_recommendation", "watch"]
 
 _MODULES = {
     "Workload": "steptune.tuner.workloads.workload",
@@ -25,6 +27,7 @@ _MODULES = {
     "apply": "steptune.tuner.export.apply",
     "launch_environment": "steptune.tuner.export.apply",
     "load_recommendation": "steptune.tuner.export.native",
+    "watch": "steptune.tuner.scripts.watch",
 }
 """The module of each public name, imported on first use: a workload file needs only `Workload`."""
 

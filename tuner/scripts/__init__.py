@@ -1,0 +1,8 @@
+"""Training scripts that nobody rewrites: run as they are, seen from inside by hooks that one variable arms.
+
+launch.py       starts the command, in a copy-on-write view of its folder (view.py, supervisor.py)
+armed/          the folder that PYTHONPATH names: every Python process of the command loads it
+agent/          the hooks; needs the standard library and torch only, not this package
+record.py       what the agent writes, read back
+recognised.py   the record in words
+"""

@@ -1,0 +1,55 @@
+"""Hooks inside a training script: they find its steps, record some of them, and note what it is made of.
+
+It is loaded by its path, under a name of its own, into every Python process of a command. That process may belong to
+another environment than Steptune's: nothing here imports Steptune. Before torch is imported there is one import hook.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+FOLDER = "STEPTUNE_SCRIPT_RECORD"
+"""Environment variable that arms a process: the folder of the settings and the records."""
+
+
+class TorchFinder:
+    """A finder of modules that installs the hooks as soon as torch has been executed, and is gone then."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find torch as all other finders do, and hook its execution; leave every other module to them."""
+        if name != "torch":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _install()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    """Put the hooks in place; where that fails, the script runs without them, and the reason is on standard error."""
+    try:
+        from .hooks import install
+
+        install(os.environ[FOLDER])
+    except Exception:
+        import traceback
+
+        sys.stderr.write(f"steptune sees nothing in process {os.getpid()}:\n{traceback.format_exc()}")
+
+
+def arm() -> None:
+    """Wait for torch in this process."""
+    sys.meta_path.insert(0, TorchFinder())

@@ -1,0 +1,289 @@
+"""What the script trains with, as plain values: read once, from the objects that its steps used."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .places import frames, is_users
+
+if TYPE_CHECKING:
+    from .session import Session
+
+TRAINERS = {
+    "transformers.trainer": "Trainer",
+    "lightning.pytorch.trainer.trainer": "Trainer",
+    "pytorch_lightning.trainer.trainer": "Trainer",
+    "ignite.engine.engine": "Engine",
+    "composer.trainer.trainer": "Trainer",
+    "fastai.learner": "Learner",
+}
+"""Modules of libraries that own the loop, with the class whose method is on the stack during a step."""
+TRAINER_SETTINGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "accumulate_grad_batches",
+    "bf16",
+    "fp16",
+    "precision",
+    "torch_compile",
+    "gradient_checkpointing",
+    "optim",
+    "dataloader_num_workers",
+)
+WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "FSDP2",
+    "DataParallel": "DataParallel",
+    "OptimizedModule": "torch.compile",
+    "PeftModel": "PEFT",
+    "DeepSpeedEngine": "DeepSpeed",
+}
+"""By the name of a class among a module's bases."""
+
+
+def process_description() -> dict[str, Any]:
+    """The process: what runs in it, with which versions."""
+    return {
+        "pid": os.getpid(),
+        "command": list(sys.orig_argv),
+        "folder": str(Path.cwd()),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def loader_values(loader: Any) -> dict[str, Any]:
+    """The attributes of a loader that matter for speed."""
+    sampler = getattr(loader, "batch_sampler", None)
+    batch_size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
+    iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    return {
+        "kind": type(loader).__name__,
+        "dataset": type(loader.dataset).__name__,
+        "iterable": iterable,
+        "batch_size": batch_size if isinstance(batch_size, int) else None,
+        "num_batches": None if iterable else _length(loader),
+        "num_workers": loader.num_workers,
+        "pin_memory": bool(loader.pin_memory),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": bool(loader.persistent_workers),
+    }
+
+
+def _length(loader: Any) -> int | None:
+    """Batches of an epoch. Not asked of iterable datasets: their loader warns once it has been asked and gives more."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class Description:
+    """The parts of the training that a session has seen."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._optimizers = {made.number: (optimizer, made.place) for optimizer, made in session.optimizers.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        session = self._session
+        frame, trainer = _stack()
+        return {
+            "step": self._step(frame),
+            "loaders": [
+                {"number": made.number, "place": made.place, "num_backwards": made.num_backwards, **made.values}
+                for made in session.loaders
+            ],
+            "models": self._models(),
+            "optimizers": [self._optimizer(number) for number in sorted(self._optimizers)],
+            "notes": {kind: dict(counts) for kind, counts in session.notes.items()},
+            "num_calls_without_grad": session.num_calls_without_grad,
+            "trainer": trainer or _accelerate(),
+            "device": self._device(),
+            "device_name": _device_name(self._device()),
+            "settings": _torch_settings(),
+        }
+
+    def _step(self, place: str) -> dict[str, Any]:
+        session = self._session
+        (backwards, batches), count = (session.kinds.most_common(1) or [((0, 0), 0)])[0]
+        return {
+            "optimizers": list(session.finder.pattern) if session.finder.pattern is not None else None,
+            "kinds": [session.optimizer_kinds[number] for number in session.finder.pattern or ()],
+            "num_backwards": backwards,
+            "num_batches": batches,
+            "share": count / max(1, session.kinds.total()),
+            "place": place,
+        }
+
+    def _optimizer(self, number: int) -> dict[str, Any]:
+        optimizer, place = self._optimizers[number]
+        groups = optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        first = groups[0] if groups else {}
+        pattern = self._session.finder.pattern
+        return {
+            "number": number,
+            "place": place,
+            "kind": type(optimizer).__name__,
+            "num_parameters": sum(parameter.numel() for parameter in parameters),
+            "num_groups": len(groups),
+            "implementation": next((name for name in ("fused", "foreach", "capturable") if first.get(name)), ""),
+            "in_step": pattern is not None and number in pattern,
+        }
+
+    def _models(self) -> list[dict[str, Any]]:
+        """The outermost modules that were called with gradients; where none was, those that own what is trained."""
+        called = dict(self._session.called_modules)
+        seen = bool(called)
+        if not called:
+            called = dict.fromkeys(_owners(self._trained()), 0)
+        inside = {id(part) for module in called for part in module.modules() if part is not module}
+        outermost = [module for module in called if id(module) not in inside]
+        return [self._model(module, called[module], seen) for module in outermost]
+
+    def _trained(self) -> set[int]:
+        pattern = self._session.finder.pattern
+        chosen = [self._optimizers[number][0] for number in pattern or self._optimizers if number in self._optimizers]
+        return {id(p) for optimizer in chosen for group in optimizer.param_groups for p in group["params"]}
+
+    def _model(self, module: torch.nn.Module, num_calls: int, seen: bool) -> dict[str, Any]:
+        parameters = list(module.parameters())
+        trained = self._trained()
+        names = Counter[str]()
+        for parameter in parameters:
+            names[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        kinds = [type(part) for part in module.modules()]
+        return {
+            "kind": type(_unwrapped(module)).__name__,
+            "num_parameters": sum(parameter.numel() for parameter in parameters),
+            "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
+            "num_in_optimizer": sum(p.numel() for p in parameters if id(p) in trained),
+            "dtypes": dict(names),
+            "device": str(parameters[0].device) if parameters else "",
+            "num_calls": num_calls if seen else None,
+            "wrappers": _wrappers(module),
+            "compiled": any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
+            or any(kind.__name__ == "OptimizedModule" for kind in kinds),
+            "checkpointed": any(
+                getattr(part, "gradient_checkpointing", False) is True or type(part).__name__ == "CheckpointWrapper"
+                for part in module.modules()
+            ),
+            "sparse": any(getattr(part, "sparse", False) is True for part in module.modules()),
+            "channels_last": any(
+                p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+                for p in parameters
+            ),
+        }
+
+    def _device(self) -> str:
+        for optimizer, _ in self._optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    return str(parameter.device.type)
+        for module in self._session.called_modules:
+            return str(next(module.parameters()).device.type)
+        return "cpu"
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    while True:
+        bases = {base.__name__ for base in type(module).__mro__}
+        inner = module.__dict__.get("_modules", {})
+        if bases & {"DistributedDataParallel", "DataParallel"}:
+            module = inner["module"]
+        elif "OptimizedModule" in bases:
+            module = inner["_orig_mod"]
+        else:
+            return module
+
+
+def _wrappers(module: torch.nn.Module) -> list[str]:
+    names = [
+        WRAPPERS[base.__name__] for part in module.modules() for base in type(part).__mro__ if base.__name__ in WRAPPERS
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _owners(trained: set[int]) -> list[torch.nn.Module]:
+    """Modules that own what is trained and are part of no other such module; found among all objects."""
+    found = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.nn.Module) and "_modules" in thing.__dict__:
+            owned = {id(parameter) for parameter in thing.parameters()}
+            if owned & trained:
+                found.append(thing)
+    inside = {id(part) for module in found for part in module.modules() if part is not module}
+    return [module for module in found if id(module) not in inside]
+
+
+def _stack() -> tuple[str, dict[str, Any] | None]:
+    """The line of the user's loop that ends a step, and the library that owns the loop, if one does."""
+    place, trainer = "", None
+    for frame in frames():
+        if not place and is_users(frame.f_code.co_filename):
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        module = frame.f_globals.get("__name__", "")
+        owner = frame.f_locals.get("self")
+        bases = {base.__name__ for base in type(owner).__mro__}
+        if trainer is None and TRAINERS.get(module) in bases:
+            trainer = _trainer(module, owner)
+    return place, trainer
+
+
+def _trainer(module: str, owner: Any) -> dict[str, Any]:
+    holder = getattr(owner, "args", owner)
+    settings = {}
+    for name in TRAINER_SETTINGS:
+        value = getattr(holder, name, None)
+        if value is not None and not callable(value):
+            settings[name] = str(getattr(value, "value", value))
+    base = next(base for base in type(owner).__mro__ if base.__module__ == module)
+    methods = ("compute_loss", "training_step", "get_train_dataloader", "create_optimizer")
+    changed = [name for name in methods if getattr(type(owner), name, None) is not getattr(base, name, None)]
+    return {
+        "library": module.partition(".")[0],
+        "kind": type(owner).__name__,
+        "settings": settings,
+        "overrides": changed,
+    }
+
+
+def _accelerate() -> dict[str, Any] | None:
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    shared = getattr(state, "_shared_state", None)
+    if not shared:
+        return None
+    gradient = getattr(sys.modules["accelerate.state"].GradientState, "_shared_state", {})
+    plugin = gradient.get("plugin_kwargs", {})
+    settings = {
+        "mixed_precision": str(shared.get("_mixed_precision", "")),
+        "gradient_accumulation_steps": str(plugin.get("num_steps", 1)),
+        "distributed_type": str(getattr(shared.get("distributed_type"), "value", "")),
+    }
+    return {"library": "accelerate", "kind": "Accelerator", "settings": settings, "overrides": []}
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{os.cpu_count()} CPU cores"
+
+
+def _torch_settings() -> dict[str, Any]:
+    return {
+        "num_threads": torch.get_num_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+    }

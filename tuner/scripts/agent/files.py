@@ -1,0 +1,58 @@
+"""The folder that the processes of a script share: settings in it, records and traces out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class SharedFolder:
+    """Small files that several processes write and read, each whole or not at all."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def is_full(self) -> bool:
+        """Whether the script is to run to its end."""
+        return bool(json.loads((self._path / "settings.json").read_text(encoding="utf-8"))["full"])
+
+    def claim(self, rank: int) -> bool:
+        """Whether this process is the first of its rank that would be recorded."""
+        try:
+            (self._path / f"recorder-{rank}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def announce(self, step: int) -> None:
+        """Tell the other ranks at which step all of them record."""
+        self._write("begin", str(step))
+
+    def announced(self) -> int | None:
+        """The step at which all ranks record, once rank 0 has said it."""
+        try:
+            return int((self._path / "begin").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def trace(self, rank: int) -> Path:
+        return self._path / f"trace-{rank}.json"
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        self._write(f"record-{os.getpid()}.json", json.dumps(record))
+        if record["complete"]:
+            self._write(f"recorded-{record['rank']}", "")
+
+    def num_recorded(self) -> int:
+        return sum(1 for _ in self._path.glob("recorded-*"))
+
+    def all_recorded(self) -> None:
+        """Tell the supervisor that nothing more is to be seen."""
+        self._write("complete", "")
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self._path / f".{name}.{os.getpid()}"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self._path / name)

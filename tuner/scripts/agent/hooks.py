@@ -1,0 +1,263 @@
+"""What is put around torch's functions, once, right after torch was imported.
+
+Each wrapper passes everything through, and tells the session of its process what happened. Under `torch.compile` it
+tells nothing, so that it leaves no trace in a compiled graph. The wrapper of all modules stays for the first steps,
+and at most until a compiled module is called: its graph would hold the wrapper.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .places import hide_own_frames, is_users, users_place
+from .session import Session
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class Hooks:
+    """The wrappers of a process, and the session that they report to: another one in each forked child.
+
+    Attributes:
+        finished: Called once the record is written, where the process does not end by that.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.finished: Callable[[], None] = lambda: None
+        self.session = Session(folder, self)
+        self._depth = threading.local()
+        self._restore: dict[str, Callable[[], None]] = {}
+
+    def install(self) -> None:
+        self._put(torch.autograd, "backward", self._backward)
+        self._put(DataLoader, "__init__", self._made_loader)
+        self._put(DataLoader, "__iter__", self._began_loader)
+        self._put(_BaseDataLoaderIter, "__next__", self._next)
+        self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
+        self._put(torch.amp.GradScaler, "__init__", self._made_scaler)
+        self._put(torch.autocast, "__enter__", self._autocast)
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._put(module, "clip_grad_norm_", self._clip)
+        self._put(torch.optim.lr_scheduler.LRScheduler, "__init__", self._made_scheduler)
+        self._put(torch, "compile", self._compile)
+        self._put(torch, "save", self._save)
+        self._put(torch.nn.Module, "__call__", self._module)
+        os.register_at_fork(after_in_child=self._in_child)
+        hide_own_frames()
+
+    def remove(self) -> None:
+        """Take everything away that can be: the script goes on as it would without us."""
+        for restore in self._restore.values():
+            restore()
+        self._restore.clear()
+
+    def adopt(self) -> None:
+        """Wrap the steps of optimizers that exist already."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.optim.Optimizer):
+                self.wrap_step(type(thing))
+
+    def forget_forward(self) -> None:
+        """Take the wrappers away that only describe the forward pass."""
+        for name in ("Module.__call__", "autocast.__enter__"):
+            restore = self._restore.pop(name, None)
+            if restore is not None:
+                restore()
+
+    def _put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        wrapper = functools.wraps(original)(make(original))
+        setattr(owner, name, wrapper)
+        key = f"{getattr(owner, '__name__', '')}.{name}"
+
+        def restore() -> None:
+            if getattr(owner, name) is wrapper:  # else somebody has put another one around it
+                setattr(owner, name, original)
+
+        self._restore[key] = restore
+
+    def _in_child(self) -> None:
+        self.session = Session(self.folder, self)
+        self._depth = threading.local()
+
+    def _backward(self, original: Any) -> Any:
+        def backward(*arguments: Any, **options: Any) -> Any:
+            depth = self._depth
+            if _is_compiling() or getattr(depth, "backward", False):
+                return original(*arguments, **options)
+            depth.backward = True
+            try:
+                result = original(*arguments, **options)
+            finally:
+                depth.backward = False
+            self.session.backward_ended(in_closure=getattr(depth, "step", False))
+            return result
+
+        return backward
+
+    def _made_loader(self, original: Any) -> Any:
+        def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
+            original(loader, *arguments, **options)
+            self.session.made_loader(loader, users_place())
+
+        return __init__
+
+    def _began_loader(self, original: Any) -> Any:
+        def __iter__(loader: Any) -> Any:
+            iterator = original(loader)
+            self.session.loader_began(loader, iterator)
+            return iterator
+
+        return __iter__
+
+    def _next(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            batch = original(iterator)
+            self.session.batch(iterator)
+            return batch
+
+        return __next__
+
+    def _made_optimizer(self, original: Any) -> Any:
+        def __init__(optimizer: Any, *arguments: Any, **options: Any) -> None:
+            original(optimizer, *arguments, **options)
+            self.session.made_optimizer(optimizer, users_place())
+            self.wrap_step(type(optimizer))
+
+        return __init__
+
+    def wrap_step(self, kind: Any) -> None:
+        """Put a wrapper around `step` of a class of optimizers. It is outside of all hooks, and of what a profiler
+        records as the step: a window may end there.
+        """
+        if hasattr(kind.step, "steptune_wrapped"):
+            return
+
+        def wrapper(original: Any) -> Any:
+            def step(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+                depth = self._depth
+                if _is_compiling() or getattr(depth, "step", False):
+                    return original(optimizer, *arguments, **options)
+                depth.step = True
+                try:
+                    result = original(optimizer, *arguments, **options)
+                finally:
+                    depth.step = False
+                self.session.optimizer_stepped(optimizer)
+                return result
+
+            return step
+
+        self._put(kind, "step", wrapper)
+        kind.step.steptune_wrapped = True
+
+    def _made_scaler(self, original: Any) -> Any:
+        def __init__(scaler: Any, *arguments: Any, **options: Any) -> None:
+            original(scaler, *arguments, **options)
+            if scaler.is_enabled():
+                self.session.note("scalers", type(scaler).__name__)
+
+        return __init__
+
+    def _autocast(self, original: Any) -> Any:
+        def __enter__(autocast: Any) -> Any:
+            result = original(autocast)
+            if autocast._enabled and not _is_compiling():
+                self.session.note("autocast", f"{autocast.device} {str(autocast.fast_dtype).removeprefix('torch.')}")
+            return result
+
+        return __enter__
+
+    def _clip(self, original: Any) -> Any:
+        def clip_grad_norm_(parameters: Any, max_norm: Any, *arguments: Any, **options: Any) -> Any:
+            if not _is_compiling():
+                self.session.note("clipping", f"norm at most {max_norm:g}")
+            return original(parameters, max_norm, *arguments, **options)
+
+        return clip_grad_norm_
+
+    def _made_scheduler(self, original: Any) -> Any:
+        def __init__(scheduler: Any, *arguments: Any, **options: Any) -> None:
+            original(scheduler, *arguments, **options)
+            self.session.note("schedulers", type(scheduler).__name__)
+
+        return __init__
+
+    def _compile(self, original: Any) -> Any:
+        def compile(model: Any = None, *arguments: Any, **options: Any) -> Any:  # torch's own name
+            of_module = isinstance(model, torch.nn.Module) or isinstance(
+                getattr(model, "__self__", None), torch.nn.Module
+            )
+            if model is not None and (of_module or is_users(_file_of(model))):
+                self.session.note("compiled", _compile_name(model, options))
+                if not of_module:
+                    self.forget_forward()  # the modules that it calls would be compiled with our wrapper
+            return original(model, *arguments, **options)
+
+        return compile
+
+    def _save(self, original: Any) -> Any:
+        def save(*arguments: Any, **options: Any) -> Any:
+            self.session.note("saves", "torch.save")
+            return original(*arguments, **options)
+
+        return save
+
+    def _module(self, original: Any) -> Any:
+        def __call__(module: Any, *arguments: Any, **options: Any) -> Any:
+            depth = self._depth
+            if _is_compiling() or getattr(depth, "module", False) or getattr(depth, "backward", False):
+                return original(module, *arguments, **options)
+            depth.module = True
+            try:
+                self.session.called(module)
+                if _is_compiled(module):
+                    self.forget_forward()
+                return original(module, *arguments, **options)
+            finally:
+                depth.module = False
+
+        return __call__
+
+
+def _is_compiled(module: Any) -> bool:
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def _file_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return code.co_filename if code is not None else "<unknown>"
+
+
+def _compile_name(model: Any, options: dict[str, Any]) -> str:
+    owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+    name = type(owner).__name__ if owner is not None else getattr(model, "__name__", "a function")
+    said = ", ".join(f"{key}={value!r}" for key, value in options.items() if key in ("mode", "backend", "dynamic"))
+    return f"{name} ({said})" if said else name
+
+
+_installed: list[Hooks] = []
+
+
+def installed() -> bool:
+    """Whether this process has hooks."""
+    return bool(_installed)
+
+
+def install(folder: str) -> Hooks:
+    """The hooks of this process, installed once."""
+    if not _installed:
+        hooks = Hooks(folder)
+        hooks.install()
+        _installed.append(hooks)
+    return _installed[0]

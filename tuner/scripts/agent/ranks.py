@@ -1,0 +1,22 @@
+"""The rank of this process."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def has_group() -> bool:
+    """Whether there is a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank_and_size() -> tuple[int, int]:
+    """The rank of this process and the number of ranks: 0 and 1 without a process group."""
+    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if has_group() else (0, 1)
+
+
+def num_ranks_here() -> int:
+    """Ranks on this host, as the launcher says; all of them where it does not."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", rank_and_size()[1]))

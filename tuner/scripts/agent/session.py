@@ -1,0 +1,303 @@
+"""One process of the script, from its first mark to its record.
+
+The record is written when the window is over, or at the end of the process where that comes first. After a window the
+process ends at once, unless the script is to run on: an exception would pass through the script's own handlers, which
+may write checkpoints.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ParamSpec
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .describe import Description, loader_values, process_description
+from .files import SharedFolder
+from .ranks import has_group, rank_and_size
+from .steps import StepFinder
+from .window import LEAST_STEPS, MOST_STEPS, Window
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
+
+P = ParamSpec("P")
+NUM_CALLED_STEPS = 3
+"""Steps in which calls of modules are counted."""
+MOST_PLACES = 64
+
+
+@dataclass
+class Made:
+    """What is known of a loader or an optimizer.
+
+    Attributes:
+        number: In the order of creation.
+        place: Line of the user's code that made it; empty where none is known.
+        values: A loader's attributes, as plain values: it may be gone while its iterator is used.
+        num_batches: That a loader has given in this epoch.
+        num_backwards: Passes that followed a batch of a loader.
+    """
+
+    number: int
+    place: str
+    values: dict[str, Any] = field(default_factory=dict)
+    num_batches: int = 0
+    num_backwards: int = 0
+
+
+def never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """Make a method of a session end the inspection, not the script, where it fails."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            method(*arguments, **options)
+        except Exception:
+            session: Any = arguments[0]
+            session.window.refuse(f"the inspection itself failed:\n{traceback.format_exc()}")
+
+    return guarded
+
+
+class Session:
+    """The marks of one process, and what is made of them.
+
+    Attributes:
+        loaders: What is known of each, in the order of creation.
+        optimizers: The same of those that exist.
+        optimizer_kinds: Classes of all, in the order of creation.
+        notes: By kind: how often what was used.
+        called_modules: Outermost modules that were called with gradients in the first steps, and how often.
+        kinds: Steps by their numbers of backward passes and batches.
+    """
+
+    def __init__(self, folder: str, hooks: Hooks) -> None:
+        self._folder = SharedFolder(folder)
+        self._hooks = hooks
+        self._begin_ns = perf_counter_ns()
+        self.finder = StepFinder()
+        self.loaders: list[Made] = []
+        self._known_loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self.optimizers: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self.optimizer_kinds: list[str] = []
+        self._description: dict[str, Any] = {}
+        self.notes: dict[str, Counter[str]] = {}
+        self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+        self.num_calls_without_grad = 0
+        self._loader_of: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
+        self._last_loader: Made | None = None
+        self._places: list[dict[str, Any]] = []
+        self._step_times_ns: list[int] = []
+        self.kinds: Counter[tuple[int, int]] = Counter()
+        self._num_backwards = self._num_batches = 0
+        self._boundary_ns = 0
+        self._thread: int | None = None
+        self.window = Window(self._folder, self._step_times_ns, self._remaining)
+        self._is_registered = self._is_written = False
+
+    @never_raises
+    def made_loader(self, loader: Any, place: str) -> None:
+        """Note a loader."""
+        values = loader_values(loader)
+        made = self._known_loaders.get(loader)
+        if made is None:
+            made = self._known_loaders[loader] = Made(len(self.loaders), place)
+            self.loaders.append(made)
+        made.values = values
+        self._register_end()
+
+    @never_raises
+    def made_optimizer(self, optimizer: Any, place: str) -> None:
+        """Note an optimizer."""
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = Made(len(self.optimizer_kinds), place)
+            self.optimizer_kinds.append(type(optimizer).__name__)
+        self._register_end()
+
+    def note(self, kind: str, text: str) -> None:
+        """Note that something was used."""
+        if kind not in self.notes:
+            self.notes[kind] = Counter()
+        self.notes[kind][text] += 1
+
+    @never_raises
+    def loader_began(self, loader: Any, iterator: Any) -> None:
+        """Note the beginning of an epoch."""
+        self.made_loader(loader, "")
+        made = self._loader_of[iterator] = self._known_loaders[loader]
+        made.num_batches = 0
+        if not self._step_times_ns:
+            self._note_place("loader", made.number)
+
+    @never_raises
+    def batch(self, iterator: Any) -> None:
+        """Note that a loader gave a batch."""
+        loader = self._loader_of.get(iterator)
+        if loader is not None:
+            self._last_loader = loader
+            loader.num_batches += 1
+            self._num_batches += 1
+            self.finder.batch()
+
+    @never_raises
+    def called(self, module: torch.nn.Module) -> None:
+        """Note the call of an outermost module."""
+        if not torch.is_grad_enabled():
+            self.num_calls_without_grad += 1
+        elif module in self.called_modules:
+            self.called_modules[module] += 1
+        elif next(module.parameters(), None) is not None:
+            if not self.called_modules:
+                self._note_place("forward", 0)
+            self.called_modules[module] = 1
+
+    @never_raises
+    def backward_ended(self, *, in_closure: bool) -> None:
+        """Note a backward pass, which may be part of an optimizer's step."""
+        self._register_end()
+        if in_closure:
+            self.note("closures", "backward")
+        self._num_backwards += 1
+        if self._last_loader is not None:
+            self._last_loader.num_backwards += 1
+        if self.finder.backward_ended(len(self.optimizers)):
+            self._step_ended()
+
+    @never_raises
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """Note a step of an optimizer."""
+        made = self.optimizers.get(optimizer)
+        if made is None:
+            self.made_optimizer(optimizer, "")
+            made = self.optimizers[optimizer]
+        if self.finder.optimizer_stepped(made.number, self._existing()):
+            self._step_ended()
+
+    def _existing(self) -> list[int]:
+        """Numbers of the optimizers that exist, where they matter: until the period is known."""
+        return [] if self.finder.pattern else [made.number for made in self.optimizers.values()]
+
+    def _note_place(self, what: str, number: int) -> None:
+        """Note where training may begin: a trial could be forked from there."""
+        if len(self._places) < MOST_PLACES:
+            self._places.append(
+                {
+                    "what": what,
+                    "number": number,
+                    "after_ns": perf_counter_ns() - self._begin_ns,
+                    "cuda": torch.cuda.is_initialized(),
+                    "process_group": has_group(),
+                    "num_threads": threading.active_count(),
+                }
+            )
+
+    def _remaining(self) -> tuple[int, int] | None:
+        """Steps that are left of the epoch, and those of a whole one."""
+        loader = self._last_loader
+        length = loader.values["num_batches"] if loader is not None else None
+        if loader is None or length is None:
+            return None
+        (_, batches), _ = self.kinds.most_common(1)[0]
+        each = max(1, batches)
+        return (length - loader.num_batches) // each, length // each
+
+    def _step_ended(self) -> None:
+        now_ns = perf_counter_ns()
+        window = self.window
+        if not window.is_over():
+            self._count_step(now_ns)
+        if window.is_over() and not self._is_written:
+            self._finish()
+        self._boundary_ns = perf_counter_ns()
+
+    def _count_step(self, now_ns: int) -> None:
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        elif thread != self._thread:
+            self.window.refuse("several threads of one process train at the same time")
+            return
+        if self._boundary_ns:
+            self._step_times_ns.append(now_ns - self._boundary_ns)
+            self.kinds[self._num_backwards, self._num_batches] += 1
+        self._num_backwards = self._num_batches = 0
+        if len(self._step_times_ns) == NUM_CALLED_STEPS:
+            self._hooks.forget_forward()
+            self._description = Description(self).as_dict()
+        self.window.step_ended()
+
+    def _finish(self) -> None:
+        self._hooks.remove()
+        self._write()
+        if self._folder.is_full():
+            self._hooks.finished()
+            return
+        if self.window.complete:
+            self.window.wait_for_ranks()
+        elif rank_and_size() != (0, 1):
+            if rank_and_size()[0] == 0:
+                self._folder.all_recorded()  # without rank 0 nobody is recorded
+            return  # the others need this one until the supervisor ends them all
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed by the script
+                stream.flush()
+        os._exit(0)
+
+    def _register_end(self) -> None:
+        """Have the record written where the process ends by itself."""
+        if self._is_registered:
+            return
+        self._is_registered = True
+        import multiprocessing
+        from multiprocessing.util import Finalize
+
+        if multiprocessing.parent_process() is not None:
+            Finalize(None, self._ended, exitpriority=0)  # such a process runs no atexit
+        else:
+            atexit.register(self._ended)
+
+    def _ended(self) -> None:
+        if not self._is_written and self._hooks.session is self:
+            self._write()
+            self._hooks.finished()
+
+    def _last_description(self) -> dict[str, Any]:
+        """What trains, with models and optimizers of the first steps where they are gone at the end."""
+        last = Description(self).as_dict()
+        gone = [key for key in ("models", "optimizers", "trainer") if not last[key]]
+        return {**last, **{key: self._description[key] for key in gone if key in self._description}}
+
+    def _write(self) -> None:
+        self._is_written = True
+        rank, num_ranks = rank_and_size()
+        window = self.window
+        self._folder.write_record(
+            {
+                **process_description(),
+                "rank": rank,
+                "num_ranks": num_ranks,
+                "complete": window.complete,
+                "refusal": window.refusal,
+                "num_steps": window.num_steps,
+                "num_steps_needed": (LEAST_STEPS, MOST_STEPS),
+                "num_backwards": self.finder.num_backwards,
+                "num_optimizer_steps": self.finder.num_optimizer_steps,
+                "step_time_ns": window.step_time_ns,
+                "step_times_ns": self._step_times_ns,
+                "recorded_step_ns": window.recorded_step_ns,
+                "places": self._places,
+                **self._last_description(),
+            }
+        )

@@ -1,0 +1,233 @@
+"""When a process is recorded: a state for each phase, moved on by the ends of steps.
+
+    warm-up     the time of a step becomes steady
+    timing      blocks of whole steps without a profiler; on a GPU a block ends when its work has ended
+    recording   some steps under torch.profiler, inside an epoch where that is long enough
+    over        recorded, or refused
+
+Rank 0 decides when to record, three steps ahead; the others read the number of the step from the shared folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from .files import SharedFolder
+from .ranks import num_ranks_here, rank_and_size
+
+WARM_UP_STEPS, MOST_WARM_UP_STEPS = 6, 24
+STEADY_STEPS, STEADY_WITHIN = 4, 1.3
+"""Steps of which the longest takes at most so many times the shortest are steady."""
+NUM_BLOCKS = 5
+TIMED_S = 0.4
+"""Time that is timed where steps are short; at least `NUM_BLOCKS` steps."""
+MOST_BLOCK_STEPS = 8
+RECORDED_S = 0.6
+MOST_RECORDED_STEPS = 4
+ANNOUNCED_AHEAD = 3
+"""Steps from rank 0's word to the first recorded one: no rank is further ahead where they exchange gradients."""
+RANKS_WAIT_S = 60.0
+OWN_MARK = "steptune.capture"
+"""As `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
+PERIOD_STEPS = 3
+"""Steps after which their period is known."""
+LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1
+MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS
+"""Steps that a script must make, of long ones and of short ones: one under the profiler is not kept."""
+
+
+class Phase(Enum):
+    """Where a window is."""
+
+    WARM_UP = "warm-up"
+    TIMING = "timing"
+    RECORDING = "recording"
+    OVER = "over"
+
+
+class Window:
+    """The window of one process.
+
+    Args:
+        folder: Shared with other ranks.
+        step_times_ns: Grows by one with each step.
+        remaining: Steps that are left of the epoch; None where that is not known.
+
+    Attributes:
+        complete: Whether the trace was written.
+        refusal: Why nothing was recorded; empty where nothing stands against it.
+    """
+
+    def __init__(
+        self, folder: SharedFolder, step_times_ns: Sequence[int], remaining: Callable[[], tuple[int, int] | None]
+    ) -> None:
+        self._folder = folder
+        self._times_ns = step_times_ns
+        self._remaining = remaining
+        self.phase = Phase.WARM_UP
+        self.complete = False
+        self.refusal = ""
+        self._rank = self._num_ranks = 0  # not known before the first step
+        self._block_steps = 1
+        self._block_from, self._block_begin_ns = 0, 0
+        self._block_times_ns: list[float] = []
+        self._timed_from = self._recorded_from = 0
+        self._begin_at: int | None = None
+        self._num_recorded = 0
+        self._profiler: Any = None
+        self.recorded_step_ns: list[int] = []
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._times_ns)
+
+    def step_ended(self) -> None:
+        """Move on."""
+        if self._num_ranks == 0:
+            self._rank, self._num_ranks = rank_and_size()
+        if self.phase is Phase.RECORDING:
+            self._record_step()
+        elif self._rank > 0:
+            self._follow()
+        elif self.phase is Phase.WARM_UP and self._is_warm():
+            self._begin_timing()
+        elif self.phase is Phase.TIMING:
+            self._time_step()
+
+    def refuse(self, reason: str) -> None:
+        """Record nothing."""
+        self.refusal = self.refusal or reason
+        self.phase = Phase.OVER
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be recorded."""
+        return self.phase is Phase.OVER
+
+    @property
+    def step_time_ns(self) -> float | None:
+        """Time of a step without the profiler: on a CPU the median step, on a GPU, whose host runs ahead, the median
+        block; None before they were timed.
+        """
+        if torch.cuda.is_initialized():
+            return median(self._block_times_ns) if self._block_times_ns else None
+        timed = self._times_ns[self._timed_from : self._recorded_from or None]
+        return median(timed) if self._timed_from and timed else None
+
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks of this host are recorded: one that ends takes its connections along."""
+        end_s = time.monotonic() + RANKS_WAIT_S
+        while self._folder.num_recorded() < num_ranks_here() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        self._folder.all_recorded()
+
+    def _is_warm(self) -> bool:
+        last = self._times_ns[-STEADY_STEPS:]
+        if self.num_steps < WARM_UP_STEPS:
+            return False
+        return max(last) <= STEADY_WITHIN * min(last) or self.num_steps >= MOST_WARM_UP_STEPS
+
+    def _begin_timing(self) -> None:
+        if not self._claimed():
+            return
+        self.phase = Phase.TIMING
+        usual_s = median(self._times_ns[-STEADY_STEPS:]) / 1e9
+        self._block_steps = max(1, min(MOST_BLOCK_STEPS, int(TIMED_S / NUM_BLOCKS / max(usual_s, 1e-6))))
+        _synchronise()
+        self._timed_from = self._block_from = self.num_steps
+        self._block_begin_ns = perf_counter_ns()
+
+    def _claimed(self) -> bool:
+        if self._folder.claim(self._rank):
+            return True
+        self.refuse("another process of the script was recorded")
+        return False
+
+    def _time_step(self) -> None:
+        num = self.num_steps - self._block_from
+        if self._begin_at is None and num >= self._block_steps:
+            _synchronise()
+            now_ns = perf_counter_ns()
+            self._block_times_ns.append((now_ns - self._block_begin_ns) / num)
+            self._block_from, self._block_begin_ns = self.num_steps, now_ns
+            if len(self._block_times_ns) >= NUM_BLOCKS:
+                self._announce()
+        if self._begin_at is not None and self.num_steps >= self._begin_at and self._fits():
+            self._begin_recording()
+
+    def _announce(self) -> None:
+        several = self._num_ranks > 1
+        self._begin_at = self.num_steps + (ANNOUNCED_AHEAD if several else 0)
+        if several:
+            self._folder.announce(self._begin_at)
+
+    def _follow(self) -> None:
+        """Record with rank 0, once it has said when."""
+        if self._begin_at is None:
+            self._begin_at = self._folder.announced()
+        if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():
+            self._begin_recording()
+
+    def _fits(self) -> bool:
+        """Whether the window lies inside the epoch. It need not where no epoch is so long, or ranks are bound."""
+        rest = self._remaining()
+        if rest is None or self._num_ranks > 1:
+            return True
+        remaining, whole = rest
+        needed = self._length() + 2
+        return needed > whole or remaining >= needed
+
+    def _length(self) -> int:
+        usual_s = median(self._block_times_ns or self._times_ns[-STEADY_STEPS:]) / 1e9
+        return int(max(1, min(MOST_RECORDED_STEPS, RECORDED_S // max(usual_s, 1e-6))))
+
+    def _begin_recording(self) -> None:
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        if torch._C._autograd._profiler_enabled():
+            self.refuse("the script runs torch.profiler itself, and there can be one only: switch it off")
+            return
+        _synchronise()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            activities.append(ProfilerActivity.CUDA)
+        self._num_recorded = self._length()
+        self._recorded_from = self.num_steps
+        self._profiler = profile(
+            activities=activities, schedule=schedule(wait=0, warmup=1, active=self._num_recorded, repeat=1)
+        )
+        self._profiler.start()
+        self.phase = Phase.RECORDING
+
+    def _record_step(self) -> None:
+        from torch.profiler import record_function
+
+        done = self.num_steps - self._recorded_from
+        last = done == 1 + self._num_recorded
+        if last:
+            _synchronise()
+        self._profiler.step()
+        if done == 1:
+            with record_function(OWN_MARK):
+                pass
+        if last:
+            self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self._folder.trace(self._rank)))
+            self._profiler = None
+            self.recorded_step_ns = list(self._times_ns[-self._num_recorded :])
+            self.phase, self.complete = Phase.OVER, True
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, the upper one of two. `statistics` is not imported: a script may have a file of that name."""
+    return sorted(values)[len(values) // 2]
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

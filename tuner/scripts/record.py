@@ -1,0 +1,207 @@
+"""What the hooks in a script wrote, read back: a record for each process that made or trained something with torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import field
+
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.records.base import Record
+
+SETTINGS, COMPLETE, NO_VIEW = "settings.json", "complete", "no-view"
+"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view."""
+
+
+class ScriptStep(Record):
+    """The step of a loop.
+
+    Attributes:
+        optimizers: Numbers of those that step, in order; empty where a backward pass is a step, None where no period
+            was found.
+        kinds: Their classes.
+        num_backwards: Backward passes in the commonest step.
+        num_batches: Batches from loaders in it.
+        share: Share of the steps that are like that.
+        place: Line of the user's code that ends a step.
+    """
+
+    optimizers: tuple[int, ...] | None
+    kinds: tuple[str, ...]
+    num_backwards: int
+    num_batches: int
+    share: float
+    place: str
+
+
+class ScriptLoader(Record):
+    """A `DataLoader`.
+
+    Attributes:
+        number: In the order of creation, which is the same in every run.
+        place: Line of the user's code that made it; empty where none is known.
+        batch_size: None where batches are made otherwise.
+        num_batches: Length of an epoch; None where it has none.
+        num_backwards: Backward passes whose last batch came from it.
+    """
+
+    number: int
+    place: str
+    kind: str
+    dataset: str
+    iterable: bool
+    batch_size: int | None
+    num_batches: int | None
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int | None
+    persistent_workers: bool
+    num_backwards: int
+
+
+class ScriptOptimizer(Record):
+    """An optimizer.
+
+    Attributes:
+        implementation: "fused", "foreach", "capturable"; empty where it is torch's own choice.
+        in_step: Whether it is one of those that make the step.
+    """
+
+    number: int
+    place: str
+    kind: str
+    num_parameters: int
+    num_groups: int
+    implementation: str
+    in_step: bool
+
+
+class ScriptModel(Record):
+    """An outermost module that was called with gradients, or owns what is trained.
+
+    Attributes:
+        num_in_optimizer: Parameters that the step's optimizers update.
+        dtypes: Number of parameters by dtype.
+        num_calls: In the first steps; None where the module was found without being called.
+        sparse: Whether a part makes sparse gradients.
+    """
+
+    kind: str
+    num_parameters: int
+    num_trained: int
+    num_in_optimizer: int
+    dtypes: dict[str, int]
+    device: str
+    num_calls: int | None
+    wrappers: tuple[str, ...]
+    compiled: bool
+    checkpointed: bool
+    sparse: bool
+    channels_last: bool
+
+
+class ScriptTrainer(Record):
+    """A library that owns the loop.
+
+    Attributes:
+        settings: Those that matter for speed, as text.
+        overrides: Methods that the user's subclass changes.
+    """
+
+    library: str
+    kind: str
+    settings: dict[str, str]
+    overrides: tuple[str, ...]
+
+
+class Place(Record):
+    """Where training may begin: a trial could be forked from there.
+
+    Attributes:
+        what: "loader", when its iterator is made, or "forward", the first one with gradients.
+        number: Of the loader.
+        after_ns: Since torch was imported.
+        cuda: Whether CUDA had begun, after which no fork may use it.
+        process_group: Whether a process group existed.
+        num_threads: Python's threads; a fork has one.
+    """
+
+    what: str
+    number: int
+    after_ns: int
+    cuda: bool
+    process_group: bool
+    num_threads: int
+
+
+class ScriptRecord(Record):
+    """One process of the script.
+
+    Attributes:
+        complete: Whether its steps were recorded to the end of the window.
+        refusal: Why they were not; empty where the process ended before.
+        num_steps: Steps whose time is known: all but the first few.
+        num_steps_needed: Steps that a recording needs: of long steps, and of short ones.
+        step_time_ns: Without the profiler; None where the process ended before.
+        recorded_step_ns: Under the profiler.
+        notes: How often what was used, by kind: "autocast", "scalers", "clipping", "schedulers", "compiled", "saves",
+            "closures".
+        num_calls_without_grad: Calls of outermost modules without gradients, in the first steps.
+        settings: torch's own: threads, precision of FP32 matmuls, cuDNN.
+    """
+
+    pid: int
+    command: tuple[str, ...]
+    folder: str
+    python: str
+    torch: str
+    rank: int
+    num_ranks: int
+    complete: bool
+    refusal: str
+    num_steps: int
+    num_steps_needed: tuple[int, int]
+    num_backwards: int
+    num_optimizer_steps: int
+    step_time_ns: float | None
+    step_times_ns: tuple[int, ...]
+    recorded_step_ns: tuple[int, ...]
+    places: tuple[Place, ...]
+    device: str
+    device_name: str
+    step: ScriptStep
+    loaders: tuple[ScriptLoader, ...]
+    models: tuple[ScriptModel, ...]
+    optimizers: tuple[ScriptOptimizer, ...]
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
+    num_calls_without_grad: int = 0
+    trainer: ScriptTrainer | None = None
+    settings: dict[str, int | str | bool] = field(default_factory=dict)
+
+    @property
+    def num_made(self) -> int:
+        """Steps that the script made, those before their period was known included."""
+        optimizers = self.step.optimizers
+        return self.num_optimizer_steps // len(optimizers) if optimizers else self.num_backwards
+
+    @property
+    def training_loader(self) -> ScriptLoader | None:
+        """The loader whose batches the most backward passes followed; None where there is none in the loop."""
+        most = max(self.loaders, key=lambda loader: loader.num_backwards, default=None)
+        return most if most is not None and most.num_backwards and self.step.num_batches else None
+
+
+def read_records(folder: Path) -> tuple[ScriptRecord, ...]:
+    """The records of a folder, those that trained first, by rank.
+
+    Raises:
+        RunnerError: One cannot be read.
+    """
+    records = []
+    for path in folder.glob("record-*.json"):
+        try:
+            records.append(msgspec.json.decode(path.read_bytes(), type=ScriptRecord))
+        except msgspec.DecodeError as error:
+            raise RunnerError(f"the record {path.name} of the script cannot be read: {error}") from error
+    return tuple(sorted(records, key=lambda record: (not record.complete, -record.num_steps, record.rank)))

@@ -1,0 +1,92 @@
+"""The process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
+
+All that the command starts and abandons is adopted, and killed when the command has ended, when its ranks have been
+recorded, when this process is told to end, or when its parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from steptune.tuner.scripts.record import COMPLETE, NO_VIEW
+from steptune.tuner.scripts.view import NoView, enter_view
+from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
+
+END_S = 3.0
+"""Time that the command has to end by itself once it was recorded, or interrupted."""
+POLL_S = 0.05
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit statuses of shells."""
+
+
+class _Stop:
+    """Whether this process was told to end. An interrupt from the terminal reaches the command by itself."""
+
+    def __init__(self) -> None:
+        self.told = False
+        self.interrupted = False
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.told = True
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+
+
+def supervise(
+    record: Path, parent_pid: int, view: Path | None, variables: Mapping[str, str], command: list[str]
+) -> int:
+    """Run the command to its end, and return its exit status as a shell has it: 0 where it was recorded.
+
+    Args:
+        record: The folder of the record.
+        view: An empty folder for what the command writes; None lets it write where it stands.
+        variables: Environment variables of the command, beside this process's.
+    """
+    stop = _Stop()
+    become_subreaper()
+    if view is not None:
+        try:
+            enter_view(Path.cwd(), view)
+        except NoView as error:
+            (record / NO_VIEW).write_text(str(error), encoding="utf-8")
+            return 1
+    die_with_parent(parent_pid, signal.SIGTERM)
+    try:
+        process = subprocess.Popen(command, env={**os.environ, **variables})
+    except FileNotFoundError:
+        sys.stderr.write(f"{command[0]}: command not found\n")
+        return NOT_FOUND
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        return NOT_EXECUTABLE
+    try:
+        return _wait(process, stop, record / COMPLETE)
+    finally:
+        kill_descendants()
+
+
+def _wait(process: subprocess.Popen[bytes], stop: _Stop, complete: Path) -> int:
+    end_s: float | None = None
+    while process.poll() is None:
+        if end_s is None and stop.told and not stop.interrupted:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        if end_s is None and (stop.told or stop.interrupted or complete.exists()):
+            end_s = time.monotonic() + END_S
+        if end_s is not None and time.monotonic() > end_s:
+            return 0 if complete.exists() else 128 + signal.SIGKILL
+        time.sleep(POLL_S)
+    if complete.exists():
+        return 0
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -1,0 +1,151 @@
+"""A copy-on-write view of a folder: what this process and those that it starts write there, nobody else sees.
+
+An overlay of the kernel is put over the folder, in a mount namespace of its own (overlayfs, Documentation/filesystems/
+overlayfs.rst). A file is copied when it is first written to, not before. File systems mounted below the folder get an
+overlay each. Root needs no user namespace, in which CUDA may refuse to start; others do, and some systems forbid it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "bpf", "securityfs"})
+"""File systems that are no files: they are shown as they are."""
+CUDA_NO_DEVICE = 100
+
+
+class NoView(Exception):
+    """The system makes no copy-on-write view; the message says why."""
+
+
+def enter_view(folder: Path, scratch: Path) -> None:
+    """Put this process, which must have one thread, into a view of a folder, and make that its working directory.
+
+    Args:
+        folder: An absolute path.
+        scratch: An empty folder outside of it, where what is written is kept.
+
+    Raises:
+        NoView: The system forbids it, or CUDA starts outside of the view only. The process is of no further use then.
+    """
+    if scratch.is_relative_to(folder):
+        raise NoView(
+            f"{folder} contains the temporary directory {scratch.parent}: set TMPDIR to a folder outside of it"
+        )
+    outside = _cuda_status()
+    _unshare()
+    try:
+        _cover(folder, scratch)
+    except OSError as error:
+        raise NoView(f"this system lets no namespace mount ({error.strerror})") from None
+    os.chdir(folder)
+    if outside == 0 and _cuda_status() != 0:
+        raise NoView("CUDA does not start in a user namespace here")
+
+
+def _cover(folder: Path, scratch: Path) -> None:
+    """Put overlays over a folder and over what is mounted below it."""
+    below = _mounts_below(folder)
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    original = scratch / "original"
+    original.mkdir()
+    _mount(str(folder), str(original), "", MS_BIND | MS_REC)
+    for number, (target, kind) in enumerate([(folder, ""), *below]):
+        source = original / target.relative_to(folder)
+        if kind in KEPT_TYPES or not target.is_dir():
+            _mount(str(source), str(target), "", MS_BIND | MS_REC)
+        else:
+            _overlay(source, target, scratch / str(number))
+    # The overlays hold what they need. Under this path, a script that tidies the temporary directory would find the
+    # folder itself.
+    _call("umount2", str(original).encode(), MNT_DETACH)
+
+
+def _unshare() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _call("unshare", CLONE_NEWNS)
+    except OSError:
+        try:
+            _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+        except OSError as error:
+            raise NoView(f"this system allows no mount namespace ({error.strerror})") from None
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+
+
+def _overlay(source: Path, target: Path, layer: Path) -> None:
+    """Mount an overlay; in memory, where the temporary directory's file system cannot hold one's upper layer."""
+    try:
+        _try_overlay(source, target, layer)
+    except OSError:
+        memory = layer.with_name(f"{layer.name}-memory")
+        memory.mkdir()
+        try:
+            _mount("tmpfs", str(memory), "tmpfs", 0)
+            _try_overlay(source, target, memory / "layer")
+        except OSError as error:
+            raise NoView(f"an overlay over {target} cannot be mounted ({error.strerror})") from None
+
+
+def _try_overlay(source: Path, target: Path, layer: Path) -> None:
+    upper, work = layer / "upper", layer / "work"
+    for made in (upper, work):
+        made.mkdir(parents=True)
+    upper.chmod(target.stat().st_mode & 0o7777)
+    options = ",".join(f"{name}={_escaped(path)}" for name, path in _layers(source, upper, work))
+    try:
+        _mount("overlay", str(target), "overlay", 0, f"{options},userxattr")
+    except OSError:  # root outside of user namespaces may do without, as before Linux 5.11
+        _mount("overlay", str(target), "overlay", 0, options)
+
+
+def _layers(source: Path, upper: Path, work: Path) -> tuple[tuple[str, Path], ...]:
+    return ("lowerdir", source), ("upperdir", upper), ("workdir", work)
+
+
+def _escaped(path: Path) -> str:
+    text = str(path).replace("\\", "\\\\")
+    return text.replace(":", "\\:").replace(",", "\\,")
+
+
+def _mounts_below(folder: Path) -> list[tuple[Path, str]]:
+    """Mount points below a folder with their types, each after those that contain it."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = Path(fields.split()[4].encode().decode("unicode_escape"))
+        if point != folder and point.is_relative_to(folder):
+            found[point] = rest.split()[0]
+    return sorted(found.items(), key=lambda item: len(item[0].parts))
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode() or None)
+
+
+def _call(name: str, *arguments: object) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _cuda_status() -> int:
+    """What `cuInit` answers, in a process of its own; no driver counts as no device."""
+    child = os.fork()
+    if child == 0:
+        status = CUDA_NO_DEVICE
+        try:
+            status = ctypes.CDLL("libcuda.so.1").cuInit(0)
+        except OSError:
+            pass
+        finally:
+            os._exit(min(status, 255))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -37,6 +37,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.model_search import ModelSearch
 from steptune.tuner.search.space import Space
 from steptune.tuner.trials.fake import NOISE, SURFACES, FakeRunner, Surface
 
@@ -101,7 +102,7 @@ def design(surface: Surface, seed: int, trials: int, noise: float) -> Candidate:
         store.create_study(study)
         return StudyDriver(study, store, runner, strategies=surface.strategies).run().candidate
     space = Space(runner.describe(), runner.inspect(), settings, surface.strategies)
-    designer = Designer(space, budget_s=NO_LIMIT_S, max_trials=trials, seed=seed)
+    designer = Designer(space, search=ModelSearch(), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed)
     while (suggestion := designer.suggest()) is not None:
         designer.update(Outcome(result=_run(runner, suggestion.candidate, suggestion.purpose)))
     assert runner.num_trials <= trials

@@ -93,24 +93,26 @@ class TestAnswer:
     def test_a_certificate_names_every_choice_that_was_not_tried_with_the_reason(self):
         study = StudyRun(Machine(SEPARABLE), skip=("layout",), max_trials=9)
         certificate = study.run().certificate
-        reasons = {decision.moves[0].strategy: decision.reason for decision in certificate.not_tried}
-        assert reasons["layout"] == "left out by --skip"
-        assert reasons["threads"] == "the trials were spent"
+        reasons = {(d.moves[0].strategy, d.moves[0].choice["level"]): d.reason for d in certificate.not_tried}
+        tried = {(n, c["level"]) for t in study.trials for n, c in t.candidate.choices.items()}
+        assert reasons[("layout", 1)] == "left out by --skip"
+        assert "the trials were spent" in reasons.values()
+        assert reasons.keys() | tried == {(s.name, n) for s in SEPARABLE.strategies for n in range(1, s.levels + 1)}
         assert certificate.ended == "trials spent"
         assert certificate.remaining_bound > 0.05
 
 
 class TestStory:
-    def test_every_stage_is_in_the_record(self):
-        """Recipe for the diagnosis, then single moves, groups, audit, what is left, and the confirmation."""
+    def test_everything_is_in_the_record_in_its_order(self):
         strategies = input_strategies()
         surface = replace_factors(strategies)
         study = StudyRun(Machine(surface, noise_sd=0.004), strategies=strategies, max_trials=45)
         answer = study.run()
         stages = [decision.stage for decision in study.decisions]
-        assert stages[0] == "baseline"
-        assert {"recipe", "simplify", "move", "together", "sampler", "confirm"} <= set(stages)
-        assert stages.index("recipe") < stages.index("move") < stages.index("confirm")
+        assert list(dict.fromkeys(stages)) in (
+            ["baseline", "search", "confirm"],
+            ["baseline", "search", "end", "confirm"],
+        )
         assert [d.sequence for d in study.decisions] == list(range(1, len(stages) + 1))
         assert surface.total_ms(answer.candidate) <= 1.02 * surface.best_ms()
         assert study.stages[0] == "looking at the machine"
@@ -218,9 +220,8 @@ class TestTrouble:
         kinds = {t.result.failure.kind for t in study.trials if t.state is TrialState.FAILED}
         assert kinds == {FailureKind.UNSUPPORTED}
 
-    @pytest.mark.parametrize("search", ["stages", "model"])
-    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self, search):
-        study = StudyRun(Machine(TOO_LARGE), search=search)
+    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self):
+        study = StudyRun(Machine(TOO_LARGE))
         answer = study.run()
         assert answer.verdict is Verdict.ENABLES_TRAINING
         assert answer.candidate.choices["recompute"] == {"level": 2}
@@ -374,7 +375,7 @@ class TestBudget:
         assert study.run().gain.num_blocks == 5
         assert len(study.machine.runs) == num_runs
 
-    @pytest.mark.parametrize("start_s", [12.0, 20.0])
+    @pytest.mark.parametrize("start_s", [20.0, 24.0])
     def test_slow_starts_are_confirmed_in_fewer_blocks_and_that_is_said(self, start_s):
         """Five blocks of two starts would take 120 to 200 s; no more than one block goes over the budget."""
         study = StudyRun(Machine(SMALL, start_s=start_s), budget_s=150.0, max_trials=None)
@@ -398,7 +399,7 @@ class TestMoreTime:
     """A study that has ended goes on with another budget."""
 
     def test_it_searches_on_and_keeps_what_was_measured(self):
-        study = StudyRun(Machine(SEPARABLE), budget_s=60.0, max_trials=None)
+        study = StudyRun(Machine(SEPARABLE), budget_s=30.0, max_trials=None)
         first = study.run()
         before = study.trials
         study.store.set_budget(study.study_id, 360.0)
@@ -480,9 +481,6 @@ class TestPreparation:
         study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
         study.run()
         assert [purpose for run in study.machine.runs for _, purpose in run].count(Purpose.BASELINE) == 1
-        roomy = StudyRun(self.job(), budget_s=1300.0, max_trials=None)
-        roomy.run()
-        assert [purpose for run in roomy.machine.runs for _, purpose in run].count(Purpose.BASELINE) >= 2
 
     @pytest.mark.parametrize(
         ("slowness", "said"),
@@ -622,7 +620,7 @@ class TestInterruption:
         assert [trial.state for trial in study.trials] == [TrialState.LOST]
 
     def test_a_resumed_study_interrupted_as_it_looks_again_keeps_its_earlier_answer(self):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         earlier = study.run()
 
         def interrupted(longest_s=None):
@@ -635,13 +633,13 @@ class TestInterruption:
         assert study.store.recommendation(study.study_id) == earlier
 
     def test_a_resumed_study_interrupted_as_it_tells_its_story_again_forgets_nothing(self, monkeypatch):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         earlier = study.run()
         told, update = [], Designer.update
 
         def interrupted(designer, outcome):
             told.append(outcome)
-            if len(told) == 3:
+            if len(told) == 2:
                 raise KeyboardInterrupt
             update(designer, outcome)
 
@@ -666,13 +664,13 @@ class TestInterruption:
         assert {trial.state for trial in study.trials} == {TrialState.COMPLETED}
 
     def test_everything_measured_is_kept_and_the_best_so_far_reported(self):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         answer = study.run()
         assert answer.verdict is Verdict.UNCONFIRMED
         assert SMALL.total_ms(answer.candidate) < SMALL.total_ms(candidate())
         assert answer.gain is None
         assert answer.certificate.ended == "interrupted"
-        assert [t.state for t in study.trials] == [TrialState.COMPLETED] * 9 + [TrialState.LOST]
+        assert [t.state for t in study.trials] == [TrialState.COMPLETED] * 3 + [TrialState.LOST]
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 
     def test_blocks_that_were_complete_confirm(self):

@@ -120,8 +120,8 @@ class ContributionRun:
             self._started = begun
             return
         left_s = self._left_s() + self._runner.begun_s(self._all())
-        knowledge = self._designer.knowledge
-        ranked = sorted(self._started, key=lambda n: knowledge.difference(self._answer, self._started[n]).mean)
+        gains = {n: self._designer.difference(self._answer, c).mean for n, c in self._started.items()}
+        ranked = sorted(gains, key=lambda name: gains[name])
         for name in ranked:
             if LEAST_BLOCKS * self._runner.least_s(self._all()) <= left_s:
                 return

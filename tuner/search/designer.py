@@ -184,9 +184,10 @@ class Designer:
         levels = [self.grid.levels_of(c) for c in (candidate, other)]
         if None in levels:
             return self.knowledge.difference(candidate, other)
-        model = self.history.model
-        both = model.believe(np.array(levels, dtype=np.int64))
-        covariance = model.covariance(both, both)
+        with one_blas_thread():
+            model = self.history.model
+            both = model.believe(np.array(levels, dtype=np.int64))
+            covariance = model.covariance(both, both)
         variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
         return Difference(mean=float(both.mean[1] - both.mean[0]), sd=math.sqrt(max(variance, 1e-10)))
 

@@ -183,7 +183,7 @@ class SearchRun:
             view.baseline_units_per_s = sum(units_per_s(r) for r in here) / len(here)
             best = designer.best()
             view.best_label = best.label
-            view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1
+            view.best_gain = designer.difference(best, designer.reference).ratio - 1
         view.num_trials = self._ledger.num_trials
         view.num_searched = designer.knowledge.num_trials
         view.findings = designer.findings

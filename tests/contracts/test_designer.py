@@ -26,7 +26,7 @@ def by_name(surface: Surface) -> str:
 @pytest.mark.parametrize("surface", [SEPARABLE, PAIR, WALL, DRIFT], ids=by_name)
 def test_finds_the_best_configuration_of_a_known_surface(surface):
     """Within 2 % of the best of all that fit at the median, and never beyond 4 %, with 25 trials and 3 % noise;
-    benchmarks/designer.py has more seeds.
+    benchmarks/search_quality.py has more surfaces and seeds.
     """
     answers = [searched(surface, seed, trials=TRIALS, noise_sd=NOISE_SD).best() for seed in range(SEEDS)]
     ratios = sorted(surface.total_ms(answer) / surface.best_ms() for answer in answers)

@@ -133,7 +133,7 @@ class TestResuming:
         again = run.run()
         assert (what_counts(again), again.objective) == (FRUGAL, "energy")
         assert again.objective_before.endswith(" J per sample")
-        assert len(run.trials) > before
+        assert len(run.trials) >= before
 
 
 class TestRefusing:

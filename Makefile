@@ -60,7 +60,6 @@ format: install
 
 bench: install
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/designer.py
 	$(BIN)/python benchmarks/statistics
 	$(BIN)/python benchmarks/repeatability.py
 

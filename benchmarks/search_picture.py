@@ -16,7 +16,7 @@ import numpy as np
 from search_surfaces import FAMILIES, Surface, SurfaceRunner, SurfaceSpace, draw_surface
 
 from steptune.tuner.estimates import log_rate
-from steptune.tuner.search.asking import AskingDesigner
+from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.model_search import ModelSearch
 from steptune.tuner.trials.fake import BATCH
@@ -56,7 +56,7 @@ def main() -> None:
 def story(surface: Surface) -> list[Start]:
     space = SurfaceSpace(surface, np.random.default_rng(SEED).permutation(len(surface.knobs)))
     runner, best = SurfaceRunner(surface, SEED), surface.best_ms
-    designer = AskingDesigner(space, search=ModelSearch(), budget_s=1e9, max_trials=STARTS, seed=SEED)
+    designer = Designer(space, search=ModelSearch(), budget_s=1e9, max_trials=STARTS, seed=SEED)
     found = []
     while (suggestion := designer.suggest()) is not None:
         low = high = None

@@ -32,7 +32,6 @@ from stamp import RESULTS, stamp
 
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import BASELINE, Candidate, Purpose
-from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.model_search import UNLIKELY, ModelSearch
@@ -54,12 +53,11 @@ NUM_BOOTSTRAPS = 400
 
 
 def with_search(make: Callable[[], Any]) -> Callable[..., Designer]:
-    return lambda space, **limits: AskingDesigner(space, search=make(), **limits)
+    return lambda space, **limits: Designer(space, search=make(), **limits)
 
 
 METHODS: dict[str, Callable[..., Any]] = {
     "model": with_search(lambda: ModelSearch(ends_below=0.0)),
-    "stages": Designer,
     "random": with_search(RandomSearch),
     "TPE": with_search(lambda: OptunaSearch("tpe")),
     "Optuna GP": with_search(lambda: OptunaSearch("gp")),
@@ -116,7 +114,7 @@ def replay(surface: Surface, method: str, seed: int, num_starts: int) -> dict[st
         designer.update(Outcome(result=result))
         seconds.append(round(designer.knowledge.spent_s, 1))
         ratios.append(round(surface.step_ms(answer(designer, method)) / surface.best_ms, 4))
-        left.append(round(getattr(getattr(designer, "search", None), "probability_left", None) or 0.0, 3))
+        left.append(round(getattr(designer.search, "probability_left", None) or 0.0, 3))
     return {
         "surface": surface.name,
         "family": surface.family.name,
@@ -134,7 +132,7 @@ def replay(surface: Surface, method: str, seed: int, num_starts: int) -> dict[st
 
 def answer(designer: Any, method: str) -> Candidate:
     """Return the configuration that a model expects to be fastest; else the fastest by the mean of its own starts."""
-    if method in ("model", "stages"):
+    if method == "model":
         return designer.incumbent
     if method == "additive GP":
         return PlainGaussian.blind(designer.history).answer()

@@ -35,7 +35,7 @@ from steptune.tuner.search.space import Space
 
 CODE = ("tuner/search", "tests/gpu_model.py", "tests/gpu_steps.py", "benchmarks/search_steps.py")
 OPPONENTS: dict[str, Callable[[], Any]] = {"additive GP": PlainGaussian, "greedy": Greedy, "expert": ExpertList}
-METHODS = ("model", "stages", "random", "tpe", *OPPONENTS)
+METHODS = ("model", "random", "tpe", *OPPONENTS)
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def study(step: Step, method: str, seed: int, budget_s: float, best: dict[str, f
     """One study to its answer."""
     runner = GpuModel(step, seed)
     settings = StudySettings(
-        budget_s=budget_s, num_ranks=step.num_ranks, search="stages" if method in OPPONENTS else method
+        budget_s=budget_s, num_ranks=step.num_ranks, search="model" if method in OPPONENTS else method
     )
     with mock.patch.object(preparation, "make_search", lambda name: OPPONENTS.get(method, lambda: make_search(name))()):
         answer, driver = studied(runner, settings)

@@ -31,6 +31,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.model_search import ModelSearch
 from steptune.tuner.search.space import Space
 from steptune.tuner.trials.fake import SEPARABLE, FakeRunner, Surface
 from steptune.tuner.trials.jobs import STARTING
@@ -45,7 +46,7 @@ SMALL = Surface(
     factors={
         "loader": (Category.DATA_WAIT, (0.5, 0.1)),
         "products": (Category.MATMUL, (1.3, 0.6)),
-        "update": (Category.OPTIMIZER, (1.0,)),
+        "update": (Category.OPTIMIZER, (1.25,)),
     },
 )
 """Few choices: short studies. The best is loader 2 with products 2: 48 of 100 ms."""
@@ -76,7 +77,7 @@ def run_one(
 def searched(surface: Surface, seed: int, *, trials: int = 25, noise_sd: float = 0.03) -> Designer:
     """A designer whose search has ended."""
     runner = FakeRunner(surface, noise_sd=noise_sd, seed=seed)
-    designer = Designer(surface_space(surface), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed)
+    designer = Designer(surface_space(surface), search=ModelSearch(), budget_s=NO_LIMIT_S, max_trials=trials, seed=seed)
     while (suggestion := designer.suggest()) is not None:
         designer.update(Outcome(result=run_one(runner, suggestion.candidate, suggestion.purpose)))
     return designer

@@ -83,9 +83,7 @@ class Search:
 
     def __init__(self, machine: Machine, candidates: list[Candidate], case: Case) -> None:
         self.reference, self.decisions = BASELINE, ()
-        self.knowledge: Any = SimpleNamespace(
-            results={}, noise_sd=self._noise_sd, difference=self._difference, start_s=lambda candidate: 0.0
-        )
+        self.knowledge: Any = SimpleNamespace(results={}, noise_sd=self._noise_sd, start_s=lambda candidate: 0.0)
         self._machine = machine
         self._start(BASELINE, Purpose.BASELINE)
         for number, candidate in enumerate(candidates):
@@ -108,7 +106,7 @@ class Search:
     def _mean(self, candidate: Candidate) -> float:
         return statistics.fmean(log_rate(result).mean for result in self.knowledge.results[candidate.key])
 
-    def _difference(self, candidate: Candidate, other: Candidate) -> Any:
+    def difference(self, candidate: Candidate, other: Candidate) -> Any:
         mean = self._mean(candidate) - self._mean(other)
         return SimpleNamespace(mean=mean, ratio=math.exp(mean))
 

@@ -70,10 +70,10 @@ class StudyRequest(Body):
         default_factory=list, max_length=100, description="Do not try these strategies.", examples=[["compile"]]
     )
     search: Text = Field(
-        default="stages",
+        default="model",
         min_length=1,
         max_length=100,
-        description="What proposes the trials: `stages`, `model`, `tpe`, `gp`, `random`, or one that the worker has.",
+        description="What proposes the trials: `model`, `tpe`, `gp`, `random`, or one that the worker has.",
         examples=["model"],
     )
     seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seeds the search, the samples and the initial state.")

@@ -99,7 +99,7 @@ SearchName = Annotated[
     str,
     typer.Option(
         "--search",
-        help="What proposes the trials: stages, model (a Gaussian model of the categories), tpe, gp, random, or one of "
+        help="What proposes the trials: model (a Gaussian model of the categories), tpe, gp, random, or one of "
         "an installed package.",
     ),
 ]

@@ -106,7 +106,7 @@ def tune(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
-    search: SearchName = "stages",
+    search: SearchName = "model",
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
     device: Device = None,

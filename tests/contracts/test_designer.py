@@ -1,6 +1,5 @@
 """What every search must do on surfaces of which the answer is known."""
 
-import math
 import random
 
 import pytest
@@ -11,13 +10,13 @@ from search_builders import NO_LIMIT_S, Machine, StudyRun, searched, surface_spa
 from steptune.tuner.records import Suggestion
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Outcome
+from steptune.tuner.search.model_search import ModelSearch
 from steptune.tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, SURFACES, WALL, FakeRunner, Surface
 
 NOISE_SD = 0.03
 TRIALS = 25
-WITHIN = 1.02
-SEEDS = 20
-MAY_MISS = 1
+WITHIN, BEYOND = 1.02, 1.04
+SEEDS = 4
 
 
 def by_name(surface: Surface) -> str:
@@ -26,24 +25,23 @@ def by_name(surface: Surface) -> str:
 
 @pytest.mark.parametrize("surface", [SEPARABLE, PAIR, WALL, DRIFT], ids=by_name)
 def test_finds_the_best_configuration_of_a_known_surface(surface):
-    """Within 2 % of the best of all that fit, with 25 trials and 3 % noise, on at least 19 of 20 seeds."""
-    missed = {}
-    for seed in range(SEEDS):
-        designer = searched(surface, seed, trials=TRIALS, noise_sd=NOISE_SD)
-        ratio = surface.total_ms(designer.best()) / surface.best_ms()
-        if ratio > WITHIN:
-            missed[seed] = round(ratio, 3)
-    assert len(missed) <= MAY_MISS, missed
+    """Within 2 % of the best of all that fit at the median, and never beyond 4 %, with 25 trials and 3 % noise;
+    benchmarks/search_quality.py has more surfaces and seeds.
+    """
+    answers = [searched(surface, seed, trials=TRIALS, noise_sd=NOISE_SD).best() for seed in range(SEEDS)]
+    ratios = sorted(surface.total_ms(answer) / surface.best_ms() for answer in answers)
+    assert ratios[SEEDS // 2] <= WITHIN
+    assert ratios[-1] <= BEYOND
 
 
 def test_where_nothing_pays_the_answer_is_the_baseline():
-    """The confirmation tells luck from gain, so the whole driver runs. At most one of 20 may be fooled."""
+    """The confirmation tells luck from gain, so the whole driver runs."""
     answers = {}
     for seed in range(SEEDS):
         machine = Machine(NOISE, noise_sd=NOISE_SD, seed=seed)
         answers[seed] = StudyRun(machine, max_trials=TRIALS, seed=seed).run().candidate
     fooled = {seed: answer.label for seed, answer in answers.items() if not answer.is_baseline}
-    assert len(fooled) <= MAY_MISS, fooled
+    assert not fooled
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=by_name)
@@ -64,9 +62,10 @@ class TestStory:
         assert all(suggestion.reason and suggestion.stage for suggestion in suggestions)
         assert all(decision.reason for decision in designer.decisions)
 
-    def test_begins_with_restarts_of_the_baseline(self, surface, story):
+    def test_begins_with_the_baseline_once(self, surface, story):
+        """Repeats of it come when they are worth more than something new."""
         suggestions, _, _ = story
-        assert [s.candidate.is_baseline for s in suggestions[:5]] == [True] * 4 + [False]
+        assert [s.candidate.is_baseline for s in suggestions[:2]] == [True, False]
 
     def test_never_runs_a_candidate_again_that_ran_out_of_memory(self, surface, story):
         suggestions, outcomes, _ = story
@@ -77,11 +76,7 @@ class TestStory:
 
     def test_decides_on_every_trial_of_a_change(self, surface, story):
         suggestions, outcomes, designer = story
-        changed = [
-            o.result.trial_id
-            for s, o in zip(suggestions, outcomes, strict=True)
-            if s.stage not in ("baseline", "sentinel")
-        ]
+        changed = [o.result.trial_id for s, o in zip(suggestions, outcomes, strict=True) if s.stage != "baseline"]
         assert sorted(t for d in designer.decisions for t in d.trial_ids) == sorted(changed)
 
     def test_accounts_for_every_choice(self, surface, story):
@@ -95,16 +90,8 @@ class TestStory:
         assert tried | left == every
         assert not tried & left
 
-    def test_bounds_hold_for_single_changes(self, surface, story):
-        """A change alone never gained more than its bound allowed, beyond three standard errors."""
-        _, _, designer = story
-        for decision in designer.decisions:
-            if decision.stage == "move" and decision.measured_gain is not None and surface is not PAIR:
-                most = -math.log(1 - min(0.99, decision.predicted_bound))
-                assert math.log1p(decision.measured_gain) <= most + 3 * decision.measured_se
 
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     surface=st.sampled_from([PAIR, WALL, DRIFT]),
     seed=st.integers(0, 3),
@@ -140,7 +127,9 @@ def told(surface: Surface, seed: int, budget_s: float = NO_LIMIT_S) -> Told:
 
 
 def new_designer(surface: Surface, seed: int, budget_s: float) -> Designer:
-    return Designer(surface_space(surface), budget_s=budget_s, max_trials=TRIALS, confirm_blocks=3, seed=seed)
+    return Designer(
+        surface_space(surface), search=ModelSearch(), budget_s=budget_s, max_trials=TRIALS, confirm_blocks=3, seed=seed
+    )
 
 
 def tell_anew(surface: Surface, seed: int, budget_s: float) -> Told:

@@ -62,14 +62,14 @@ def test_a_gain_that_shows_all_the_same_is_found():
 
 
 def test_where_nothing_can_be_told_the_answer_is_that_the_machine_is_busy():
-    answer = StudyRun(Busy(NOISE, noise_sd=0.2)).run()
+    answer = StudyRun(Busy(NOISE, noise_sd=0.1)).run()
     assert answer.verdict is Verdict.INCONCLUSIVE
     assert answer.candidate.is_baseline
     assert answer.foreign_cpu_share == pytest.approx(0.74)
 
 
 def test_a_quiet_machine_with_the_same_noise_has_no_significant_gain():
-    assert StudyRun(Machine(NOISE, noise_sd=0.2)).run().verdict is Verdict.NO_SIGNIFICANT_GAIN
+    assert StudyRun(Machine(NOISE, noise_sd=0.1)).run().verdict is Verdict.NO_SIGNIFICANT_GAIN
 
 
 def test_a_study_that_asked_for_a_quiet_machine_fails_with_the_way_out():

@@ -22,8 +22,10 @@ from steptune.tuner.records import (
     TrialState,
     Verdict,
 )
+from steptune.tuner.search import preparation
 from steptune.tuner.search.contribution_run import ContributionRun
 from steptune.tuner.search.designer import LEAST_RESERVE, Designer
+from steptune.tuner.search.plain_searches import RandomSearch
 from steptune.tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
 from steptune.tuner.speeds import contribution_of
 from steptune.tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
@@ -44,7 +46,7 @@ TOO_LARGE = Surface(
 
 class TestAnswer:
     def test_recommends_what_is_fastest_and_gives_its_gain_with_an_interval(self):
-        study = StudyRun(Machine(SMALL))
+        study = StudyRun(Machine(SMALL, seed=1))
         answer = study.run()
         true_gain = SMALL.total_ms(candidate()) / SMALL.total_ms(BEST_OF_SMALL)
         assert answer.verdict is Verdict.FASTER
@@ -91,26 +93,28 @@ class TestAnswer:
         }
 
     def test_a_certificate_names_every_choice_that_was_not_tried_with_the_reason(self):
-        study = StudyRun(Machine(SEPARABLE), skip=("layout",), max_trials=9)
+        study = StudyRun(Machine(SEPARABLE), skip=("layout",), max_trials=4)
         certificate = study.run().certificate
-        reasons = {decision.moves[0].strategy: decision.reason for decision in certificate.not_tried}
-        assert reasons["layout"] == "left out by --skip"
-        assert reasons["threads"] == "the trials were spent"
+        reasons = {(d.moves[0].strategy, d.moves[0].choice["level"]): d.reason for d in certificate.not_tried}
+        tried = {(n, c["level"]) for t in study.trials for n, c in t.candidate.choices.items()}
+        assert reasons[("layout", 1)] == "left out by --skip"
+        assert "the trials were spent" in reasons.values()
+        assert reasons.keys() | tried == {(s.name, n) for s in SEPARABLE.strategies for n in range(1, s.levels + 1)}
         assert certificate.ended == "trials spent"
         assert certificate.remaining_bound > 0.05
 
 
 class TestStory:
-    def test_every_stage_is_in_the_record(self):
-        """Recipe for the diagnosis, then single moves, groups, audit, what is left, and the confirmation."""
+    def test_everything_is_in_the_record_in_its_order(self):
         strategies = input_strategies()
         surface = replace_factors(strategies)
         study = StudyRun(Machine(surface, noise_sd=0.004), strategies=strategies, max_trials=45)
         answer = study.run()
         stages = [decision.stage for decision in study.decisions]
-        assert stages[0] == "baseline"
-        assert {"recipe", "simplify", "move", "together", "sampler", "confirm"} <= set(stages)
-        assert stages.index("recipe") < stages.index("move") < stages.index("confirm")
+        assert list(dict.fromkeys(stages)) in (
+            ["baseline", "search", "confirm"],
+            ["baseline", "search", "end", "confirm"],
+        )
         assert [d.sequence for d in study.decisions] == list(range(1, len(stages) + 1))
         assert surface.total_ms(answer.candidate) <= 1.02 * surface.best_ms()
         assert study.stages[0] == "looking at the machine"
@@ -218,9 +222,8 @@ class TestTrouble:
         kinds = {t.result.failure.kind for t in study.trials if t.state is TrialState.FAILED}
         assert kinds == {FailureKind.UNSUPPORTED}
 
-    @pytest.mark.parametrize("search", ["stages", "model"])
-    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self, search):
-        study = StudyRun(Machine(TOO_LARGE), search=search)
+    def test_what_does_not_fit_is_measured_against_the_nearest_that_does(self):
+        study = StudyRun(Machine(TOO_LARGE))
         answer = study.run()
         assert answer.verdict is Verdict.ENABLES_TRAINING
         assert answer.candidate.choices["recompute"] == {"level": 2}
@@ -231,7 +234,7 @@ class TestTrouble:
 
     def test_where_only_the_guard_s_reference_does_not_fit_gains_are_over_today_s_settings(self):
         """The reference holds more than a step: it is made of a candidate that needs less."""
-        study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=13.0), reference_gb=2.0))
+        study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=13.0), seed=2, reference_gb=2.0))
         answer = study.run()
         assert answer.verdict is Verdict.FASTER
         assert "recompute" not in answer.candidate.choices
@@ -374,9 +377,9 @@ class TestBudget:
         assert study.run().gain.num_blocks == 5
         assert len(study.machine.runs) == num_runs
 
-    @pytest.mark.parametrize("start_s", [12.0, 20.0])
-    def test_slow_starts_are_confirmed_in_fewer_blocks_and_that_is_said(self, start_s):
-        """Five blocks of two starts would take 120 to 200 s; no more than one block goes over the budget."""
+    def test_slow_starts_are_confirmed_in_fewer_blocks_and_that_is_said(self):
+        """Five blocks of two starts would take 200 s; no more than one block goes over the budget."""
+        start_s = 20.0
         study = StudyRun(Machine(SMALL, start_s=start_s), budget_s=150.0, max_trials=None)
         answer = study.run()
         assert 2 <= answer.gain.num_blocks < 5
@@ -398,7 +401,7 @@ class TestMoreTime:
     """A study that has ended goes on with another budget."""
 
     def test_it_searches_on_and_keeps_what_was_measured(self):
-        study = StudyRun(Machine(SEPARABLE), budget_s=60.0, max_trials=None)
+        study = StudyRun(Machine(SEPARABLE), budget_s=30.0, max_trials=None)
         first = study.run()
         before = study.trials
         study.store.set_budget(study.study_id, 360.0)
@@ -480,9 +483,6 @@ class TestPreparation:
         study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
         study.run()
         assert [purpose for run in study.machine.runs for _, purpose in run].count(Purpose.BASELINE) == 1
-        roomy = StudyRun(self.job(), budget_s=1300.0, max_trials=None)
-        roomy.run()
-        assert [purpose for run in roomy.machine.runs for _, purpose in run].count(Purpose.BASELINE) >= 2
 
     @pytest.mark.parametrize(
         ("slowness", "said"),
@@ -622,7 +622,7 @@ class TestInterruption:
         assert [trial.state for trial in study.trials] == [TrialState.LOST]
 
     def test_a_resumed_study_interrupted_as_it_looks_again_keeps_its_earlier_answer(self):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         earlier = study.run()
 
         def interrupted(longest_s=None):
@@ -635,13 +635,13 @@ class TestInterruption:
         assert study.store.recommendation(study.study_id) == earlier
 
     def test_a_resumed_study_interrupted_as_it_tells_its_story_again_forgets_nothing(self, monkeypatch):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         earlier = study.run()
         told, update = [], Designer.update
 
         def interrupted(designer, outcome):
             told.append(outcome)
-            if len(told) == 3:
+            if len(told) == 2:
                 raise KeyboardInterrupt
             update(designer, outcome)
 
@@ -666,13 +666,13 @@ class TestInterruption:
         assert {trial.state for trial in study.trials} == {TrialState.COMPLETED}
 
     def test_everything_measured_is_kept_and_the_best_so_far_reported(self):
-        study = StudyRun(Machine(SMALL, interrupt_at=9))
+        study = StudyRun(Machine(SMALL, interrupt_at=3))
         answer = study.run()
         assert answer.verdict is Verdict.UNCONFIRMED
         assert SMALL.total_ms(answer.candidate) < SMALL.total_ms(candidate())
         assert answer.gain is None
         assert answer.certificate.ended == "interrupted"
-        assert [t.state for t in study.trials] == [TrialState.COMPLETED] * 9 + [TrialState.LOST]
+        assert [t.state for t in study.trials] == [TrialState.COMPLETED] * 3 + [TrialState.LOST]
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 
     def test_blocks_that_were_complete_confirm(self):
@@ -685,7 +685,27 @@ class TestInterruption:
         answer = study.run()
         assert answer.gain.num_blocks == 2
 
-    @settings(max_examples=8, deadline=None)
+    def test_what_another_search_asked_for_is_kept_and_not_measured_again(self, monkeypatch):
+        """As in a study that was begun by a version with another search."""
+        monkeypatch.setattr(preparation, "make_search", lambda name: RandomSearch())
+        study = StudyRun(Machine(SEPARABLE, interrupt_at=6), max_trials=10)
+        study.run()
+        monkeypatch.undo()
+        before = [step for step in study.story() if step[1] != Purpose.BASELINE.value]
+        assert len(before) == 5
+        answer = study.run()
+        told = {trial_id for decision in study.decisions for trial_id in decision.trial_ids}
+        assert answer.verdict is Verdict.FASTER
+        assert len(study.story()) == len(set(study.story())), "nothing was measured twice"
+        searched = [step for step in study.story() if step[1] not in [purpose.value for purpose in AFTER_SEARCH]]
+        assert len(searched) <= 10, "what was measured counts for the limit"
+        assert told <= {trial.trial_id for trial in study.trials}
+        story = study.story()
+        again = study.run()
+        assert study.story() == story, "told once more, nothing runs"
+        assert (again.candidate, again.gain) == (answer.candidate, answer.gain)
+
+    @settings(max_examples=5, deadline=None)
     @given(
         surface=st.sampled_from([SMALL, WALL, PAIR, TOO_LARGE]),
         paired=st.booleans(),
@@ -798,7 +818,7 @@ class TestContributions:
     """Contributions of parts are measured by leaving each out, in blocks of new starts."""
 
     def test_each_part_is_left_out_of_the_answer_in_turns(self):
-        machine = Machine(SMALL, paired=True)
+        machine = Machine(SMALL, paired=True, seed=1)
         study = StudyRun(machine)
         answer = study.run()
         runs = [run for run in machine.runs if run[0][1] is Purpose.CONTRIBUTION]
@@ -851,6 +871,15 @@ class TestContributions:
         done = [step for step in study.story() if step[1] == Purpose.CONTRIBUTION.value]
         assert len(done) == len(set(done)) == len([s for s in whole.story() if s[1] == Purpose.CONTRIBUTION.value])
         assert [part.num_blocks for part in found.parts] == [part.num_blocks for part in answer.parts]
+
+    def test_an_interrupt_in_the_first_block_leaves_no_part_out(self):
+        whole = StudyRun(Machine(SMALL))
+        whole.run()
+        first = next(n for n, run in enumerate(whole.machine.runs) if run[0][1] is Purpose.CONTRIBUTION)
+        study = StudyRun(Machine(SMALL, interrupt_at=first + 1))
+        study.run()
+        study.run()
+        assert study.story() == whole.story()
 
     @pytest.mark.parametrize(("left_s", "measured"), [(20.0, []), (30.0, ["loader"]), (40.0, ["loader", "products"])])
     def test_parts_that_two_blocks_do_not_fit_for_are_not_measured(self, monkeypatch, left_s, measured):

@@ -61,7 +61,7 @@ class TestMoving:
         assert moved(NOISE, at=6, factor=factor).run().verdict is Verdict.NO_SIGNIFICANT_GAIN
 
     def test_the_baseline_and_the_incumbent_are_measured_again_first(self):
-        study = moved(SMALL, at=9, factor=2.0)
+        study = moved(SMALL, at=3, factor=2.0)
         before = len([trial for trial in study.trials if trial.state is TrialState.COMPLETED])
         study.run()
         after = study.story()[before:]
@@ -95,7 +95,7 @@ class TestMoving:
         assert answer.gain.ratio == pytest.approx(100 / 48, rel=0.03)
 
     def test_a_baseline_that_fails_in_the_new_place_ends_the_study(self):
-        study = moved(SMALL, at=6, factor=1.0)
+        study = moved(SMALL, at=3, factor=1.0)
         for name in SMALL.factors:
             study.machine.broken[(name, 0)] = FailureKind.CRASH
         study.machine._break = lambda result: replace(result, windows=()) if result.candidate.is_baseline else result
@@ -161,7 +161,7 @@ class TestInterrupts:
 
     def test_a_cancelled_study_recommends_the_best_so_far(self):
         study = StudyRun(Machine(SMALL))
-        study.machine.run = raising_after(study.machine.run, 8, StudyInterrupt(StudyState.CANCELLED, recommends=True))
+        study.machine.run = raising_after(study.machine.run, 4, StudyInterrupt(StudyState.CANCELLED, recommends=True))
         answer = study.run()
         assert answer.verdict is Verdict.UNCONFIRMED
         assert study.store.get_study(study.study_id).state is StudyState.CANCELLED

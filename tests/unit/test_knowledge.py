@@ -5,7 +5,7 @@ import math
 import pytest
 from gpu_model import GpuModel, Step
 from msgspec.structs import replace
-from search_builders import SMALL, candidate, move, surface_space
+from search_builders import SMALL, candidate, surface_space
 
 from steptune.tuner.profiling.categories import Category as C
 from steptune.tuner.records import (
@@ -100,7 +100,6 @@ class TestOutOfMemory:
         self.ran_out(knowledge, self.TWO)
         assert not knowledge.known_to_fail(LOADER)
         assert not knowledge.known_to_fail(self.PRODUCTS)
-        assert not knowledge.ran_out_of_memory(move("loader", 2))
 
     def test_of_two_choices_keeps_from_both_with_more(self, knowledge: Knowledge) -> None:
         self.ran_out(knowledge, self.TWO)
@@ -109,7 +108,6 @@ class TestOutOfMemory:
     def test_is_the_doing_of_the_one_that_never_ran(self, knowledge: Knowledge) -> None:
         self.ran(knowledge, LOADER)
         self.ran_out(knowledge, self.TWO)
-        assert knowledge.ran_out_of_memory(move("products", 2))
         assert knowledge.known_to_fail(self.THREE)
 
     def test_of_two_that_run_alone_is_of_both_together(self, knowledge: Knowledge) -> None:

@@ -27,21 +27,19 @@ def test_the_model_says_its_own_probabilities():
     assert int(left[1]) / 100 == pytest.approx(answer.certificate.probability_left, abs=0.3)
 
 
-@pytest.mark.parametrize("search", ["stages", "random"])
-def test_others_say_that_they_know_no_probability(search):
-    _, answer = short_study(search)
+def test_others_say_that_they_know_no_probability():
+    _, answer = short_study("random")
     assert "with a probability that this search does not know" in answer.prospect
     assert re.search(r"takes about \d+ s, usually saves [\d.]+% of the step, and at most \d+%\.", answer.prospect)
 
 
-@pytest.mark.parametrize("search", ["stages", "model"])
-def test_a_search_that_ended_by_itself_promises_nothing(search):
-    run = StudyRun(Machine(SMALL, noise_sd=0.001), search=search, max_trials=20)
+def test_a_search_that_ended_by_itself_promises_nothing():
+    run = StudyRun(Machine(SMALL, noise_sd=0.001), max_trials=20)
     assert run.run().prospect == ""
 
 
 def test_page_and_terminal_say_it():
-    run, answer = short_study("stages")
+    run, answer = short_study("random")
     facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
     _, value, note = facts["With more time"]
     assert re.fullmatch(r"\d+ choices? may still pay", value), "what stands large on a page is short"

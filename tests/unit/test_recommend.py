@@ -111,7 +111,7 @@ class TestVerdict:
         assert (again.verdict, again.needed_budget_s) == (Verdict.FASTER, None)
 
     def test_an_interrupt_after_the_baseline_is_no_verdict_on_the_rest(self):
-        found = StudyRun(Machine(SMALL, interrupt_at=2)).run()
+        found = StudyRun(Machine(SMALL, interrupt_at=1)).run()
         assert (found.verdict, found.certificate.ended) == (Verdict.NOT_SEARCHED, "interrupted")
         assert {decision.reason for decision in found.certificate.not_tried} == {"the study was interrupted"}
         assert "may still save" in found.no_time_for[0]

@@ -63,7 +63,7 @@ class StudySettings(Record):
     num_finalists: int = 2
     phase_timeout_s: float | None = None
     """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
-    search: str = "stages"
+    search: str = "model"
     """What proposes the trials, by name."""
     objective: str = "throughput"
     """The objective, as `tuner/objectives.py` reads it."""

@@ -69,6 +69,12 @@ class BlockRunner:
         found = (self._ledger.find(candidate, self._purpose, number) for number in itertools.count(first))
         return sum(1 for _ in itertools.takewhile(lambda result: result is not None, found))
 
+    def begun_s(self, candidates: Sequence[Candidate]) -> float:
+        """Seconds that the stored starts of the first block took."""
+        first = self._ledger.first_block(self._purpose)
+        found = (self._ledger.find(candidate, self._purpose, first) for candidate in candidates)
+        return sum(result.duration_ns for result in found if result is not None) / 1e9
+
     def is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
         """Return True where a block is complete."""
         return _is_whole(self._ledger.find(c, self._purpose, number) for c in candidates)

@@ -147,7 +147,7 @@ class ConfirmationRun:
         return num_blocks(
             at_least=self._settings.confirm_blocks,
             noise_sd=knowledge.noise_sd(reference, self._finalists[0]),
-            expected_gain=knowledge.difference(self._finalists[0], reference).ratio - 1,
+            expected_gain=self.designer.difference(self._finalists[0], reference).ratio - 1,
             num_finalists=len(self._finalists),
         )
 

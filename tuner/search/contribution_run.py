@@ -113,18 +113,20 @@ class ContributionRun:
 
     def _choose(self) -> None:
         """Leaves parts out, those first that seem to contribute least, until the fewest blocks fit; of a study that
-        goes on, those of which no start is stored: starts that lie hours apart make no block.
+        goes on after its first block, those of which no start is stored: starts that lie hours apart make no block.
         """
         begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
-        if self._runner.num_begun(self._answer):
+        if max(self._runner.num_begun(candidate) for candidate in self._all()) > 1:
             self._started = begun
             return
-        knowledge = self._designer.knowledge
-        ranked = sorted(self._started, key=lambda n: knowledge.difference(self._answer, self._started[n]).mean)
+        left_s = self._left_s() + self._runner.begun_s(self._all())
+        gains = {n: self._designer.difference(self._answer, c).mean for n, c in self._started.items()}
+        ranked = sorted(gains, key=lambda name: gains[name])
         for name in ranked:
-            if LEAST_BLOCKS * self._runner.least_s(self._all()) <= self._left_s():
+            if LEAST_BLOCKS * self._runner.least_s(self._all()) <= left_s:
                 return
-            del self._started[name]
+            if name not in begun:
+                del self._started[name]
 
     def _left_s(self) -> float:
         """Seconds that are left for blocks: less than the budget's by what is compiled for the first time."""

@@ -1,31 +1,19 @@
-"""Which candidate next: the order of a search, written as one story.
+"""Which trial next: the reference first, then what won in similar studies, then what a search proposes.
 
-The designer is a pure function of the space, the settings and the results in order: it reads no
-clock, no file and no global state, so a search can be replayed, resumed and run against recorded
-tables. Stages:
+The designer asks a search (`searches.py`), runs the first proposal that can be run and paid for, judges what came of it
+and keeps the record. Whatever proposes, what ran is judged by one Gaussian model of everything measured
+(`gaussian.py`), and the measured configuration with the best expected step is the answer.
 
-1. `baseline`   restarts of the user's own configuration: the noise of this machine
-2. `past`       what won for similar workloads on such hardware
-3. `recipe`     the choices that the diagnosed bottleneck calls for, together
-4. `move`       on the incumbent, whatever promises most for its cost: a single choice by its bound; a
-                choice that ran out of memory, in exchange for one that gains less; a group of choices
-                that brought nothing alone, built so that many pairs meet. What is better becomes the
-                incumbent, and its breakdown gives new bounds
-5. `together`   choices of strategies that share a resource
-6. `refine`     again, what may still be better by all trials; `simplify` leaves out what is not needed
-7. `sampler`    Optuna's TPE for what is left
-8. `audit`      a few choices that were left out by their bound, to see whether bounds hold
-
-A change is accepted when it is better with a probability of 95 % by all trials so far (see
-`effects.py`); a likely one is run again until that is clear. The search ends when no bound is above
-the noise, or the budget is spent.
+It is a pure function of the space, the settings and the results in order: it reads no clock, no file and no global
+state, so that a study can be replayed, resumed and run against modelled machines.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from steptune.tuner.profiling.diagnosis import Evidence, diagnose
 from steptune.tuner.records import (
@@ -42,42 +30,36 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.confirmation import LEAST_BLOCKS, LONGEST_OVERRUN
 from steptune.tuner.search.effects import Difference
+from steptune.tuner.search.gaussian import one_blas_thread
+from steptune.tuner.search.grid import Grid
+from steptune.tuner.search.history import History, Proposal, Search
 from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
-from steptune.tuner.search.proposals import MAX_STARTS, UNLIKELY, Proposal, Proposals
-from steptune.tuner.search.sampler import suggest_candidates
+from steptune.tuner.search.model_search import UNLIKELY, WORTH
 from steptune.tuner.search.space import Space
 
-MAX_BASELINE_STARTS, MIN_BASELINE_STARTS = 4, 2
-BASELINE_SHARE = 0.06
-"""Of the budget after which the baseline is not started once more."""
-SECOND_SHARE = 0.15
-"""Of the time left that the second start of the baseline may take; without it, noise is what it usually is."""
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
-"""Of the budget that is kept for the confirmation."""
+"""Part of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
-"""Of a start of the confirmation, beside the start itself."""
-SURE = 0.95
-CLEARLY = 0.9
+"""Seconds of a start of the confirmation, beside the start itself."""
+CLEARLY, PERHAPS = 0.9, 0.15
+"""Probability of a worthwhile gain over the best from which another comes before it, and is a finalist at all."""
+HARDLY = 0.1
+"""Probability of being faster below which a configuration has no gain."""
 EVEN = 0.5
-LIKELY = 0.7
-"""Probability of a worthwhile gain from which a candidate is run again."""
 NEEDED_CANDIDATES = 3
 """Candidates that a search should have time to try."""
 BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT = "budget spent", "interrupted", "no bound above noise"
 """Why a search ended."""
-MAX_AUDITS = 2
-ENOUGH_AUDITS = 20
-SENTINEL_EVERY = 4
 
 Story = Generator[Suggestion, Outcome, None]
-Trying = Generator[Suggestion, Outcome, str]
 
 
 class Designer:
     """Suggests trials and takes in their outcomes.
 
     Args:
+        search: Proposes configurations.
         reference: The configuration that gains are measured against: the user's own, or the nearest
             feasible one where that does not fit into memory.
         budget_s: Seconds of trials that the search and the confirmation may spend.
@@ -90,6 +72,7 @@ class Designer:
         self,
         space: Space,
         *,
+        search: Search,
         budget_s: float,
         max_trials: int,
         confirm_blocks: int = 0,
@@ -99,6 +82,8 @@ class Designer:
         ran_out: Sequence[TrialResult] = (),
     ) -> None:
         self.space = space
+        self.search = search
+        self.grid = Grid(space, reference)
         self.knowledge = Knowledge(space, reference)
         self.incumbent = reference
         self.decisions: list[Decision] = []
@@ -110,13 +95,14 @@ class Designer:
         self._confirm_blocks = confirm_blocks
         self._seed = seed
         self._priors = priors or Priors()
-        self._audits = self._violations = self._groups_tried = self._num_left_out = 0
-        self._unproven_groups: list[tuple[Move, ...]] = []
-        self._ran_out = tuple(ran_out)
-        for result in self._ran_out[:1]:
+        self._num_left_out = 0
+        self._starts: list[TrialResult] = list(ran_out)
+        self._history: History | None = None
+        self.ran_out = tuple(ran_out)
+        for result in self.ran_out[:1]:
             self.knowledge.take_in_beside(result)
         # That others ran out of memory in today's precision is no hint to try them in exchange for something.
-        self.knowledge.spent_s += sum(result.duration_ns for result in self._ran_out[1:]) / 1e9
+        self.knowledge.spent_s += sum(result.duration_ns for result in self.ran_out[1:]) / 1e9
         self._story = self._tell()
         self._next: Suggestion | None = None
         self._advance(None)
@@ -138,6 +124,7 @@ class Designer:
     def update(self, outcome: Outcome) -> None:
         """Takes in what came of the suggestion."""
         assert self._next is not None, "the search has ended"
+        self._hear([result for result in (outcome.companion, outcome.result) if result is not None])
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
@@ -154,26 +141,55 @@ class Designer:
 
     def learn(self, result: TrialResult) -> None:
         """Takes in a trial that was not suggested: the story waits for the outcome of its suggestion as before."""
+        self._hear([result])
         self.knowledge.take_in_beside(result)
+
+    def _hear(self, results: Sequence[TrialResult]) -> None:
+        self._starts += results
+        self._history = None
+        self.search.update(results)
+
+    @property
+    def history(self) -> History:
+        """What a search is told now."""
+        if self._history is None:
+            self._history = History(
+                grid=self.grid,
+                knowledge=self.knowledge,
+                starts=tuple(self._starts),
+                incumbent=self.incumbent,
+                left_s=self.left_s,
+                num_left=self._max_trials - self.knowledge.num_trials,
+                seed=self._seed,
+                realisation=self._priors.realisation,
+            )
+        return self._history
 
     def best(self) -> Candidate:
         """What the search would recommend without a confirmation."""
-        return next(iter(self.finalists(1)), self.reference)
+        return self.incumbent
 
     def finalists(self, count: int) -> list[Candidate]:
-        """The incumbent and others that may well be better than it.
+        """The incumbent and others that may well be better than it, the incumbent first unless another clearly is."""
+        found = [(CLEARLY, self.incumbent)] if self.incumbent != self.reference else []
+        for candidate in self.knowledge.measured() if self.baseline_results() else []:
+            if candidate != self.incumbent and not self.knowledge.had_no_effect(candidate):
+                chance = self.difference(candidate, self.incumbent).probability_above(WORTHWHILE)
+                found += [(chance, candidate)] * (chance > PERHAPS)
+        found.sort(key=lambda pair: -pair[0])
+        return [candidate for _, candidate in found][:count]
 
-        The incumbent comes first, unless another is clearly better by more than a little.
-        """
-        contenders = []
-        for candidate in self.knowledge.measured():
-            chance = self.knowledge.difference(candidate, self.incumbent).probability_above(WORTHWHILE)
-            if candidate != self.incumbent and chance > UNLIKELY and not self.knowledge.had_no_effect(candidate):
-                contenders.append((chance, candidate))
-        if self.incumbent != self.reference:
-            contenders.append((CLEARLY, self.incumbent))
-        contenders.sort(key=lambda pair: -pair[0])
-        return [candidate for _, candidate in contenders][:count]
+    def difference(self, candidate: Candidate, other: Candidate) -> Difference:
+        """Posterior of the logarithm of a configuration's rate over another's."""
+        levels = [self.grid.levels_of(c) for c in (candidate, other)]
+        if None in levels:
+            return self.knowledge.difference(candidate, other)
+        with one_blas_thread():
+            model = self.history.model
+            both = model.believe(np.array(levels, dtype=np.int64))
+            covariance = model.covariance(both, both)
+        variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+        return Difference(mean=float(both.mean[1] - both.mean[0]), sd=math.sqrt(max(variance, 1e-10)))
 
     @property
     def has_searched(self) -> bool:
@@ -206,236 +222,105 @@ class Designer:
 
     def certificate(self) -> Certificate:
         """What is known about everything that was not tried."""
-        audits = self._priors.audits + self._audits
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
-            status="audited" if audits >= ENOUGH_AUDITS else "estimated",
+            status="estimated",
             noise=self.knowledge.noise(self.incumbent),
             ended=self.ended,
             not_tried=tuple(decision for decision in self.decisions if decision.verdict == "not_tried"),
-            audits=audits,
-            audit_violations=self._priors.audit_violations + self._violations,
+            audits=self._priors.audits,
+            audit_violations=self._priors.audit_violations,
+            probability_left=self._probability_left,
         )
 
-    # --- the story ----------------------------------------------------------------------------
+    @property
+    def _probability_left(self) -> float | None:
+        """That something untried is worth going on for; None where the search says nothing of it."""
+        return getattr(self.search, "probability_left", None)
+
+    # --- what next ----------------------------------------------------------------------------
 
     def _tell(self) -> Story:
-        yield from self._baseline()
-        if self.failed is not None:
-            self.ended = "the reference could not be measured"
+        for result in self.ran_out:
+            self._record("baseline", "failed", why_not(result), result.candidate, outcomes=[Outcome(result=result)])
+        outcome = yield Suggestion(
+            candidate=self.reference,
+            purpose=Purpose.BASELINE,
+            stage="baseline",
+            reason="the configuration that gains are measured against",
+        )
+        if not outcome.result.ok:
+            self.failed, self.ended = outcome.result, "the reference could not be measured"
+            self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
             return
-        yield from self._past()
-        yield from self._recipes()
-        yield from self._moves()
-        yield from self._sharing_pairs()
-        yield from self._refine()
-        yield from self._simplify()
-        yield from self._sampler()
-        yield from self._simplify()
-        yield from self._audit()
-        spent = "trials" if self.knowledge.num_trials >= self._max_trials else "budget"
-        self._conclude(f"the {spent} {'were' if spent == 'trials' else 'was'} spent", f"{spent} spent")
-
-    def _baseline(self) -> Story:
-        for result in self._ran_out:
-            outcome = Outcome(result=result)
-            self._record("baseline", "failed", why_not(result), result.candidate, outcomes=[outcome])
-        starts = number = 0
-        while self._wants_baseline(starts):
-            outcome = yield Suggestion(
-                candidate=self.reference,
-                purpose=Purpose.BASELINE,
-                stage="baseline",
-                reason="the configuration that gains are measured against; restarts show the noise",
-                replicate=number,
-                companion=self.reference if number else None,  # what a start costs is not known before the first
-            )
-            number += 1
-            starts += 2 if outcome.companion is not None and outcome.companion.ok else 1
-            if not outcome.result.ok:
-                self.failed = outcome.result
-                self._record("baseline", "failed", why_not(outcome.result), self.reference, outcomes=[outcome])
-                return
         situation = self.knowledge.situation(self.reference)
         self.findings = diagnose(Evidence(situation=situation)) if situation else ()
-        self._record("baseline", "measured", f"{starts} starts", self.reference)
+        self._record("baseline", "measured", "what gains are measured against", self.reference)
+        for suggestion in self._suggestions():
+            outcome = yield suggestion
+            if suggestion.purpose is Purpose.BASELINE:
+                self._choose_incumbent()
+            else:
+                self._judge(suggestion, outcome)
+        self._end()
 
-    def _wants_baseline(self, starts: int) -> bool:
-        if starts == 0:
-            return True
-        if starts < MIN_BASELINE_STARTS:
-            left_s = self.budget_s - self.knowledge.spent_s
-            return self.knowledge.expected_cost_s(self.reference, self.reference) <= SECOND_SHARE * left_s
-        return starts < MAX_BASELINE_STARTS and self.knowledge.spent_s < BASELINE_SHARE * self.budget_s
-
-    def _past(self) -> Story:
+    def _suggestions(self) -> Iterator[Suggestion]:
+        """What won before, then what the search proposes, until it proposes nothing more that can be run."""
         for winner in self._priors.past_winners:
             wanted = {move.key for move in winner.moves}
-            moves = tuple(move for move in self.space.moves if move.key in wanted)
-            candidate = self._proposals().fresh(moves)
-            if candidate is not None:
+            moves = [move for move in self.space.moves if move.key in wanted]
+            candidate = self.space.combine(self.reference, moves)
+            if candidate is not None and not self.knowledge.was_run(candidate) and self._can_run(candidate):
                 reason = "won for a similar workload on such hardware"
-                yield from self._try_several(Proposal(candidate=candidate, moves=moves, reason=reason), "past")
-
-    def _recipes(self) -> Story:
-        for finding in self.findings:
-            proposal = self._proposals().recipe(finding) if finding.severity != "note" else None
-            if proposal is not None:
-                yield from self._try_several(proposal, "recipe")
-
-    def _moves(self) -> Story:
-        while (proposal := self._proposals().next_move()) is not None:
-            alone = len(proposal.moves) == 1
-            verdict = yield from self._try(proposal, "move" if alone else "together")
-            if verdict == "unaffordable":
+                yield self._suggestion(Proposal(candidate=candidate, reason=reason), "past")
+        while self.history.num_left > 0:
+            proposals = self.search.suggest(self.history)
+            chosen = next((p for p in proposals if self._can_run(p.candidate)), None)
+            if chosen is None:
                 return
-            if alone:
-                self.knowledge.verdicts[proposal.moves[0].key] = verdict
-            else:
-                self._groups_tried += 1
-                if verdict == "accepted":
-                    self._unproven_groups.append(proposal.moves)
+            yield self._suggestion(chosen, "search")
 
-    def _sharing_pairs(self) -> Story:
-        seen: set[str] = set()
-        while pairs := [p for p in self._proposals().sharing_pairs() if p.candidate.key not in seen]:
-            seen.add(pairs[0].candidate.key)
-            yield from self._try_several(pairs[0], "together")
+    def _can_run(self, candidate: Candidate) -> bool:
+        return self.history.may_work(candidate) and self.history.can_pay(candidate)
 
-    def _refine(self) -> Story:
-        while (proposal := self._proposals().may_be_better()) is not None:
-            if (yield from self._try(proposal, "refine")) == "unaffordable":
-                return
-
-    def _sampler(self) -> Story:
-        threshold = self.knowledge.threshold(self.incumbent)
-        worth = [m for m in self.space.moves if self.knowledge.bound(m, self.incumbent) > threshold]
-        while len({move.strategy for move in worth}) > 1:
-            suggested = suggest_candidates(
-                self.space,
-                worth,
-                self.knowledge.told(),
-                seed=self._seed + self.knowledge.num_trials,
-                known=set(self.knowledge.results),
-                base=self.incumbent,
-            )
-            likely = (c for c in suggested if not self.knowledge.known_to_fail(c))
-            candidate = next((c for c in likely if self._affordable(c)), None)
-            if candidate is None:
-                return
-            reason = "suggested by TPE from all trials so far"
-            yield from self._try_several(Proposal(candidate=candidate, moves=candidate.moves, reason=reason), "sampler")
-
-    def _audit(self) -> Story:
-        """Runs a few choices that their bound excluded: does the bound hold?"""
-        excluded = self._proposals().excluded_by_bound()
-        random.Random(self._seed).shuffle(excluded)
-        for proposal in excluded[:MAX_AUDITS]:
-            incumbent = self.incumbent
-            verdict = yield from self._try(proposal, "audit")
-            if verdict in ("accepted", "no_gain", "inconclusive"):
-                gain = self.knowledge.difference(proposal.candidate, incumbent)
-                self._audits += 1
-                self._violations += gain.mean - 2 * gain.sd > -math.log(max(1e-9, 1 - (proposal.bound or 0.0)))
-
-    # --- several changes at once --------------------------------------------------------------
-
-    def _try_several(self, proposal: Proposal, stage: str) -> Story:
-        """Where several changes are accepted at once, those without a gain of their own go out in the end."""
-        verdict = yield from self._try(proposal, stage)
-        if verdict == "accepted" and len(proposal.moves) > 1:
-            self._unproven_groups.append(proposal.moves)
-
-    def _simplify(self) -> Story:
-        """Leaves out halves, then quarters, of groups that paid, until all that remains is needed."""
-        while self._unproven_groups:
-            moves = self._unproven_groups.pop(0)
-            pending = [moves[: len(moves) // 2], moves[len(moves) // 2 :]]
-            while pending:
-                part = pending.pop(0)
-                verdict = yield from self._without(part)
-                if verdict not in ("accepted", "unaffordable") and len(part) > 1:
-                    pending += [part[: len(part) // 2], part[len(part) // 2 :]]
-
-    def _without(self, moves: Sequence[Move]) -> Trying:
-        proposal = self._proposals().without(moves)
-        if proposal is None:
-            return "unaffordable"
-        return (yield from self._try(proposal, "simplify"))
-
-    # --- one candidate ------------------------------------------------------------------------
-
-    def _try(self, proposal: Proposal, stage: str) -> Trying:
-        """Runs a candidate as often as it takes, judges it, and records the decision."""
-        yield from self._sentinel()
-        candidate, incumbent = proposal.candidate, self.incumbent
-        outcomes: list[Outcome] = []
-        verdict = "inconclusive"
-        while verdict in ("inconclusive", "contended") and len(outcomes) < MAX_STARTS and self._affordable(candidate):
-            outcome = yield Suggestion(
-                candidate=candidate,
-                purpose=_purpose(stage, len(outcomes)),
-                stage=stage,
-                reason=proposal.reason,
-                moves=proposal.moves,
-                bound=proposal.bound,
-                replicate=len(self.knowledge.results.get(candidate.key, [])),
-                companion=incumbent,
-            )
-            outcomes.append(outcome)
-            verdict = self._judge(outcome.result, candidate, incumbent, proposal.simpler)
-        if not outcomes:
-            return "unaffordable"
-        measured = outcomes[-1].result.ok
-        difference = self.knowledge.difference(candidate, incumbent) if measured else None
-        if verdict == "accepted":
-            self.incumbent = candidate
-        why = proposal.reason if measured else f"{proposal.reason}; {why_not(outcomes[-1].result)}"
-        if verdict == "no_effect":
-            why = f"{why}; {without_effect(outcomes[-1].result, candidate)}"
-        self._record(stage, verdict, why, candidate, proposal.moves, outcomes, proposal.bound, difference)
-        return verdict
-
-    def _judge(self, result: TrialResult, candidate: Candidate, incumbent: Candidate, simpler: bool) -> str:
-        """A `simpler` candidate (something left out) is accepted when it is about as good."""
-        if not result.ok:
-            if result.failure is None and result.contended:
-                return "contended"
-            numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
-            return "guard_rejected" if numerics and result.guard is not None else "failed"
-        if without_effect(result, candidate):
-            return "no_effect"
-        difference = self.knowledge.difference(candidate, incumbent)
-        if simpler:
-            if difference.probability_above(-WORTHWHILE) > 0.5:
-                return "accepted"
-            return "no_gain" if difference.probability_above(0) < 1 - LIKELY else "inconclusive"
-        if difference.probability_above(0) >= SURE:
-            return "accepted"
-        return "inconclusive" if difference.probability_above(WORTHWHILE) >= LIKELY else "no_gain"
-
-    def _sentinel(self) -> Story:
-        """Where nothing runs in turns, the incumbent is run again now and then: has the machine drifted?"""
-        patience = SENTINEL_EVERY if self.knowledge.drifts else 2 * SENTINEL_EVERY
-        if self.knowledge.unpaired_since_sentinel >= patience and self._affordable(self.incumbent):
-            yield Suggestion(
-                candidate=self.incumbent,
-                purpose=Purpose.SENTINEL,
-                stage="sentinel",
-                reason="the incumbent again, to see drift",
-                replicate=len(self.knowledge.results.get(self.incumbent.key, [])),
-            )
-            self.knowledge.unpaired_since_sentinel = 0
-
-    def _proposals(self) -> Proposals:
-        return Proposals(
-            self.knowledge,
-            self._priors,
-            self.incumbent,
-            left_s=self.left_s if self.knowledge.num_trials < self._max_trials else -1.0,
-            seed=self._seed,
-            groups_tried=self._groups_tried,
+    def _suggestion(self, proposal: Proposal, stage: str) -> Suggestion:
+        candidate = proposal.candidate
+        replicate = len(self.knowledge.results.get(candidate.key, []))
+        again = candidate == self.reference
+        purpose = Purpose.BASELINE if again else Purpose.REPLICATE if replicate else Purpose.EXPLORE
+        moves = self._changes(candidate)
+        return Suggestion(
+            candidate=candidate,
+            purpose=purpose,
+            stage="baseline" if again else stage,
+            reason=proposal.reason or "proposed by the search",
+            moves=moves,
+            bound=self.knowledge.joint_bound(moves, self.incumbent),
+            replicate=replicate,
+            companion=self.incumbent if candidate != self.incumbent else self._runner_up(),
         )
+
+    def _runner_up(self) -> Candidate | None:
+        """The best measured configuration beside the incumbent."""
+        levels, beliefs = self.history.measured
+        found = (self.grid.candidate(levels[n]) for n in np.argsort(beliefs.mean))
+        return next((candidate for candidate in found if candidate not in (None, self.incumbent)), None)
+
+    def _changes(self, candidate: Candidate) -> tuple[Move, ...]:
+        """What it has otherwise than the incumbent."""
+        ours, theirs = candidate.choices, self.incumbent.choices
+        names = dict.fromkeys([*ours, *theirs])
+        changed = [name for name in names if ours.get(name, {}) != theirs.get(name, {})]
+        return tuple(Move(strategy=name, choice=ours.get(name, {})) for name in changed)
+
+    def _advance(self, outcome: Outcome | None) -> None:
+        try:
+            with one_blas_thread():
+                self._next = next(self._story) if outcome is None else self._story.send(outcome)
+        except StopIteration:
+            self._next = None
+
+    # --- time ---------------------------------------------------------------------------------
 
     @property
     def left_s(self) -> float:
@@ -464,11 +349,32 @@ class Designer:
         """Seconds of a block of the confirmation: a start of the reference and one of the incumbent."""
         return sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
 
-    def _affordable(self, candidate: Candidate) -> bool:
-        within = self.knowledge.expected_cost_s(candidate, self.incumbent) <= self.left_s
-        return within and self.knowledge.num_trials < self._max_trials
+    # --- what came of it ----------------------------------------------------------------------
 
-    # --- the record ---------------------------------------------------------------------------
+    def _choose_incumbent(self) -> None:
+        self._settle_on(self.history.answer())
+
+    def _settle_on(self, incumbent: Candidate) -> None:
+        if incumbent != self.incumbent:
+            self.incumbent, self._history = incumbent, None  # what is expected of choices is so beside the incumbent
+
+    def _judge(self, suggestion: Suggestion, outcome: Outcome) -> None:
+        """By all that is known now: the incumbent is whatever has the best expected step."""
+        result, candidate, before = outcome.result, suggestion.candidate, self.incumbent
+        why, difference = suggestion.reason, None
+        if not result.ok:
+            verdict, why = _why_it_does_not_count(result), f"{why}; {why_not(result)}"
+        elif missing := without_effect(result, candidate):
+            verdict, why = "no_effect", f"{why}; {missing}"
+        else:
+            difference = self.difference(candidate, before)
+            verdict = "no_gain" if difference.probability_above(0) < HARDLY else "inconclusive"
+        self._choose_incumbent()
+        if self.incumbent == candidate != before:
+            verdict = "accepted"
+        self._record(
+            suggestion.stage, verdict, why, candidate, suggestion.moves, [outcome], suggestion.bound, difference
+        )
 
     def _record(
         self,
@@ -496,38 +402,48 @@ class Designer:
             )
         )
 
-    def _conclude(self, why_left_out: str, ended: str) -> None:
-        """Writes down everything that was not tried, and why the search ended.
+    # --- the end ------------------------------------------------------------------------------
 
-        Args:
-            why_left_out: Why what promises a gain above the noise was not tried.
-            ended: Why the search ended, where there is such a choice.
+    def _end(self) -> None:
+        probability = self._probability_left
+        if self.knowledge.num_trials >= self._max_trials:
+            self._conclude("the trials were spent", "trials spent")
+        elif probability is not None and probability < UNLIKELY:
+            self._conclude("a gain became unlikely", NOTHING_LEFT)
+        else:
+            self._conclude("the budget was spent", BUDGET_SPENT)
+
+    def _conclude(self, why_left_out: str, ended: str) -> None:
+        """Settle the answer; write down every choice that was not tried, with how likely it would have paid, and why
+        the search ended.
         """
+        self._settle_on(self.history.lean_answer())
         for move, bound in self.knowledge.untried(self.incumbent):
-            above = bound > self.knowledge.threshold(self.incumbent)
             impossible = self._why_impossible(move)
-            if impossible is not None:
-                why = impossible
-            elif above:
-                self._num_left_out += 1
-                why = why_left_out
-            else:
-                why = f"could save at most {bound:.1%} of the step: below the noise"
-            self._record("end", "not_tried", why, moves=[move], bound=bound)
+            chance = 0.0 if impossible else self._chance(move)
+            left_out = impossible is None and ended != NOTHING_LEFT and chance > UNLIKELY
+            self._num_left_out += left_out
+            unlikely = f"{chance:.0%} likely to save {WORTH:.0%} of the step"
+            self._record(
+                "end", "not_tried", impossible or (why_left_out if left_out else unlikely), None, [move], (), bound
+            )
         for exclusion in self.space.excluded:
             self._record("end", "not_tried", exclusion.reason, moves=[exclusion.move])
-        self.ended = ended if self._num_left_out or ended == INTERRUPTED else NOTHING_LEFT
+        probability = self._probability_left
+        left = self._num_left_out > 0 or (probability is not None and probability >= UNLIKELY)
+        self.ended = ended if left or ended == INTERRUPTED else NOTHING_LEFT
+
+    def _chance(self, move: Move) -> float:
+        """Probability that a change alone makes the incumbent faster by what is worth going on for."""
+        moved = self.space.combine(self.incumbent, [move])
+        if moved is None or self.grid.levels_of(moved) is None or not self.baseline_results():
+            return 1.0
+        return self.difference(moved, self.incumbent).probability_above(-math.log(1 - WORTH))
 
     def _why_impossible(self, move: Move) -> str | None:
         impossible = self.space.why_impossible(self.incumbent, move)
         moved = self.space.combine(self.incumbent, [move])
         return impossible if moved is None else self.knowledge.will_not_fit(moved)
-
-    def _advance(self, outcome: Outcome | None) -> None:
-        try:
-            self._next = next(self._story) if outcome is None else self._story.send(outcome)
-        except StopIteration:
-            self._next = None
 
 
 def why_not(result: TrialResult) -> str:
@@ -548,7 +464,8 @@ def _remedy(void: str) -> str:
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
 
 
-def _purpose(stage: str, number: int) -> Purpose:
-    if number:
-        return Purpose.REPLICATE
-    return Purpose.AUDIT if stage == "audit" else Purpose.EXPLORE
+def _why_it_does_not_count(result: TrialResult) -> str:
+    if result.failure is None and result.contended:
+        return "contended"
+    numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
+    return "guard_rejected" if numerics and result.guard is not None else "failed"

@@ -54,6 +54,8 @@ FLOOR = 0.004
 """Part of the reference's step below which a category's time is not told apart from none."""
 BY_ITSELF = 0.0002
 """Logarithm of the factor of any change: of two configurations that seem alike, the one that changes less."""
+IN_ORDER = 1e-5
+"""Logarithm of the factor of each place in the order of a strategy's choices: of those that promise the same, the first."""
 LEVEL = 1.0
 """Standard deviation of a category's time at the reference, about its first measurement: the data decide."""
 NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
@@ -371,7 +373,7 @@ class StepModel:
         white = solve_triangular(self._factor, cross, lower=True)
         own = (shares**2 * self._variance(levels)).sum(1) + HOPE_SD**2 * hoped**2
         variance = np.maximum(own - (white**2).sum(0), 1e-10)
-        mean = np.log(times.sum(1)) + BY_ITSELF * (levels > 0).sum(1)
+        mean = np.log(times.sum(1)) + BY_ITSELF * (levels > 0).sum(1) + IN_ORDER * levels.sum(1)
         return Beliefs(levels, mean, variance, times, shares, hoped, white.T)
 
     def covariance(self, a: Beliefs, b: Beliefs) -> Floats:

@@ -12,17 +12,20 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from scipy.special import ndtr
 
 from steptune.tuner.records import Candidate, Move, TrialResult
 from steptune.tuner.search.blame import Blame, Room
 from steptune.tuner.search.evidence import Evidence
 from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, StepModel
 from steptune.tuner.search.grid import Grid, Levels
-from steptune.tuner.search.knowledge import Knowledge
+from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
 """Part of the step below which a difference is none: the configuration that changes less is the better one."""
+NEEDED = 0.8
+"""Probability of a loss beyond that from which a choice is not left out of the answer at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,24 @@ class History:
 
     def _rows(self, levels: Sequence[Levels]) -> Ints:
         return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
+
+    def loses(self, levels: Ints) -> tuple[Floats, Floats]:
+        """Expected loss of configurations against the answer, in logarithms, and the probability that it is one."""
+        best = self.grid.levels_of(self.answer())
+        both = self.model.believe(np.concatenate([np.array([best], dtype=np.int64), levels]))
+        covariance = self.model.covariance(both, both)
+        variance = covariance[0, 0] + np.diag(covariance) - 2 * covariance[0]
+        mean = (both.mean - both.mean[0])[1:]
+        return mean, np.asarray(ndtr((mean - IDLE) / np.sqrt(np.maximum(variance[1:], 1e-10))))
+
+    def lean_answer(self) -> Candidate:
+        """The measured configuration that changes least of those that are not clearly slower than the answer."""
+        levels, _ = self.measured
+        mean, likely = self.loses(np.array(levels, dtype=np.int64))
+        good = [n for n in range(len(levels)) if likely[n] < NEEDED and mean[n] < WORTHWHILE]
+        best = min(good, key=lambda n: (np.count_nonzero(levels[n]), mean[n]))
+        found = self.grid.candidate(levels[best])
+        return self.answer() if found is None else found
 
     def answer(self) -> Candidate:
         """The measured configuration with the lowest expected step time; of those that are as good, the one that

@@ -1,4 +1,4 @@
-"""What a search knows so far: results, costs, profiles, verdicts, and what they imply."""
+"""What a search knows so far: results, costs, profiles, and what they imply."""
 
 from __future__ import annotations
 
@@ -59,11 +59,8 @@ class Knowledge:
         self.objective = parse_objective(space.settings.objective)
         self.reference = reference
         self.results: dict[str, list[TrialResult]] = {}
-        self.verdicts: dict[str, str] = {}
-        """Of single moves, by their keys."""
         self.num_trials = 0
         self.spent_s = 0.0
-        self.unpaired_since_sentinel = 0
         self._observations: list[Observation] = []
         self._costs: dict[str, list[float]] = {}
         self._cold_s: dict[str, float] = {}
@@ -81,14 +78,12 @@ class Knowledge:
         self.spent_s += outcome.spent_s + outcome.repeated_s
         self._note_cost(outcome)
         self.results.setdefault(result.candidate.key, []).append(result)
-        self.unpaired_since_sentinel += 1
         self._memory.take_in(result, pieces_of(self.space, result.candidate))
         if not result.ok:
             return
         self._look_at_profile(result)
         paired = log_ratio(result, companion) if companion is not None and companion.ok else None
         if paired is not None and companion is not None:
-            self.unpaired_since_sentinel = 0
             self._observe(result.candidate, paired.mean, paired.standard_error, companion.candidate)
             self._observe_rate(companion, companion=True)
         else:
@@ -201,18 +196,6 @@ class Knowledge:
         good = [results for results in self.results.values() if any(result.ok for result in results)]
         return [results[0].candidate for results in good if results[0].candidate != self.reference]
 
-    def told(self) -> list[tuple[Candidate, float | None]]:
-        """Every candidate that was run with its gain over the reference; None where it failed."""
-        told: list[tuple[Candidate, float | None]] = []
-        for results in self.results.values():
-            candidate, ok = results[0].candidate, any(result.ok for result in results)
-            told.append((candidate, self.difference(candidate, self.reference).mean if ok else None))
-        return told
-
-    def ran_out_of_memory(self, move: Move) -> bool:
-        """Whether memory ran out by this choice: everything that was beside it is known to run."""
-        return any(suspects == {move.strategy: move.choice} for _, suspects in self._out_of_memory())
-
     def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
         """Candidates that ran out of memory, with those of their choices that never ran: one of these or all together
         are too much.
@@ -270,15 +253,6 @@ class Knowledge:
             if not unknown and self.expected_memory_bytes(beside) >= needed:
                 return True
         return False
-
-    def smallest_failure(self, move: Move) -> float:
-        """Least memory of what was kept beside a choice when memory ran out by it."""
-        only = {move.strategy: move.choice}
-        beside = [_without(failed, only) for failed, suspects in self._out_of_memory() if suspects == only]
-        return min((self.expected_memory_bytes(candidate) for candidate in beside), default=0.0)
-
-    def needs_less_memory(self, candidate: Candidate, other: Candidate) -> bool:
-        return self.expected_memory_bytes(candidate) < self.expected_memory_bytes(other)
 
     def _results_with(self, move: Move) -> list[TrialResult]:
         every = (result for results in self.results.values() for result in results)
@@ -374,26 +348,15 @@ class Knowledge:
         """Between starts of these candidates: the root of their mean variance."""
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
-    @property
-    def drifts(self) -> bool:
-        """Whether the machine seems to change its speed over the trials."""
-        return bool(self._observations) and self.model.drift.sd > 0
-
     def threshold(self, incumbent: Candidate) -> float:
         """A bound below this is not worth a trial: half the noise, but at least what is worthwhile."""
         return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------
 
-    def failures(self, strategy: str) -> int:
-        """Choices of a strategy that were tried and brought nothing."""
-        return sum(1 for key, v in self.verdicts.items() if key.startswith(f"{strategy}:") and v != "accepted")
-
     def was_tried(self, move: Move) -> bool:
         """Whether a candidate with this very choice was run, alone or in company."""
-        return move.key in self.verdicts or any(
-            results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values()
-        )
+        return any(results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values())
 
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
         """Legal single moves that were never run, with their bound on the incumbent."""

@@ -13,6 +13,9 @@ from steptune.tuner.records import Candidate, FailureKind, Purpose, Trial, Trial
 from steptune.tuner.store_rules import BUDGET_CHANGED
 from steptune.tuner.trials.failures import repeats_after
 
+SEARCHING = (Purpose.BASELINE, Purpose.EXPLORE, Purpose.REPLICATE, Purpose.AUDIT, Purpose.SENTINEL)
+"""Purposes of the starts that a search asked for."""
+
 
 class Ledger:
     """Results by what was asked for, and the rows that are written."""
@@ -84,6 +87,17 @@ class Ledger:
         taken = [result for result in self._moved if self._sequences[result.trial_id] < end]
         self._moved = self._moved[len(taken) :]
         return taken
+
+    def searched(self, *, before: TrialResult | None) -> list[TrialResult]:
+        """Return what searches asked for of what is stored, in order.
+
+        Args:
+            before: Only what was begun before this trial; None takes all.
+        """
+        end = math.inf if before is None else self._sequences[before.trial_id]
+        found = (result for (_, purpose, _), result in self._found.items() if purpose in SEARCHING)
+        earlier = [result for result in found if self._sequences[result.trial_id] < end]
+        return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
         """Whether trials in this place can be compared with what was measured before: there is nothing else, the

@@ -22,7 +22,8 @@ from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.search.evidence import HOST, WHOLE
 from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, draws
 from steptune.tuner.search.grid import Levels
-from steptune.tuner.search.history import IDLE, History, Proposal
+from steptune.tuner.search.history import NEEDED, History, Proposal
+from steptune.tuner.search.knowledge import WORTHWHILE
 
 NUM_BASES = 3
 """Best configurations of which all single changes are looked at."""
@@ -232,25 +233,28 @@ class Look:
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
 
     def simpler(self) -> list[Proposal]:
-        """The answer without the choices that are expected to bring it nothing, where it has some and that is new."""
+        """The answer without the choices that it may not need, where it has some and that is new."""
         answer = self._grid.levels_of(self._history.answer())
         assert answer is not None
-        for k in range(self._width):
-            without = self._grid.candidate((*answer[:k], 0, *answer[k + 1 :]))
-            levels = None if without is None else self._grid.levels_of(without)
-            if levels is not None and self._loses(levels) < IDLE:
-                answer = levels
-        candidate = self._grid.candidate(answer)
-        if candidate is None or answer in self._known or not self._history.may_work(candidate):
+        lean = answer
+        while (less := self._one_less(lean)) is not None:
+            lean = less
+        candidate = self._grid.candidate(lean)
+        if candidate is None or lean in self._known or not self._history.may_work(candidate):
             return []
         if not self._history.can_pay(candidate):
             return []
-        return [Proposal(candidate=candidate, reason="expected to be as fast, with fewer changes")]
+        return [Proposal(candidate=candidate, reason="may be as fast, with fewer changes")]
 
-    def _loses(self, levels: Levels) -> float:
-        """Expected loss against the best, of the step."""
-        mean = self._model.believe(_rows([levels], self._width)).mean[0]
-        return float(mean - self._best_beliefs.mean[0])
+    def _one_less(self, levels: Levels) -> Levels | None:
+        """Undo the change that is expected to lose least, where the loss is neither clear nor large."""
+        undone = [self._grid.candidate((*levels[:k], 0, *levels[k + 1 :])) for k in range(self._width) if levels[k]]
+        legal = [other for c in undone if c is not None and (other := self._grid.levels_of(c)) is not None]
+        if not legal:
+            return None
+        mean, likely = self._history.loses(_rows(legal, self._width))
+        best = int(np.argmin(mean))
+        return legal[best] if likely[best] < NEEDED and mean[best] < WORTHWHILE else None
 
     # --- again, or not at all -----------------------------------------------------------------
 

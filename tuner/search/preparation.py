@@ -24,7 +24,6 @@ from steptune.tuner.records import (
     TrialResult,
     WorkloadFacts,
 )
-from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Priors
 from steptune.tuner.search.memory_model import MemoryModel, memory_model, pieces_of
@@ -83,8 +82,7 @@ class Prepared:
             "reference": self.reference,
             "ran_out": self.ran_out,
         }
-        search = make_search(settings.search)
-        return Designer(self.space, **limits) if search is None else AskingDesigner(self.space, search=search, **limits)
+        return Designer(self.space, search=make_search(settings.search), **limits)
 
     def after(self, ran_out: TrialResult) -> Prepared | None:
         """With the nearest configuration as the reference that needs less memory and loses no information; None where

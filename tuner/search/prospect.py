@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from steptune.tuner.records import Candidate, Move, choice_label
-from steptune.tuner.search.asking import AskingDesigner
 from steptune.tuner.search.designer import BUDGET_SPENT, Designer
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.model_search import WORTH, ModelSearch
@@ -26,12 +25,12 @@ def prospect(designer: Designer) -> str:
     """Say what the next minutes would probably bring; empty where the search did not end by its budget."""
     if designer.ended != BUDGET_SPENT or not designer.baseline_results():
         return ""
-    if isinstance(designer, AskingDesigner) and isinstance(designer.search, ModelSearch):
+    if isinstance(designer.search, ModelSearch):
         return _by_model(designer, designer.search)
     return _by_bounds(designer)
 
 
-def _by_model(designer: AskingDesigner, search: ModelSearch) -> str:
+def _by_model(designer: Designer, search: ModelSearch) -> str:
     """Say it with the search's own probabilities."""
     history = replace(designer.history, left_s=math.inf, num_left=NUM_SAID)
     fresh = [p for p in search.suggest(history) if p.likely is not None and not designer.knowledge.was_run(p.candidate)]

@@ -68,7 +68,7 @@ def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> F
 
 def chosen_of(designer: Designer, finalists: Sequence[Finalist]) -> Finalist | None:
     """The finalist that is recommended; None where none is proven faster."""
-    return choose(finalists, lambda candidate: designer.knowledge.difference(candidate, designer.reference))
+    return choose(finalists, lambda candidate: designer.difference(candidate, designer.reference))
 
 
 def _evidence(finalist: Finalist, searched: Searched | None) -> float:
@@ -240,7 +240,7 @@ def _ratio(designer: Designer, candidate: Candidate, chosen: Finalist | None) ->
         return chosen.gain.ratio
     if candidate == designer.reference:
         return 1.0
-    return designer.knowledge.difference(candidate, designer.reference).ratio
+    return designer.difference(candidate, designer.reference).ratio
 
 
 def _situation(designer: Designer, candidate: Candidate) -> Situation | None:
@@ -292,7 +292,7 @@ def _interval(difference: Difference, quantile: float) -> Interval:
 
 def _searched(designer: Designer, candidate: Candidate) -> Interval:
     """Interval of a candidate's ratio by the trials of the search."""
-    return _interval(designer.knowledge.difference(candidate, designer.reference), _quantile(designer))
+    return _interval(designer.difference(candidate, designer.reference), _quantile(designer))
 
 
 def _quantile(designer: Designer) -> float:
@@ -325,11 +325,11 @@ def _alternatives(designer: Designer, recommended: Candidate, finalists: Sequenc
     knowledge = designer.knowledge
     confirmed = {finalist.candidate.key: finalist.gain for finalist in finalists}
     others = [c for c in knowledge.measured() if c != recommended]
-    others.sort(key=lambda c: (c.key not in confirmed, -knowledge.difference(c, designer.reference).mean))
+    others.sort(key=lambda c: (c.key not in confirmed, -designer.difference(c, designer.reference).mean))
     return tuple(
         Alternative(
             candidate=candidate,
-            gain=knowledge.difference(candidate, designer.reference).ratio,
+            gain=designer.difference(candidate, designer.reference).ratio,
             peak_memory_bytes=max(r.peak_memory_bytes for r in knowledge.results[candidate.key]),
             numerics=designer.space.numerics(candidate),
             guard=guard.reason if (guard := _guard(knowledge.results[candidate.key])) else "not checked",

@@ -43,6 +43,7 @@ class SearchRun:
         self._study_id = study_id
         self._place = place
         self._guard = guard
+        self._told = {result.trial_id for result in designer.ran_out}
         self._reference_is_paid = False
         """What the guard's reference took is off the designer's budget."""
 
@@ -57,7 +58,7 @@ class SearchRun:
         while (suggestion := designer.suggest()) is not None:
             self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
-            self._learn_of_moves(before=result)
+            self._learn_of_others(before=result)
             if result is None:
                 self._measure_here()
                 try:
@@ -88,12 +89,24 @@ class SearchRun:
         """Tells the designer what is stored, up to the first trial that is missing."""
         while (suggestion := self._designer.suggest()) is not None:
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
-            self._learn_of_moves(before=result)
+            self._learn_of_others(before=result)
             if result is None:
                 return
             self._tell(suggestion, result)
 
+    def _learn_of_others(self, *, before: TrialResult | None) -> None:
+        """Tell the designer what is stored and was not suggested by it, before the result that is stored next or the
+        first that is missing: what an earlier version's search asked for, and what was measured again elsewhere.
+        """
+        for result in self._ledger.searched(before=before):
+            if result.trial_id not in self._told:
+                self._told.add(result.trial_id)
+                self._designer.learn(self._ledger.counted(result))
+                self._designer.knowledge.num_trials += 1
+        self._learn_of_moves(before=before)
+
     def _tell(self, suggestion: Suggestion, result: TrialResult) -> None:
+        self._told.add(result.trial_id)
         if suggestion.purpose is Purpose.BASELINE:
             self._trials.specs.learn(result)
         elif not self._reference_is_paid:
@@ -174,7 +187,7 @@ class SearchRun:
             view.baseline_units_per_s = sum(units_per_s(r) for r in here) / len(here)
             best = designer.best()
             view.best_label = best.label
-            view.best_gain = designer.knowledge.difference(best, designer.reference).ratio - 1
+            view.best_gain = designer.difference(best, designer.reference).ratio - 1
         view.num_trials = self._ledger.num_trials
         view.num_searched = designer.knowledge.num_trials
         view.findings = designer.findings

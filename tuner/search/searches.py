@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from steptune.tuner.search.history import Search
 
 GROUP = "steptune.searches"
-STAGES = "stages"
-"""The designer's own story, which asks no search."""
 OWN = ("model", "tpe", "gp", "random")
+STAGES = "stages"
+"""The search of earlier studies, which `model` has taken the place of: it goes on with what they measured."""
 
 
 def search_names() -> list[str]:
     """Every name that there is here, the default first."""
-    return list(dict.fromkeys([STAGES, *OWN, *sorted(entry.name for entry in entry_points(group=GROUP))]))
+    return list(dict.fromkeys([*OWN, *sorted(entry.name for entry in entry_points(group=GROUP))]))
 
 
 def check_search(name: str) -> None:
@@ -36,15 +36,14 @@ def check_search(name: str) -> None:
         raise ChoiceError(no_such("search", name, search_names()))
 
 
-def make_search(name: str) -> Search | None:
-    """A new search; None for the designer's own stages.
+def make_search(name: str) -> Search:
+    """A new search; the default one for a study that was begun with one that is no more.
 
     Raises:
         ChoiceError: There is none of that name, or what its entry point loads makes none.
     """
+    name = OWN[0] if name == STAGES else name
     check_search(name)
-    if name == STAGES:
-        return None
     if name in OWN:
         return _own(name)
     (entry, *_) = entry_points(group=GROUP, name=name)

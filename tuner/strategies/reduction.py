@@ -126,12 +126,10 @@ def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice
     sharding = choices["sharding"]
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, choices)
-    method = choices["gradient_compression"]["method"]
+    sent = SENT_BYTES.get(str(choices["gradient_compression"]["method"]), formats.reduced)  # others need whole buckets
     units = num_fsdp_units(model, choices)
     gathered_bytes = max(1, model.num_parameters) * formats.gathered / units
-    reduced_bytes = (
-        max(1, situation.workload.model.num_trained) * (SENT_BYTES[str(method)] if method else formats.reduced) / units
-    )
+    reduced_bytes = max(1, situation.workload.model.num_trained) * sent / units
     ranks, link = topology.num_ranks, topology.whole
     reduce_ns = 0.0
     if sharding["mode"] == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:

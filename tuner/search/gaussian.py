@@ -55,7 +55,7 @@ FLOOR = 0.004
 BY_ITSELF = 0.0002
 """Logarithm of the factor of any change: of two configurations that seem alike, the one that changes less."""
 IN_ORDER = 1e-5
-"""Logarithm of the factor of each place in the order of a strategy's choices: of those that promise the same, the first."""
+"""Logarithm of the factor of each place in the order of choices: of those that promise the same, the first."""
 LEVEL = 1.0
 """Standard deviation of a category's time at the reference, about its first measurement: the data decide."""
 NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)

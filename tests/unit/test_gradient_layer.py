@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
-from guarded_trainings import FAULTS, Causal, Convolutional, Experts, Masked, Regression, Training
+from guarded_trainings import FAULTS, Causal, Convolutional, Experts, Masked, Perceptron, Regression, Training
 from msgspec.structs import replace
+from torch import nn
 
 from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
@@ -166,6 +167,34 @@ def test_running_statistics_of_attempts_that_the_loss_scaler_skips_are_not_count
     study = make_study(tmp_path / "study", Convolutional, protocol=short, unit_roundoffs=(FP16,))
     half: dict[str, Any] = {"precision": {"level": "O1", "dtype": "float16"}}
     job = study.job(**half, **({"cuda_graph": {"scope": "step"}} if captured else {}))
+    job.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    assert study.failed(job, unit_roundoff=FP16) == []
+    assert job.skipped_steps > 2
+
+
+class Averaged(nn.Module):
+    """Averages its inputs in a buffer that every forward replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * samples.detach().float().mean(0)
+        return samples
+
+
+class WithAverage(Perceptron):
+    def model(self) -> nn.Module:
+        return nn.Sequential(Averaged(), super().model())
+
+
+def test_a_buffer_that_every_forward_replaces_is_not_counted_in_skipped_attempts_either(
+    one_thread: None, tmp_path: Path
+) -> None:
+    short = replace(PROTOCOL, num_pointwise=2, num_curve=0, num_audits=0)
+    study = make_study(tmp_path / "study", WithAverage, protocol=short, unit_roundoffs=(FP16,))
+    job = study.job(precision={"level": "O1", "dtype": "float16"})
     job.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     assert study.failed(job, unit_roundoff=FP16) == []
     assert job.skipped_steps > 2

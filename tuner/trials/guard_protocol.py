@@ -190,11 +190,11 @@ class WatchedSteps:
         self.norms += seen[-1:]
 
     def _loss(self, batch: Any, watches: Sequence[Watch]) -> float:
-        buffers = [(b, b.clone()) for b in unwrapped(self._job.model).buffers()] if self._job.scaler else []
+        restore = kept_buffers(unwrapped(self._job.model)) if self._job.scaler else None
         for attempt in range(MAX_REPEATS):
             if attempt:
-                for buffer, before in buffers:  # running statistics have moved
-                    buffer.copy_(before)
+                if restore is not None:
+                    restore()  # running statistics have moved
                 for watch in watches:
                     watch.on_repeat()
             skipped = self._job.skipped_steps
@@ -202,6 +202,22 @@ class WatchedSteps:
             if self._job.skipped_steps == skipped:
                 return loss
         return math.nan
+
+
+def kept_buffers(model: torch.nn.Module) -> Callable[[], None]:
+    """What sets buffers back to what they are now, also where a forward has put other tensors in their place."""
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+    def restore() -> None:
+        for module, name, buffer, value in kept:
+            buffer.detach().copy_(value)
+            setattr(module, name, buffer)
+
+    return restore
 
 
 def _loss_of(job: TrainingJob, batch: Any) -> float:

@@ -200,6 +200,45 @@ def test_a_buffer_that_every_forward_replaces_is_not_counted_in_skipped_attempts
     assert job.skipped_steps > 2
 
 
+class Momentum(nn.Linear):
+    """Averages its weights before each step: at the first one nothing moves."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(48, 48)
+        self.share = share
+        self.register_buffer("average", self.weight.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.average.lerp_(self.weight, self.share)
+        return super().forward(x)
+
+
+class WithMomentum(Perceptron):
+    share = 0.1
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model[3] = Momentum(self.share)  # type: ignore[operator]
+        return model
+
+
+class WithMomentumTwiceAsFast(WithMomentum):
+    share = 0.2
+
+
+@pytest.mark.parametrize("num_audits", [0, 1, 2])
+@pytest.mark.parametrize("own", [{}, O1], ids=["FP32", "bf16"])
+def test_an_average_that_moves_from_the_second_step_on_is_seen_though_two_steps_fit(
+    one_thread: None, tmp_path: Path, own: dict[str, Any], num_audits: int
+) -> None:
+    short = replace(PROTOCOL, num_pointwise=2, num_curve=0, num_audits=num_audits)
+    study = make_study(tmp_path / "study", WithMomentum, protocol=short)
+    roundoff = BF16 if own else FP32
+    assert study.failed(study.job(**own), unit_roundoff=roundoff) == []
+    assert study.failed(study.job(WithMomentumTwiceAsFast(), **own), unit_roundoff=roundoff) == ["untrained state"]
+
+
 @pytest.mark.parametrize("fault", ["dropout off", "dropout of a half"])
 def test_another_rate_of_dropout_scatters_gradients_otherwise(causal: Study, fault: str) -> None:
     assert causal.failed(causal.job(**O1), unit_roundoff=BF16) == []

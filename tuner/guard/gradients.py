@@ -196,6 +196,7 @@ def scores(
     limits: Limits,
     exact: Sequence[int],
     has_twin: bool = False,
+    may_turn: bool = True,
 ) -> dict[str, Score]:
     """How far a candidate is from the reference in the steps that it made: the score of each kind.
 
@@ -204,21 +205,29 @@ def scores(
     the smallest, where there are two of them. Where only one step is exact, the smallest score of all counts. Under 16
     bits two of few steps may have a turn, which moves a row of one tensor, and hardly its size: where a twin is
     compared without this rounding, the smallest residual of the exact steps counts.
+
+    Args:
+        has_twin: They are compared without the rounding of 16 bits as well.
+        may_turn: Rounding turns them over. Where it does not, a single step counts as well: what a step changes beside
+            the parameters may be wrong from the second one on alone, as an average that begins at its goal.
     """
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {
-        kind: _of_steps([step[kind] for step in steps], exact, smallest=has_twin and kind == "residual")
+        kind: _of_steps(
+            [step[kind] for step in steps], exact, smallest=has_twin and kind == "residual", may_turn=may_turn
+        )
         for kind in KINDS
     }
 
 
-def _of_steps(steps: Sequence[Score], exact: Sequence[int], *, smallest: bool) -> Score:
+def _of_steps(steps: Sequence[Score], exact: Sequence[int], *, smallest: bool, may_turn: bool) -> Score:
     at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
     elsewhere = [score for k, score in enumerate(steps) if k not in exact]
-    if len(at_exact) < 2:
+    fewest = 2 if may_turn else 1
+    if len(at_exact) < fewest:
         return min(steps, key=_ratio, default=Score(ratio=0.0))
     left = at_exact if smallest else at_exact[:2]
-    counted = [left[-1], *([min(elsewhere, key=_ratio)] if len(elsewhere) > 1 else [])]
+    counted = [left[-1], *([min(elsewhere, key=_ratio)] if len(elsewhere) >= fewest else [])]
     return max(counted, key=_ratio)
 
 

@@ -119,7 +119,15 @@ def check_gradients(
         if not any(wanted.steps) and not any(found):
             continue
         noise = wanted.noise_at(unit_roundoff)
-        seen = scores(wanted.steps, noise, found, limits=limits, exact=reference.exact, has_twin=twinned)
+        seen = scores(
+            wanted.steps,
+            noise,
+            found,
+            limits=limits,
+            exact=reference.exact,
+            has_twin=twinned,
+            may_turn=kind == "gradient",
+        )
         score = worst_of(seen, kinds)
         devices = GRADIENT_DEVICES if kind == "gradient" and math.isfinite(score.ratio) else STATE_DEVICES
         gates = device.type in devices

@@ -3,7 +3,7 @@
     python benchmarks/remeasured.py --first --minutes 5     # studies that are not in the file yet
     python benchmarks/remeasured.py --again --minutes 9     # an hour later: answers that were measured once
     python benchmarks/remeasured.py --summary
-    python benchmarks/remeasured.py --first --small --rows /tmp/rows.jsonl --only lstm       # a dry run on a CPU
+    python benchmarks/remeasured.py --first --small --rows rows.jsonl --only lstm       # a dry run on a CPU
 
 `--first` runs short studies, as `steptune tune` does, and keeps each answer: what is recommended, its gain with the
 interval, the verdict, and what the guard saw of every candidate. A study states a gain of every finalist, with

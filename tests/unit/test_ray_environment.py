@@ -92,6 +92,13 @@ class TestOptions:
         with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
             check_size(None, begun)
 
+    def test_nor_is_one_that_was_submitted_and_has_not_begun(self) -> None:
+        settings = StudySettings(num_ranks=4, num_hosts=2)
+        study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
+        check_size(None, study, reserved=True)
+        with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
+            check_size(None, study)
+
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     settings = StudySettings(num_ranks=3, num_hosts=2)

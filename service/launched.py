@@ -177,8 +177,11 @@ def check_size(launch: Launch | None, study: Study, *, reserved: bool = False) -
     else:
         num_hosts = study.settings.num_hosts if reserved else num_emulated_hosts()
         num_ranks = study.settings.num_ranks
-    known = study.environment
-    begun_on = known.num_hosts if known is not None else num_hosts
+    known, asked = study.environment, study.settings.num_hosts
+    if known is not None:
+        begun_on = known.num_hosts
+    else:  # 1 is also what studies of older versions say, and emulated hosts
+        begun_on = asked if asked > 1 else num_hosts
     if (begun_on, study.settings.num_ranks) != (num_hosts, num_ranks):
         raise StoreError(
             f"study {study.study_id} has {study.settings.num_ranks} ranks on {begun_on} hosts, and this launch "

@@ -28,6 +28,7 @@ class RayHost:
 
     def __init__(self, order: AgentOrder | None) -> None:
         self._agent: subprocess.Popen[bytes] | None = None
+        self._is_over = False
         if order is None:
             return
         command = [sys.executable, "-m", "steptune.service.on_ray.agent"]
@@ -41,16 +42,19 @@ class RayHost:
         """Return the GPUs that Ray has given to this host, as CUDA_VISIBLE_DEVICES names them."""
         return os.environ.get(VISIBLE_DEVICES, "")
 
-    def leave(self, timeout_s: float) -> bool:
-        """Wait until the agent has ended after the study; return whether it has."""
+    def leave(self, timeout_s: float) -> None:
+        """Wait until the agent has ended after the study; one that has not heard of its end is told to end."""
+        if self._agent is None:
+            return
         try:
-            return self._agent is None or self._agent.wait(timeout_s) == 0
+            self._agent.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return False
+            self._is_over = True
+            self._agent.terminate()  # as an interrupt: the files of the study are removed
+            self._agent.wait(timeout_s)
 
-    @staticmethod
-    def _end_with_agent(agent: subprocess.Popen[bytes]) -> None:
-        if agent.wait() != 0:
+    def _end_with_agent(self, agent: subprocess.Popen[bytes]) -> None:
+        if agent.wait() != 0 and not self._is_over:
             os._exit(1)
 
 

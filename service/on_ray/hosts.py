@@ -139,7 +139,6 @@ class Reservation:
         Raises:
             RunnerError: It is lost.
         """
-        self._check()
         for event in self._events(timeout_s=0.0):
             if isinstance(event, Failed):
                 raise RunnerError(f"{self._text(event)}; the study goes on with `steptune resume`")
@@ -222,6 +221,7 @@ def reserved_hosts(
     level: Level,
     on_text: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
+    check_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
     """The hosts of a study, None where there is one, reserved on a cluster for as long as it runs.
 
@@ -229,7 +229,8 @@ def reserved_hosts(
 
     Args:
         on_text: Takes a line for people while the study waits.
-        check: Called some times a second while it does; what it raises ends the wait.
+        check: The runner's look at other things, which what is yielded calls, too.
+        check_waiting: Called some times a second while the study waits and no trial runs; what it raises ends that.
 
     Raises:
         IsolationUnavailable: Its trials were to be isolated, on several hosts.
@@ -268,7 +269,7 @@ def reserved_hosts(
             order=order,
         )
         log = Path(study.directory).absolute() / "logs" / "ray.log"
-        reservation = Reservation(cluster, request, log, on_text, check)
+        reservation = Reservation(cluster, request, log, on_text, check_waiting)
         stack.callback(reservation.close)
         if group is not None:
             stack.enter_context(group.closed_with_reason())
@@ -277,7 +278,13 @@ def reserved_hosts(
             group.address = reservation.address
             group.keep = reservation.keep
             group.gather()
-        yield group, (reservation.check if group is None else check)
+
+        def look() -> None:
+            check()
+            if group is None:
+                reservation.check()
+
+        yield group, look
 
 
 def ranks_of_each(study: Study) -> int:

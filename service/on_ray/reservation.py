@@ -31,7 +31,7 @@ from steptune.tuner.wording import counted
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""So long may agents take to remove their files after the study."""
+"""So long may agents take to remove their files after the study, and once more where its driver did not tell them."""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""
@@ -119,7 +119,13 @@ class Reservation:
         gpus, ranks = int(here.get("GPU", 0)), self._request.ranks_per_host
         if self._request.device == "cpu" or (self._request.device is None and not gpus):
             # A rank uses every core that is its own, so that a study shares none: it takes whole hosts.
-            return {"CPU": float(here.get("CPU", 0))}
+            cpus = float(here.get("CPU", 0))
+            if not cpus:
+                raise PlatformError(
+                    "the driver's node has no CPU in Ray, and ranks of the first host run where `steptune` does: start "
+                    "it on a node that has"
+                )
+            return {"CPU": cpus}
         if gpus < ranks:
             raise PlatformError(
                 f"{ranks} GPUs of each host are asked for, and the driver's node has {gpus} in Ray; ranks of the first "
@@ -190,7 +196,7 @@ class Reservation:
     def _release(self) -> None:
         try:
             left = [actor.leave.remote(LEAVE_S) for actor in self._actors]
-            self._ray.wait(left, num_returns=len(left), timeout=LEAVE_S) if left else None
+            self._ray.wait(left, num_returns=len(left), timeout=2 * LEAVE_S) if left else None
             for actor in self._actors:
                 self._ray.kill(actor)
             if self._group is not None:

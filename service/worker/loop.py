@@ -319,7 +319,11 @@ class Worker:
         if self._cluster is None:
             yield None, keeper.check
             return
-        with reserved_hosts(self._cluster, study, self._settings, self._level, say, keeper.check) as found:
+        device = study.settings.device or self._offer.profile.device_kind  # the worker's, whatever else the node has
+        asked = replace(study, settings=replace(study.settings, device=device))
+        with reserved_hosts(
+            self._cluster, asked, self._settings, self._level, say, keeper.check, keeper.check_between_trials
+        ) as found:
             yield found
 
     def _place(self, claim: Claim, hosts: HostGroup | None) -> str:

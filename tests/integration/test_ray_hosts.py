@@ -178,6 +178,7 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
         with reservation(cluster, tmp_path / "next", num_hosts=2, timeout_s=30.0) as (found, _):
             found.reserve()
         assert not [process for process in cluster.processes() if AGENT in process.cmdline()]
+    assert not list((tmp_path / ".steptune" / "hosts").iterdir())
 
 
 def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(

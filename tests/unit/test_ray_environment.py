@@ -1,6 +1,7 @@
 """What Ray's variables become on the way to a study: its token reaches no trial."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from builders import sample_environment
@@ -11,7 +12,8 @@ from steptune.service.cli.options import cluster_of
 from steptune.service.launched import check_size, num_hosts_of
 from steptune.service.on_ray.actor import agent_environment
 from steptune.service.on_ray.hosts import ranks_of_each, take_cluster
-from steptune.service.on_ray.messages import AgentOrder
+from steptune.service.on_ray.messages import AgentOrder, ReservationRequest
+from steptune.service.on_ray.reservation import Reservation
 from steptune.tuner.errors import ChoiceError, PlatformError, StoreError
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.trials.launch import Launch
@@ -92,9 +94,28 @@ class TestOptions:
         with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
             check_size(None, begun)
 
+    def test_nor_is_one_that_was_submitted_and_has_not_begun(self) -> None:
+        settings = StudySettings(num_ranks=4, num_hosts=2)
+        study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
+        check_size(None, study, reserved=True)
+        with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
+            check_size(None, study)
+
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     settings = StudySettings(num_ranks=3, num_hosts=2)
     study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
     with pytest.raises(ChoiceError, match="3 ranks cannot be spread evenly over 2 hosts"):
         ranks_of_each(study)
+
+
+def test_a_node_whose_processor_ray_does_not_have_is_refused_in_words() -> None:
+    """As the head of kuberay.yml."""
+    require_ray()
+    request = ReservationRequest(
+        address="auto", num_hosts=1, ranks_per_host=1, device="cpu", timeout_s=1.0, insecure=True, order=ORDER
+    )
+    found = Reservation(request, tell=lambda event: None, given_up=lambda: False)
+    found._ray = SimpleNamespace(nodes=lambda: [{"NodeID": "me", "Resources": {"CPU": 0.0}}])
+    with pytest.raises(PlatformError, match=r"the driver's node has no CPU in Ray.*on a node that has"):
+        found._bundle("me")

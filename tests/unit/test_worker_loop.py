@@ -1,21 +1,30 @@
 """What a worker does around its studies; the studies themselves are made up."""
 
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 import pytest
 from builders import sample_study
+from msgspec.structs import replace
 from sqlalchemy import Engine
 
 from steptune.service.access.scopes import Scope
 from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for
+from steptune.service.fencing import Lease
+from steptune.service.on_ray import hosts as on_ray
+from steptune.service.on_ray.messages import ReservationRequest, Waiting
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer
 from steptune.service.settings import Settings
 from steptune.service.worker import loop
+from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker
 from steptune.tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
 from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
+from steptune.tuner.search.view import StudyInterrupt
 
 CPU = HardwareProfile(
     devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
@@ -207,3 +216,40 @@ class TestHousekeeping:
         assert site.claimed_s == [times_s[0], times_s[0] + 600]
         entries = site.queue.entries(["first", "second"])
         assert [(entry.state, entry.num_claims) for entry in entries] == [(StudyState.COMPLETED, 1)] * 2
+
+
+class TestHostsThatARayClusterReserves:
+    """By a cluster that has none to give."""
+
+    @pytest.fixture
+    def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where the cluster keeps what it was asked for."""
+        said = msgspec.json.encode(Waiting(text="none is free")).decode()
+        program = (
+            f"import sys; open({str(tmp_path / 'asked')!r}, 'w').write(input()); print({said!r}, flush=True); input()"
+        )
+        monkeypatch.setattr(on_ray, "_COMMAND", (sys.executable, "-c", program))
+        return tmp_path / "asked"
+
+    def test_a_worker_that_shall_end_waits_for_none_of_them(self, site: Site, asked: Path, tmp_path: Path) -> None:
+        """No trial runs that it could let end; and it asks for devices that are its own, whatever Ray's node has."""
+        keeper = LeaseKeeper(
+            site.queue,
+            Lease(study_id="study", worker_id="worker", fence=1),
+            lease_s=60.0,
+            heartbeat_s=10.0,
+            claimed_s=site.now_s,
+            kill=lambda: None,
+        )
+        study = replace(sample_study(study_id="study", settings=StudySettings()), directory=str(tmp_path))
+        cluster = on_ray.Cluster(address="auto", insecure=True, variables={})
+        worker = Worker(site.engine, Settings(_env_file=None), OFFER, None, cluster=cluster)  # type: ignore[arg-type]
+
+        def say(text: str) -> None:
+            assert text == "waiting for Ray: none is free"
+            keeper.drain(site.now_s + 300)
+
+        with pytest.raises(StudyInterrupt) as interrupt, worker._hosts(study, keeper, say):
+            pass
+        assert interrupt.value.state is StudyState.QUEUED
+        assert msgspec.json.decode(asked.read_bytes(), type=ReservationRequest).device == "cpu"

@@ -150,10 +150,12 @@ def _profile_workload(
 
 
 def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool, in_place: bool, as_json: bool) -> None:
+    from steptune.service.interrupts import interruptible
     from steptune.service.script_profile import keep_trace, print_script_profile, script_profile
     from steptune.tuner.scripts.launch import ran_script
 
-    with ran_script(command, full=full, in_place=in_place, own_output=not as_json) as ended:
+    script = ran_script(command, full=full, in_place=in_place, own_output=not as_json)
+    with interruptible(), script as ended:
         result = script_profile(command, ended)
         kept = keep_trace(ended.traces, trace) if trace is not None else ()
     if as_json:

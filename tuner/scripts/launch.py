@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,9 +58,9 @@ def ran_script(
         PlatformError: There can be no view here.
         KeyboardInterrupt: No process of the command is left.
     """
-    with tempfile.TemporaryDirectory(prefix="steptune-script-") as name:
-        record = Path(name) / "record"
-        view = None if full or in_place else Path(name) / "view"
+    with _temporary_folder() as folder:
+        record = folder / "record"
+        view = None if full or in_place else folder / "view"
         record.mkdir()
         (record / SETTINGS).write_text(json.dumps({"full": full}), encoding="utf-8")
         if view is not None:
@@ -71,6 +72,24 @@ def ran_script(
         if reason.exists():
             raise PlatformError(_no_view(reason.read_text(encoding="utf-8")))
         yield Ended(status=status, records=read_records(record), traces=find_script_traces(record))
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Make a folder that is gone at the end, with all that a script has put there, and nothing that a link leads to.
+
+    `tempfile.TemporaryDirectory` changes permissions through links before Python 3.11.8 and 3.12.1 (CVE-2023-6597).
+    """
+    folder = Path(tempfile.mkdtemp(prefix="steptune-script-"))
+    try:
+        yield folder
+    finally:
+        for place, names, _ in os.walk(folder):  # a folder that may not be written cannot be emptied
+            for path in (Path(place, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        if folder.exists():  # the script may have emptied the temporary directory
+            shutil.rmtree(folder)
 
 
 def find_script_traces(folder: Path) -> tuple[Path, ...]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
+MS_LOCKED = 0x2 | 0x4 | 0x8
+"""No setuid, devices or programs: a user namespace may not take these away. Equal to the flags of `statvfs`."""
 MNT_DETACH = 2
 KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "bpf", "securityfs"})
 """File systems that are no files: they are shown as they are."""
@@ -33,7 +36,7 @@ def enter_view(folder: Path, scratch: Path) -> None:
     Raises:
         NoView: The system forbids it, or CUDA starts outside of the view only. The process is of no further use then.
     """
-    if scratch.is_relative_to(folder):
+    if scratch.resolve().is_relative_to(folder):
         raise NoView(
             f"{folder} contains the temporary directory {scratch.parent}: set TMPDIR to a folder outside of it"
         )
@@ -57,13 +60,22 @@ def _cover(folder: Path, scratch: Path) -> None:
     _mount(str(folder), str(original), "", MS_BIND | MS_REC)
     for number, (target, kind) in enumerate([(folder, ""), *below]):
         source = original / target.relative_to(folder)
-        if kind in KEPT_TYPES or not target.is_dir():
+        if kind in KEPT_TYPES:
             _mount(str(source), str(target), "", MS_BIND | MS_REC)
+        elif not target.is_dir():
+            _show_file(source, target)
         else:
             _overlay(source, target, scratch / str(number))
     # The overlays hold what they need. Under this path, a script that tidies the temporary directory would find the
     # folder itself.
-    _call("umount2", str(original).encode(), MNT_DETACH)
+    _call("umount2", os.fsencode(original), MNT_DETACH)
+
+
+def _show_file(source: Path, target: Path) -> None:
+    """Mount a file, which no overlay can be put over, for reading only."""
+    _mount(str(source), str(target), "", MS_BIND)
+    locked = os.statvfs(target).f_flag & MS_LOCKED
+    _mount("none", str(target), "", MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
 
 
 def _unshare() -> None:
@@ -73,11 +85,11 @@ def _unshare() -> None:
     except OSError:
         try:
             _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+            Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
+            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
         except OSError as error:
             raise NoView(f"this system allows no mount namespace ({error.strerror})") from None
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
 
 
 def _overlay(source: Path, target: Path, layer: Path) -> None:
@@ -118,16 +130,18 @@ def _escaped(path: Path) -> str:
 def _mounts_below(folder: Path) -> list[tuple[Path, str]]:
     """Mount points below a folder with their types, each after those that contain it."""
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        fields, _, rest = line.partition(" - ")
-        point = Path(fields.split()[4].encode().decode("unicode_escape"))
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]:
+        fields, _, rest = line.partition(b" - ")
+        name = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), fields.split(b" ")[4])
+        point = Path(os.fsdecode(name))
         if point != folder and point.is_relative_to(folder):
-            found[point] = rest.split()[0]
+            found[point] = rest.split(b" ")[0].decode()
     return sorted(found.items(), key=lambda item: len(item[0].parts))
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    _call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode() or None)
+    names = os.fsencode(source), os.fsencode(target)
+    _call("mount", *names, kind.encode(), ctypes.c_ulong(flags), os.fsencode(options) or None)
 
 
 def _call(name: str, *arguments: object) -> None:

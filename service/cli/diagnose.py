@@ -152,8 +152,11 @@ def _profile_workload(
 def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool, in_place: bool, as_json: bool) -> None:
     from steptune.service.interrupts import interruptible
     from steptune.service.script_profile import keep_trace, print_script_profile, script_profile
-    from steptune.tuner.scripts.launch import ran_script
+    from steptune.tuner.scripts.launch import find_links_out, ran_script
 
+    links = () if full or in_place else find_links_out(Path.cwd())
+    if links:
+        say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
     script = ran_script(command, full=full, in_place=in_place, own_output=not as_json)
     with interruptible(), script as ended:
         result = script_profile(command, ended)

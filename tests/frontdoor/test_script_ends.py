@@ -40,9 +40,7 @@ def test_the_command_prints_the_output_of_the_script_then_what_it_recognised_the
     done = steptune(folder, "--", sys.executable, "plain.py", "--steps", "96")
 
     assert done.returncode == 0, done.stderr
-    order = [
-        done.stdout.index(part) for part in ("loss ", "recognised", "plain.py:33 in main", "a step, ", "limited by")
-    ]
+    order = [done.stdout.index(part) for part in ("loss ", "recognised", "plain.py:33 in main", "a step, ")]
     assert order == sorted(order)
     assert not done.stderr, "the profiler's own messages are none of the script's"
     assert list(folder.files()) == ["plain.py"]
@@ -319,7 +317,7 @@ def test_a_script_that_watches_itself_runs_on_and_says_the_answer_beside(folder:
 
     assert watched.stdout == plain.stdout
     assert "one step of SGD, 1 backward pass, 1 batch; watched.py:24 in <module>" in watched.stderr
-    assert "limited by" in watched.stderr
+    assert "a step, " in watched.stderr
     assert "no profile: the script ended after 5 steps" in short.stderr
     assert not list(temporary.glob("steptune*"))
 

@@ -54,6 +54,20 @@ def test_tidying_does_not_follow_the_links_of_a_script(folder: ScriptFolder) -> 
     assert not list((folder.path.parent / "temporary").iterdir())
 
 
+def test_links_out_of_the_folder_are_named_before_the_script_starts(folder: ScriptFolder) -> None:
+    outside = folder.path.parent / "outside"
+    (folder.path / "within").mkdir()
+    outside.mkdir()
+    (folder.path / "checkpoints").symlink_to(outside)
+    (folder.path / "near").symlink_to(folder.path / "within")
+
+    done = run_in(folder, *STEPTUNE, "--", "sh", "-c", "exit 4")
+
+    assert done.returncode == 4
+    assert "what the script writes through checkpoints is real" in done.stderr
+    assert "near" not in done.stderr
+
+
 def test_a_script_may_empty_the_temporary_directory(folder: ScriptFolder) -> None:
     temporary = folder.path.parent / "temporary"
 

@@ -92,6 +92,14 @@ def _temporary_folder() -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
+def find_links_out(folder: Path) -> tuple[str, ...]:
+    """Names of a folder's entries that are links to folders outside that can be written: they are in no view of it."""
+    root = folder.resolve()
+    links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
+    out = (path.name for path in links if not path.resolve().is_relative_to(root) and os.access(path, os.W_OK))
+    return tuple(sorted(out))
+
+
 def find_script_traces(folder: Path) -> tuple[Path, ...]:
     """The traces in a folder of records, by rank."""
     return tuple(sorted(folder.glob("trace-*.json"), key=lambda path: int(path.stem.partition("-")[2])))

@@ -130,7 +130,17 @@ TEXTS = replace(
     dataset=replace(_MAP, padding_share=0.4),
     varying_shapes=True,
 )
-WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS)
+BY_LAMB, BY_LARS = (
+    _workload(
+        f"a large batch by {name.upper()}",
+        replace(
+            _model(110_000_000, 12, {"Embedding": 3, "Linear": 73, "LayerNorm": 25}),
+            kernel_refusals={"window_attention": "the model has no Swin attention", **_NO_LAYERWISE, name: ""},
+        ),
+    )
+    for name in _NO_LAYERWISE
+)
+WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS, BY_LAMB, BY_LARS)
 
 
 def _machine(kind: str, num_devices: int, num_hosts: int = 1) -> Environment:

@@ -56,6 +56,6 @@ def test_what_ddp_cannot_train_is_trained_as_fast_as_by_hand(num_hosts: int, act
     fitting = [choices for columns in BY_HAND if runner.fits(choices := complete(driver, **columns))]
     assert fitting
     assert walled.step_ms(found) <= 1.03 * min(map(walled.step_ms, fitting)), answer.candidate.label
-    # Today's, two ways to share the model until one fits, today's once more as a trial, and two that may be misjudged.
-    assert runner.num_out_of_memory <= 6
+    # Today's, two ways to share the model until one fits, today's once more as a trial, and four that may be misjudged.
+    assert runner.num_out_of_memory <= 8
     assert runner.now_s <= 1.05 * BUDGET_S

@@ -21,7 +21,7 @@ def tried(shown):
 def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
     """Also: --only, --trials, --budget, --seed and --json do what they say, and `lossy` needs consent."""
     ended = steptune(
-        *("tune", BALANCED, "--budget", "25s", "--trials", "6", "--only", "backend_flags", "--only", "precision"),
+        *("tune", BALANCED, "--budget", "90s", "--trials", "6", "--only", "backend_flags", "--only", "precision"),
         *("--seed", "7", "--json", *PATIENT),
     )
     shown = inside("show", "--json").json
@@ -30,7 +30,7 @@ def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
     assert recommendation["verdict"] == "no_significant_gain"
     assert recommendation["candidate"]["choices"] == {}
     assert recommendation["units_per_s"] == recommendation["baseline_units_per_s"]
-    assert (settings["budget_s"], settings["max_trials"], settings["seed"]) == (25, 6, 7)
+    assert (settings["budget_s"], settings["max_trials"], settings["seed"]) == (90, 6, 7)
     assert tried(shown) <= {"backend_flags", "precision"}
     for strategy in ("data_loading", "compile", "optimizer_implementation"):
         assert {d["reason"] for d in decisions(shown, "not_tried", strategy)} == {"left out by --only"}

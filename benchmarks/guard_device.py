@@ -109,7 +109,7 @@ PLANTED = (
 
 
 class Run:
-    """What one row is about."""
+    """One training in one arithmetic, correct or with a planted fault."""
 
     def __init__(self, training: type[Training], precision: str, name: str, *, is_fault: bool, num_ranks: int) -> None:
         self.training, self.precision, self.name, self.is_fault = training, precision, name, is_fault
@@ -368,7 +368,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def largest_of_correct(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each check, as a share of its limit."""
+    """Return the largest share of its limit that each check reaches in correct runs."""
     largest: dict[str, float] = {}
     for row in rows:
         for name, (observed, limit) in row["checks"].items():

@@ -1,4 +1,4 @@
-"""What a planted fault does to a training in ten steps: whether it is one, and whether it is material."""
+"""Effects of planted faults on a training in ten steps: none, immaterial or material."""
 
 from __future__ import annotations
 

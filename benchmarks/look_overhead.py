@@ -1,4 +1,4 @@
-"""What do the hooks in a training script cost, while they only watch?
+"""Cost of the hooks in a training script, while they only watch.
 
     python benchmarks/look_overhead.py
 

@@ -243,7 +243,7 @@ def _age_s(row: dict) -> float:
 
 
 def summary(rows: Sequence[dict], *, small: bool) -> str:
-    """What is inside, by answers and by runners-up, and what the guard rejected."""
+    """Count second measurements inside the first intervals, and candidates that the guard rejected."""
     rows = [row for row in rows if row["small"] == small]
     text, results = [], []
     for row in (row for row in rows if row["step"] == "again"):

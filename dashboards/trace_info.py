@@ -1,4 +1,4 @@
-"""What the analysis of a trace says, as tables: the data of the terminal's and the page's figures."""
+"""Tables of the analysis of a trace: the data of the terminal's and the page's figures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TraceAdvice(NamedTuple):
 
 
 def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
-    """What limits the step; with a capture that cannot be believed, that there is no verdict, and why."""
+    """Name the limit of the step; with a capture that cannot be believed, say that there is no verdict, and why."""
     breakdowns = main_breakdowns(analysis)
     problems = _unique(problem for b in breakdowns for problem in b.quality.problems)
     times = mean_step_ns(analysis)
@@ -116,7 +116,7 @@ def _stalled_ns(analysis: TraceAnalysis) -> float:
 
 
 def _stalled_steps(analysis: TraceAnalysis) -> str:
-    """Of the rank that stalls most: "all 6 steps", "2 of 6 steps"."""
+    """Count the stalled steps of the rank that stalls most: "all 6 steps", "2 of 6 steps"."""
     most = max(main_breakdowns(analysis), key=lambda b: b.stalls.idle_ns if b.stalls is not None else 0)
     count = len(most.stalls.steps) if most.stalls is not None else 0
     if count == most.num_steps:

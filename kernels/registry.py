@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -142,6 +143,18 @@ def _lars_settings(**changed: Any) -> tuple[lars.Settings, ...]:
     )
 
 
+def _of_optimizer(module: ModuleType) -> Pattern:
+    """Return the pattern of an optimizer's kernel, as its module describes it."""
+    return Pattern(
+        what=module.WHAT,
+        refusal=module.RULE.refusal,
+        replace=module.RULE.replace,
+        operators=module.OPERATORS,
+        subject=OPTIMIZER,
+        unavailable=unavailable,
+    )
+
+
 LAMB = Kernel(
     name="lamb",
     summary="LAMB over all parameters at once",
@@ -159,14 +172,7 @@ LAMB = Kernel(
     tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
     has_gradients=False,
     in_graphs=False,
-    pattern=Pattern(
-        what=lamb_pattern.WHAT,
-        refusal=lamb_pattern.RULE.refusal,
-        replace=lamb_pattern.RULE.replace,
-        operators=lamb_pattern.OPERATORS,
-        subject=OPTIMIZER,
-        unavailable=unavailable,
-    ),
+    pattern=_of_optimizer(lamb_pattern),
 )
 
 LARS = Kernel(
@@ -185,14 +191,7 @@ LARS = Kernel(
     tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
     has_gradients=False,
     in_graphs=False,
-    pattern=Pattern(
-        what=lars_pattern.WHAT,
-        refusal=lars_pattern.RULE.refusal,
-        replace=lars_pattern.RULE.replace,
-        operators=lars_pattern.OPERATORS,
-        subject=OPTIMIZER,
-        unavailable=unavailable,
-    ),
+    pattern=_of_optimizer(lars_pattern),
 )
 
 

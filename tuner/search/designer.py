@@ -340,6 +340,7 @@ class Designer:
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
 
     def _has_something_to_confirm(self) -> bool:
+        """Compare rates alone: what the search is told, and so its model, depends on the time that is left."""
         best = self.best()
         if best == self.reference:
             return False

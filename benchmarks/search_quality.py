@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from search_opponents import ExpertList, Greedy, PlainGaussian
+from search_opponents import DeepSpeed, ExpertList, Greedy, Horovod, PlainGaussian
 from search_surfaces import Surface, SurfaceRunner, SurfaceSpace, every_surface
 from stamp import RESULTS, stamp
 
@@ -64,6 +64,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "additive GP": with_search(lambda: PlainGaussian(ends_below=0.0)),
     "greedy": with_search(Greedy),
     "expert": with_search(ExpertList),
+    "DeepSpeed": with_search(DeepSpeed),
+    "Horovod": with_search(Horovod),
 }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from search_opponents import ExpertList, Greedy, PlainGaussian
+from search_opponents import DeepSpeed, ExpertList, Greedy, Horovod, PlainGaussian
 from stamp import RESULTS, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -34,7 +34,13 @@ from steptune.tuner.search.searches import make_search
 from steptune.tuner.search.space import Space
 
 CODE = ("tuner/search", "tests/gpu_model.py", "tests/gpu_steps.py", "benchmarks/search_steps.py")
-OPPONENTS: dict[str, Callable[[], Any]] = {"additive GP": PlainGaussian, "greedy": Greedy, "expert": ExpertList}
+OPPONENTS: dict[str, Callable[[], Any]] = {
+    "additive GP": PlainGaussian,
+    "greedy": Greedy,
+    "expert": ExpertList,
+    "DeepSpeed": DeepSpeed,
+    "Horovod": Horovod,
+}
 METHODS = ("model", "random", "tpe", *OPPONENTS)
 
 

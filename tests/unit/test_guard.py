@@ -89,6 +89,35 @@ class TestSame:
         assert [name for name, check in checks.items() if not check.passed] == []
         assert checks[MASKS].observed > 0
 
+    @pytest.mark.parametrize("workload", ["Thawing", "Freezing"])
+    def test_a_layer_that_is_thawed_or_frozen_in_the_middle_is_compared_as_it_is(
+        self, tmp_path: Path, workload: str
+    ) -> None:
+        own = make_study(tmp_path / "study", make_workload=globals()[workload])
+        assert own.failed(own.job()) == []
+
+
+class Thawing(Guarded):
+    """One layer is trained from the third step on."""
+
+    begins_frozen = True
+
+    def model(self) -> torch.nn.Module:
+        model = super().model()
+        model.register_buffer("count", torch.tensor(0.0))
+        return model
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        model.count += 1
+        model[4].requires_grad_(bool(model.count > 2) == self.begins_frozen)
+        return super().loss(model, batch)
+
+
+class Freezing(Thawing):
+    """One layer is trained until the third step."""
+
+    begins_frozen = False
+
 
 class InFloat64(Guarded):
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -83,6 +83,7 @@ class GradientWatch:
         with self._of_other_optimizers():
             yield
         after = self._untrained()
+        before = {name: value for name, value in before.items() if name in after}  # a forward may thaw parameters
         before[LEFT_OVER] = after[LEFT_OVER] * 0
         self.changes.append({name: _change(value, after[name]) for name, value in before.items()})
         self.states.append(self._state(before, after))

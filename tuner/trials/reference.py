@@ -294,6 +294,7 @@ class _Runs:
         self._optimizer_state = copy.deepcopy(self._optimizer.state_dict())
         self._scheduler_state = copy.deepcopy(job.scheduler.state_dict()) if job.scheduler else None
         self._others = OtherOptimizers(job)
+        self._trained = [(parameter, parameter.requires_grad) for parameter in job.model.parameters()]
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
         self._count = 0
 
@@ -412,6 +413,8 @@ class _Runs:
 
     def _restore(self, disturb: Disturbance | None) -> None:
         """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
+        for parameter, is_trained in self._trained:
+            parameter.requires_grad_(is_trained)  # which a forward may change
         self._job.optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()  # before anything is disturbed, which needs memory for a while
         self._others.restart()

@@ -40,6 +40,8 @@ class CandidateRow(NamedTuple):
     on_front: bool
     """Nothing measured is both faster and smaller."""
     note: str
+    number: int
+    """A trial of it, by which it is exported; 0 where it may not be used."""
 
 
 def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> list[CandidateRow]:
@@ -83,6 +85,9 @@ def _row(
         float(max(peaks)) if peaks else math.nan,
         False,
         notes[-1] if notes and outcome in ("failed", OUT_OF_MEMORY) else "",
+        next((t.sequence for t in trials if t.result is not None and t.result.ok), 0)
+        if outcome != "guard_rejected"
+        else 0,
     )
 
 

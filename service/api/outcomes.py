@@ -23,13 +23,22 @@ from steptune.service.api.security import Requires
 from steptune.service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
 from steptune.service.queries import outcomes as queries
 from steptune.service.queries.stored import stored
-from steptune.tuner.errors import RecommendationError
+from steptune.service.queries.trials import whole_study
+from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
+from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.records import Recommendation
 
 router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Found = TypeVar("Found")
+OfTrial = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[0-9a-z]{1,64}$",
+        description="Number or id of a trial, whose configuration takes the place of the recommended one.",
+    ),
+]
 
 ExportName = StrEnum("ExportName", {exporter.name: exporter.name for exporter in EXPORTERS})  # type: ignore[misc]
 ExportName.__doc__ = "A format in which a recommendation can be had."
@@ -109,12 +118,12 @@ def get_recommendation(
     "/exports",
     summary="List the formats of a study's recommendation",
     description="Those that can hold it, with what each cannot express of it.",
-    responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404)},
+    responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404, 409)},
 )
-def list_exports(request: Request, principal: Reader, study_id: StudyId) -> Response:
+def list_exports(request: Request, principal: Reader, study_id: StudyId, trial: OfTrial = None) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
-    recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
+    recommendation = _recommendation(service, study_id, trial)
     items = tuple(_format(exporter, recommendation) for exporter in exporters_for(recommendation))
     return answer(request, ExportList(items=items))
 
@@ -134,10 +143,11 @@ def get_export(
     principal: Reader,
     study_id: StudyId,
     format: Annotated[ExportName, Path(description="The format's name.")],
+    trial: OfTrial = None,
 ) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
-    return _exported(request, service, study_id, exporter_named(format))
+    return _exported(request, service, study_id, exporter_named(format), trial)
 
 
 def _existing(found: Found | None, study_id: str) -> Found:
@@ -150,8 +160,24 @@ def _media_type(file_name: str) -> str:
     return _TYPES.get(PurePath(file_name).suffix, OTHER)
 
 
-def _exported(request: Request, service: Services, study_id: str, exporter: Exporter) -> Response:
+def _recommendation(service: Services, study_id: str, trial: str | None) -> Recommendation:
+    """The recommended configuration, or that of a trial in its place."""
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
+    if trial is None:
+        return recommendation
+    study, trials = _existing(whole_study(service.engine, study_id), study_id)
+    try:
+        return recommendation_of_trial(study, recommendation, trials, trial)
+    except ChoiceError as error:
+        raise Refusal(404, "trial-not-found", str(error)) from error
+    except RecommendationError as error:
+        raise Refusal(409, "not-expressible", str(error)) from error
+
+
+def _exported(
+    request: Request, service: Services, study_id: str, exporter: Exporter, trial: str | None = None
+) -> Response:
+    recommendation = _recommendation(service, study_id, trial)
     try:
         text = exporter.export(recommendation)
     except RecommendationError as error:

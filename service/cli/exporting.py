@@ -14,6 +14,7 @@ from steptune.service.connections import storage_errors
 from steptune.service.messages import ExportFormat
 from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.export import exporter_named, exporters_for
+from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
 from steptune.tuner.wording import no_such
@@ -38,11 +39,16 @@ class Exported:
     not_expressible: tuple[str, ...] = ()
 
 
-def export_local(store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, as_json: bool) -> None:
+def export_local(
+    store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
+) -> None:
     """Writes one format, or all that can hold the recommendation and the report; `-` is standard output.
 
+    Args:
+        trial: Whose configuration is exported; None exports the recommended one.
+
     Raises:
-        ChoiceError: There is no such format.
+        ChoiceError: There is no such format, or no such trial.
         StoreError: There is no recommendation yet, or the folder cannot be written.
         RecommendationError: The format that was asked for cannot hold it.
     """
@@ -53,21 +59,27 @@ def export_local(store: TrialPageSource, study: Study, format_: str | None, fold
         content = known.content(study, store.trials(study.study_id))
         files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
     else:
-        files = _formats(_recommendation(store, study), format_)
+        files = _formats(_recommendation(store, study, trial), format_)
     if str(folder) == "-":
         _print(files)
         return
     files, folder = _placed(files, folder)
     paths = write_files(study.study_id, {file.file_name: file.content for file in files}, folder)
-    report = write_report(study.study_id, store, folder / REPORT_FILE) if format_ is None else None
+    with_report = format_ is None and trial is None
+    report = write_report(study.study_id, store, folder / REPORT_FILE) if with_report else None
     _tell(files, paths, report, as_json=as_json)
 
 
-def export_remote(client: Client, study_id: str, format_: str | None, folder: Path, *, as_json: bool) -> None:
+def export_remote(
+    client: Client, study_id: str, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
+) -> None:
     """Writes one format, or all that can hold the recommendation; `-` is standard output.
 
+    Args:
+        trial: Whose configuration is exported; None exports the recommended one.
+
     Raises:
-        NotFound: There is no such study, or it has no recommendation yet.
+        NotFound: There is no such study or trial, or it has no recommendation yet.
         ChoiceError: The service has no such format.
         StoreError: The folder cannot be written.
     """
@@ -76,8 +88,8 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
         content = client.study_file(study_id, known.name)
         files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
     else:
-        chosen = _chosen(client.export_formats(study_id), format_)
-        files = [_of_service(client, study_id, found) for found in chosen]
+        chosen = _chosen(client.export_formats(study_id, trial), format_)
+        files = [_of_service(client, study_id, found, trial) for found in chosen]
     if str(folder) == "-":
         _print(files)
         return
@@ -90,14 +102,16 @@ def export_remote(client: Client, study_id: str, format_: str | None, folder: Pa
     _tell(files, paths, None, as_json=as_json)
 
 
-def _recommendation(store: TrialPageSource, study: Study) -> Recommendation:
+def _recommendation(store: TrialPageSource, study: Study, trial: str | None) -> Recommendation:
     recommendation = store.recommendation(study.study_id)
     if recommendation is None:
         raise StoreError(
             f"study {study.study_id} has no recommendation ({study.state.value}): "
             f"`steptune resume {study.study_id}` goes on with it"
         )
-    return recommendation
+    if trial is None:
+        return recommendation
+    return recommendation_of_trial(study, recommendation, store.trials(study.study_id), trial)
 
 
 def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]:
@@ -121,11 +135,11 @@ def _chosen(formats: tuple[ExportFormat, ...], name: str | None) -> list[ExportF
     return chosen
 
 
-def _of_service(client: Client, study_id: str, known: ExportFormat) -> Exported:
+def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str | None) -> Exported:
     return Exported(
         format=known.name,
         file_name=PurePath(known.file_name).name,  # a name, whatever the service says
-        content=client.export(study_id, known.name).encode(),
+        content=client.export(study_id, known.name, trial).encode(),
         usage=known.usage,
         not_expressible=known.not_expressible,
     )

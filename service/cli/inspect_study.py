@@ -116,6 +116,14 @@ def export(
             show_default=False,
         ),
     ] = None,
+    trial: Annotated[
+        str | None,
+        typer.Option(
+            "--trial",
+            help="Number or id of a trial, whose configuration is exported in place of the recommended one.",
+            show_default=False,
+        ),
+    ] = None,
     folder: Annotated[
         Path, typer.Option("--output", "-o", help="Folder, or file of one format, or `-` for standard output.")
     ] = Path(),
@@ -136,14 +144,14 @@ def export(
 
     if url and database is None:
         with connected(url, token, token_file) as client:
-            export_remote(client, study_id_of(client, study_id), format_, folder, as_json=as_json)
+            export_remote(client, study_id_of(client, study_id), format_, folder, trial=trial, as_json=as_json)
         return
     if format_ is not None:
         study_format(format_)  # refused before anything is opened
     settings = settings_with(database)
     with opened_store(settings) as store:
         pages = KeptTrials(store, open_artifacts(settings))
-        export_local(pages, resolve(store, study_id), format_, folder, as_json=as_json)
+        export_local(pages, resolve(store, study_id), format_, folder, trial=trial, as_json=as_json)
 
 
 def verify(

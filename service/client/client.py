@@ -212,13 +212,13 @@ class Client:
             raise
         return decode(text, Recommendation)
 
-    def export_formats(self, study_id: str) -> tuple[ExportFormat, ...]:
-        """The formats of the recommendation, with what each cannot express."""
-        return self._transport.get(f"/studies/{study_id}/exports", ExportList).items
+    def export_formats(self, study_id: str, trial: str | None = None) -> tuple[ExportFormat, ...]:
+        """The formats of the recommendation, or of a trial's configuration, with what each cannot express."""
+        return self._transport.get(f"/studies/{study_id}/exports", ExportList, trial=trial).items
 
-    def export(self, study_id: str, format: str) -> str:
-        """The recommendation for another tool."""
-        return self._transport.get_text(f"/studies/{study_id}/exports/{format}")
+    def export(self, study_id: str, format: str, trial: str | None = None) -> str:
+        """The recommendation, or a trial's configuration, for another tool."""
+        return self._transport.get_text(f"/studies/{study_id}/exports/{format}", trial=trial)
 
     def study_file(self, study_id: str, format: str) -> bytes:
         """The trials as a table ("csv", "parquet"), or the study as a journal of Optuna ("optuna")."""

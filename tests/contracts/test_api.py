@@ -527,6 +527,15 @@ def test_every_format_is_listed_and_can_be_saved(quick: Served, name: str) -> No
     assert answer.headers["content-type"].startswith(listed[name]["media_type"])
 
 
+def test_the_configuration_of_a_trial_is_exported_in_place_of_the_recommended_one(quick: Served) -> None:
+    study_id, trial_ids = fill(quick)
+    path = f"/studies/{study_id}/exports"
+    exported = quick("GET", f"{path}/json", params={"trial": trial_ids[0]})
+    assert exported.json()["candidate"] == quick("GET", f"/trials/{trial_ids[0]}").json()["candidate"]
+    assert quick("GET", path, params={"trial": trial_ids[0]}).json()["items"]
+    problem(quick("GET", f"{path}/json", params={"trial": "nobody"}), 404, "trial-not-found")
+
+
 @pytest.mark.parametrize("asked", [{"params": {"format": "csv"}}, {"headers": {"Accept": "text/csv"}}])
 def test_trials_come_as_a_table(quick: Served, asked: dict) -> None:
     study_id, trial_ids = fill(quick)

@@ -161,6 +161,14 @@ def test_one_format_goes_to_standard_output(tuned, tuned_inside):
     assert not ended.err
 
 
+def test_another_trial_s_configuration_is_exported_in_place_of_the_recommended_one(tuned, tuned_inside):
+    exported = tuned_inside("export", "--trial", "1", "--format", "json", "--output", "-").json
+    assert exported["candidate"]["choices"] == {}
+    refused = tuned("export", "--trial", "9999", "--format", "json", "--output", "-")
+    assert refused.status != 0
+    assert "names no trial of this study" in refused.err
+
+
 def test_the_trials_are_exported_as_a_table(tuned, tuned_inside):
     rows = list(csv.DictReader(io.StringIO(tuned_inside("export", "--format", "csv", "--output", "-").out)))
     assert {row["purpose"] for row in rows} >= {"baseline", "confirm"}

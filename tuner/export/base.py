@@ -76,6 +76,8 @@ def headline(recommendation: Recommendation) -> str:
         return f"{ratio(speed.ratio, 'x')} {_claim(recommendation)} ({interval})"
     if recommendation.verdict is Verdict.INCONCLUSIVE and not recommendation.candidate.is_baseline:
         return f"inconclusive: the gain of these settings is known no better than its {interval}"
+    if recommendation.of_trial is not None:
+        return f"the settings of trial {recommendation.of_trial}, chosen by hand; their gain is not confirmed"
     better = parse_objective(recommendation.objective).better
     return {
         Verdict.FASTER: f"{better} than today's settings",

@@ -233,5 +233,7 @@ class Recommendation(Record):
     foreign_cpu_share: float = 0.0
     """Median share of the cores that other programs used while the baseline was measured, or during the confirmation:
     the larger one."""
+    of_trial: int | None = None
+    """Number of the trial whose configuration a user put in the place of the recommended one; never stored."""
     schema_version: int = SCHEMA_VERSION
     steptune_version: str = ""

@@ -70,7 +70,7 @@ def read(url: str, how: str) -> dict:
     with reading(engine) as session:
         newest = select(RecommendationRow).order_by(RecommendationRow.study_id.desc()).limit(1)
         asking = session.scalars(newest).one()
-        study_id, signature, device_kind = asking.study_id, asking.workload_signature, asking.device_kind
+        study_id, device_kind = asking.study_id, asking.device_kind
     before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     begin = time.perf_counter()
     if how == "without limits":
@@ -78,7 +78,7 @@ def read(url: str, how: str) -> dict:
             answers = [decode(r, Recommendation) for r in session.scalars(select(RecommendationRow.record))]
             decisions = [decode(r, Decision) for r in session.scalars(select(DecisionRow.record))]
     else:
-        answers = store.past_recommendations(study_id, signature, device_kind)
+        answers = store.past_recommendations(study_id, device_kind)
         decisions = store.past_decisions(study_id, sample_hardware(device_kind))
     seconds = time.perf_counter() - begin
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -210,21 +210,20 @@ class SqlStudyStore:
             row = session.get(RecommendationRow, study_id)
             return None if row is None else decode(row.record, Recommendation)
 
-    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
+    def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
         query = (
-            select(RecommendationRow.record)
+            select(StudyRow.record, RecommendationRow.record)
             .join(StudyRow, StudyRow.study_id == RecommendationRow.study_id)
             .where(
                 _of_same_owner(study_id),
-                RecommendationRow.workload_signature == signature,
                 RecommendationRow.device_kind == device_kind,
                 RecommendationRow.verdict == Verdict.FASTER.value,
             )
-            .order_by(RecommendationRow.created_at.desc(), RecommendationRow.study_id.desc())
+            .order_by(*_NEWEST_FIRST)
             .limit(store_rules.NUM_PAST_STUDIES)
         )
         with reading(self._engine) as session:
-            return [decode(record, Recommendation) for record in session.scalars(query)]
+            return [(decode(study, Study), decode(answer, Recommendation)) for study, answer in session.execute(query)]
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
         newest = (

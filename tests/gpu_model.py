@@ -322,9 +322,15 @@ def searched(
     return answer, runner, driver
 
 
-def studied(runner: GpuModel, settings: StudySettings) -> tuple[Recommendation, StudyDriver]:
-    """What a study ended with, in the runner's own time."""
-    store = MemoryStudyStore()
+def studied(
+    runner: GpuModel, settings: StudySettings, store: MemoryStudyStore | None = None
+) -> tuple[Recommendation, StudyDriver]:
+    """What a study ended with, in the runner's own time.
+
+    Args:
+        store: With earlier studies, from which it learns; None is an empty one.
+    """
+    store = store or MemoryStudyStore()
     study = Study(
         study_id=new_id(),
         workload="model:step",

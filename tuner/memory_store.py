@@ -153,17 +153,16 @@ class MemoryStudyStore:
             found = self._recommendations.get(study_id)
             return None if found is None else copy_of(found)
 
-    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
+    def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
         with self._lock:
-            alike = [
-                copy_of(past)
-                for past in self._recommendations.values()
-                if past.workload_signature == signature
+            found = [
+                (copy_of(study), copy_of(past))
+                for study in self._newest()
+                if (past := self._recommendations.get(study.study_id)) is not None
                 and past.hardware.device_kind == device_kind
                 and past.verdict is Verdict.FASTER
             ]
-        newest = sorted(alike, key=lambda past: (parse_time(past.created_at), past.study_id), reverse=True)
-        return newest[: store_rules.NUM_PAST_STUDIES]
+        return found[: store_rules.NUM_PAST_STUDIES]
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
         with self._lock:

@@ -228,8 +228,8 @@ class StudyStore(Protocol):
         """The answer of a study, if it has one."""
         ...
 
-    def past_recommendations(self, study_id: str, signature: str, device_kind: str) -> list[Recommendation]:
-        """What made similar workloads faster on the same kind of device: the newest recommendations first, at most
+    def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
+        """What made workloads faster on the same kind of device, with its study: the newest first, at most
         `store_rules.NUM_PAST_STUDIES`.
 
         Args:

@@ -628,8 +628,7 @@ class TestStopping:
             store.replace_decisions(name, [sample_decision(1, reason=name)])
             store.save_recommendation(sample_recommendation(study_id=name))
         for asking, known in (("next", {"adas", "next"}), ("bobs", {"bobs"}), ("nobodys", {"nobodys"})):
-            found = store.past_recommendations(asking, sample_recommendation().workload_signature, "cuda")
-            assert {past.study_id for past in found} == known
+            assert {past.study_id for _, past in store.past_recommendations(asking, "cuda")} == known
             assert {past.reason for past in store.past_decisions(asking, sample_hardware())} == known
 
     def test_a_study_whose_worker_died_waits(self, engine, queue):

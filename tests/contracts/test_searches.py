@@ -3,14 +3,16 @@
 import random
 
 import pytest
-from search_builders import NO_LIMIT_S, RECOMPILING, Machine, StudyRun, surface_space, tell
+from search_builders import NO_LIMIT_S, RECOMPILING, SMALL, Machine, StudyRun, candidate, surface_space, tell
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.records import Candidate, Purpose
+from steptune.tuner.records import BASELINE, Candidate, Purpose
 from steptune.tuner.search import searches
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.history import Proposal
+from steptune.tuner.search.knowledge import Priors
+from steptune.tuner.search.plain_searches import RandomSearch
 from steptune.tuner.search.searches import OWN, make_search, search_names
 from steptune.tuner.trials.fake import PAIR, SEPARABLE, WALL, FakeRunner, FakeStrategy
 
@@ -182,3 +184,18 @@ def test_a_service_keeps_the_name_with_the_study_and_refuses_one_that_does_not_e
     assert StudyRequest(workload="zoo:synthetic", search="model").settings().search == "model"
     with pytest.raises(ValueError, match="there is no search 'modl'"):
         StudyRequest(workload="zoo:synthetic", search="modl")
+
+
+@pytest.mark.parametrize("before", ["as here", "elsewhere", "unknown"])
+def test_a_winner_of_another_study_is_tried_first_unless_its_time_went_elsewhere(before):
+    def suggested(**priors):
+        designer = Designer(
+            surface_space(SMALL), search=RandomSearch(), budget_s=NO_LIMIT_S, max_trials=3, priors=Priors(**priors)
+        )
+        return designer, tell(designer, FakeRunner(SMALL, noise_sd=0.01))[0]
+
+    shares = suggested()[0].knowledge.own_situation(BASELINE).shares
+    told = {"as here": (shares,), "elsewhere": ({"communication": 1.0},), "unknown": ()}[before]
+    winner = candidate(loader=2)
+    found = [s.candidate for s in suggested(past_winners=(winner,), past_shares=told)[1] if s.stage == "past"]
+    assert found == ([] if before == "elsewhere" else [winner])

@@ -32,7 +32,7 @@ from steptune.tuner import store_rules
 from steptune.tuner.errors import StoreError, StudyNotFound
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Attempt, Purpose, StudyState, TrialState
+from steptune.tuner.records import Attempt, Purpose, StudyState, TrialState, Verdict
 
 MISSING = "no-such-study"
 DIGEST = "ab" * 32
@@ -416,19 +416,20 @@ class TestRecommendations:
         assert (begun.get_study(STUDY_ID), begun.recommendation(STUDY_ID)) == (study, None)
         assert begun.events(STUDY_ID) == []
 
-    def test_past_recommendations_are_of_similar_workloads_and_devices(self, store):
-        """The same signature on the same kind of device, the newest first."""
+    def test_past_recommendations_are_of_the_kind_of_device_with_their_studies(self, store):
+        """The newest first; whether they are alike is for others to say."""
         past = [
             sample_recommendation(study_id="older", created_at="2026-11-20T00:00:00+00:00"),
             sample_recommendation(study_id="newer", created_at="2026-11-21T00:00:00+00:00"),
-            sample_recommendation(study_id="other workload", workload_signature="another"),
+            sample_recommendation(study_id="no gain", verdict=Verdict.NO_SIGNIFICANT_GAIN),
             sample_recommendation(study_id="other device", hardware=sample_hardware("cpu")),
         ]
-        for recommendation in past:
-            store.create_study(sample_study(study_id=recommendation.study_id))
+        studies = [sample_study(study_id=r.study_id, created_at=r.created_at) for r in past]
+        for study, recommendation in zip(studies, past, strict=True):
+            store.create_study(study)
             store.save_recommendation(recommendation)
-        found = store.past_recommendations("older", sample_facts().signature, "cuda")
-        assert found == [past[1], past[0]]
+        found = store.past_recommendations("older", "cuda")
+        assert found == [(studies[1], past[1]), (studies[0], past[0])]
 
     def test_of_a_long_history_the_newest_counts(self, store, monkeypatch):
         """However many studies there are: what a new one reads is bounded."""
@@ -439,8 +440,8 @@ class TestRecommendations:
             store.create_study(sample_study(study_id=name, created_at=created_at, state=StudyState.COMPLETED))
             store.replace_decisions(name, [sample_decision(1, reason=name), sample_decision(2, reason=name)])
             store.save_recommendation(sample_recommendation(study_id=name, created_at=created_at))
-        found = store.past_recommendations("of 20", sample_facts().signature, "cuda")
-        assert [past.study_id for past in found] == ["of 22", "of 21"]
+        found = store.past_recommendations("of 20", "cuda")
+        assert [past.study_id for _, past in found] == ["of 22", "of 21"]
         told = [(past.reason, past.sequence) for past in store.past_decisions("of 20", sample_hardware())]
         assert told == [("of 22", 1), ("of 22", 2), ("of 21", 1)]
 
@@ -533,7 +534,7 @@ class TestUnknownStudies:
         assert store.recommendation(MISSING) is None
         assert store.events(MISSING) == []
         assert store.artifacts(MISSING) == []
-        assert store.past_recommendations(MISSING, "signature", "cpu") == []
+        assert store.past_recommendations(MISSING, "cpu") == []
         assert store.past_decisions(MISSING, sample_hardware()) == []
 
 

@@ -1,7 +1,8 @@
 """What earlier studies teach a new one."""
 
 import pytest
-from builders import sample_decision, sample_recommendation, sample_study
+from builders import sample_decision, sample_facts, sample_recommendation, sample_study
+from msgspec.structs import replace
 from search_builders import SMALL, candidate, move, surface_space
 
 from steptune.tuner.memory_store import MemoryStudyStore
@@ -9,20 +10,23 @@ from steptune.tuner.records import StudyState, Verdict, new_id
 from steptune.tuner.search.priors import MAX_WINNERS, WEIGHT, gather_priors, realised_shares
 
 SPACE = surface_space(SMALL)
+SAMPLE = sample_facts()
 HARDWARE = SPACE.environment.hardware
 
 
 def store_with(*, answers=(), decisions=()):
     store = MemoryStudyStore()
     for hour, changes in enumerate(answers):
-        study = sample_study(study_id=new_id(), state=StudyState.COMPLETED, environment=SPACE.environment)
+        created_at = f"2026-11-21T{hour:02d}:00:00+00:00"
+        study = sample_study(
+            study_id=new_id(),
+            state=StudyState.COMPLETED,
+            environment=SPACE.environment,
+            created_at=created_at,
+            facts=changes.pop("facts", SPACE.workload),
+        )
         store.create_study(study)
-        answer = {
-            "study_id": study.study_id,
-            "workload_signature": SPACE.workload.signature,
-            "hardware": HARDWARE,
-            "created_at": f"2026-11-21T{hour:02d}:00:00+00:00",
-        }
+        answer = {"study_id": study.study_id, "hardware": HARDWARE, "created_at": created_at}
         store.save_recommendation(sample_recommendation(**{**answer, **changes}))
     if decisions:
         study = sample_study(study_id=new_id(), state=StudyState.COMPLETED, environment=SPACE.environment)
@@ -51,13 +55,21 @@ class TestPastWinners:
             {"verdict": Verdict.NO_SIGNIFICANT_GAIN},
             {"verdict": Verdict.UNCONFIRMED},
             {"candidate": candidate()},
-            {"workload_signature": "f" * 16},
+            {"facts": SAMPLE},
+            {"facts": None},
         ],
         ids=lambda changes: next(iter(changes)),
     )
     def test_only_what_was_confirmed_faster_for_a_similar_workload_counts(self, changes):
         store = store_with(answers=[{"candidate": candidate(loader=2), **changes}])
         assert gather_priors(store, "new", SPACE).past_winners == ()
+
+    def test_the_most_alike_come_first_whatever_their_age(self):
+        larger = replace(SPACE.workload, global_batch=8 * SPACE.workload.global_batch)
+        store = store_with(
+            answers=[{"candidate": candidate(update=1)}, {"candidate": candidate(loader=2), "facts": larger}]
+        )
+        assert gather_priors(store, "new", SPACE).past_winners == (candidate(update=1), candidate(loader=2))
 
     def test_an_empty_store_teaches_nothing(self):
         priors = gather_priors(MemoryStudyStore(), "new", SPACE)

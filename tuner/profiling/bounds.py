@@ -40,6 +40,11 @@ class Situation:
     def step_ns(self) -> float:
         return max(1.0, sum(self.breakdown.per_step_ns.values()))
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Part of the step that each category takes."""
+        return {name: value / self.step_ns for name, value in self.breakdown.per_step_ns.items()}
+
     def time_ns(self, categories: Iterable[str]) -> float:
         times = self.breakdown.per_step_ns
         return sum(times.get(category, 0.0) for category in categories)

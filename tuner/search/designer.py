@@ -35,6 +35,7 @@ from steptune.tuner.search.grid import Grid
 from steptune.tuner.search.history import History, Proposal, Search
 from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge, Outcome, Priors, without_effect
 from steptune.tuner.search.model_search import UNLIKELY, WORTH
+from steptune.tuner.search.similar import is_alike
 from steptune.tuner.search.space import Space
 
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
@@ -266,7 +267,7 @@ class Designer:
 
     def _suggestions(self) -> Iterator[Suggestion]:
         """What won before, then what the search proposes, until it proposes nothing more that can be run."""
-        for winner in self._priors.past_winners:
+        for winner in self._alike_winners():
             wanted = {move.key for move in winner.moves}
             moves = [move for move in self.space.moves if move.key in wanted]
             candidate = self.space.combine(self.reference, moves)
@@ -279,6 +280,14 @@ class Designer:
             if chosen is None:
                 return
             yield self._suggestion(chosen, "search")
+
+    def _alike_winners(self) -> list[Candidate]:
+        """Winners of earlier studies whose time went where that of this step goes."""
+        situation = self.knowledge.own_situation(self.reference)
+        now = situation.shares if situation is not None else {}
+        winners = self._priors.past_winners
+        before = [*self._priors.past_shares, *({} for _ in winners)]  # notes of older studies have none
+        return [winner for winner, shares in zip(winners, before, strict=False) if is_alike(now, shares)]
 
     def _can_run(self, candidate: Candidate) -> bool:
         return self.history.may_work(candidate) and self.history.can_pay(candidate)

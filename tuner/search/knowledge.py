@@ -45,6 +45,8 @@ class Priors:
     """What earlier studies taught."""
 
     past_winners: tuple[Candidate, ...] = ()
+    past_shares: tuple[dict[str, float], ...] = ()
+    """Of each winner: shares of its study's step by category, as it was before."""
     realisation: dict[str, float] = field(default_factory=dict)
     """By strategy: measured gain over bound, averaged."""
     audits: int = 0

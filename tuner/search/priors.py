@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from steptune.tuner.protocols import StudyStore
-from steptune.tuner.records import Candidate, Decision
+from steptune.tuner.records import Decision, Recommendation
 from steptune.tuner.search.knowledge import Priors
+from steptune.tuner.search.similar import FARTHEST, distance
 from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
@@ -17,22 +18,29 @@ WEIGHT = 4
 
 
 def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
-    """Past winners of similar workloads on the same kind of device, and what bounds were worth.
+    """Past winners of the most similar workloads on the same kind of device, and what bounds were worth.
 
     Args:
         study_id: That learns: from studies of its owner.
     """
     hardware = space.environment.hardware
-    winners: dict[str, Candidate] = {}
-    for past in store.past_recommendations(study_id, space.workload.signature, hardware.device_kind):
-        if past.candidate.choices:
-            winners.setdefault(past.candidate.key, past.candidate)
+    answers = [
+        (distance(space.workload, space.environment, study), past)
+        for study, past in store.past_recommendations(study_id, hardware.device_kind)
+        if past.candidate.choices
+    ]
+    winners: dict[str, Recommendation] = {}
+    for far, past in sorted(answers, key=lambda pair: pair[0]):  # of equal distance, the newest first
+        if far < FARTHEST:
+            winners.setdefault(past.candidate.key, past)
+    chosen = list(winners.values())[:MAX_WINNERS]
     decisions = [
         d for d in store.past_decisions(study_id, hardware) if d.predicted_bound and d.measured_gain is not None
     ]
     audits = [d for d in decisions if d.stage == "audit"]
     return Priors(
-        past_winners=tuple(winners.values())[:MAX_WINNERS],
+        past_winners=tuple(past.candidate for past in chosen),
+        past_shares=tuple(past.shares_before for past in chosen),
         realisation=realised_shares(decisions, {s.name: s.likely_part(space.workload) for s in space.strategies}),
         audits=len(audits),
         audit_violations=sum(_violated(decision) for decision in audits),

@@ -251,7 +251,7 @@ def _shares(situation: Situation | None) -> dict[str, float]:
     """Return the share of each category; empty without a profile that can be trusted."""
     if situation is None or situation.breakdown.quality.problems:
         return {}
-    return {name: value / situation.step_ns for name, value in situation.breakdown.per_step_ns.items()}
+    return situation.shares
 
 
 def _bottleneck(situation: Situation | None) -> str:

@@ -1,0 +1,73 @@
+"""Likeness of workloads: whose answer is worth a start of its own.
+
+Two trainings are alike by the module types of their models, the sizes of model, step and sample, their optimizer, and
+the balance of the devices that they run on. Each contributes to one distance; none is a condition, so that another
+batch size or a deeper model still learns from what was found before. Where their time goes today is compared when it
+is known: what cured one bottleneck is no cure of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from steptune.tuner.records import Environment, Study, WorkloadFacts
+
+FARTHEST = 0.9
+"""Distance from which on the answer of one is not tried on the other."""
+OCTAVES = 6.0
+"""Doublings of a size that count as much as models without a module type in common."""
+OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
+SHIFTED = 0.35
+"""Part of the step that other categories take, from which on two bottlenecks are different ones."""
+
+
+def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> float:
+    """Return the distance of a workload on its machine from an earlier study; infinite where that was not examined."""
+    if past.facts is None or past.environment is None:
+        return math.inf
+    other = past.facts
+    return (
+        _unlike_types(facts.model.module_types, other.model.module_types)
+        + _doublings(facts.model.num_parameters, other.model.num_parameters) / OCTAVES
+        + _doublings(_work(facts), _work(other)) / OCTAVES
+        + _doublings(facts.dataset.sample_bytes or 0, other.dataset.sample_bytes or 0) / OCTAVES
+        + _doublings(_balance(environment), _balance(past.environment)) / OCTAVES
+        + OTHER_OPTIMIZER * (facts.optimizer.name != other.optimizer.name)
+        + OTHER_UNIT * (facts.sample_unit != other.sample_unit)
+        + OTHER_RANKS * (environment.num_ranks != past.environment.num_ranks)
+    )
+
+
+def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Compare where the time of two steps goes, by category; True where one of them is not known."""
+    if not shares or not others:
+        return True
+    moved = sum(abs(shares.get(name, 0.0) - others.get(name, 0.0)) for name in shares.keys() | others.keys()) / 2
+    return moved < SHIFTED
+
+
+def _unlike_types(one: Mapping[str, int], other: Mapping[str, int]) -> float:
+    """Weighted Jaccard distance of the logarithms of counts: 0 of the same types as often, 1 of none in common."""
+    names = one.keys() | other.keys()
+    logs = [(math.log1p(one.get(name, 0)), math.log1p(other.get(name, 0))) for name in names]
+    most = sum(max(pair) for pair in logs)
+    return 1 - sum(min(pair) for pair in logs) / most if most else 0.0
+
+
+def _doublings(one: float, other: float) -> float:
+    """Octaves between two sizes; none where one of them is not known."""
+    return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
+
+
+def _work(facts: WorkloadFacts) -> float:
+    """Floating-point operations of a step; where nobody counted, parameters times samples stand for them."""
+    return facts.model.flops_per_step or facts.model.num_parameters * facts.global_batch
+
+
+def _balance(environment: Environment) -> float:
+    """Operations per byte that the device can do; 0 where it was not calibrated."""
+    calibration = environment.calibration
+    if not calibration.copy_bytes_per_s or not calibration.matmul_flops_per_s:
+        return 0.0
+    return max(calibration.matmul_flops_per_s.values()) / calibration.copy_bytes_per_s

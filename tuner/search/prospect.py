@@ -19,6 +19,8 @@ from steptune.tuner.wording import counted
 
 SOON_S, NUM_SAID = 60.0, 5
 """Seconds whose proposals are counted together, and how many at most."""
+LEAST_SAID = 1.005
+"""Expected speed from which one is said."""
 
 
 def prospect(designer: Designer) -> str:
@@ -49,7 +51,10 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
 
 
 def _expected(proposal: Proposal) -> str:
-    return f" and expected to be {proposal.gain:.2f}×" if proposal.gain is not None else ""
+    """Say how fast one is expected to be; nothing where that is no gain, and it would be tried to learn."""
+    if proposal.gain is None or proposal.gain < LEAST_SAID:
+        return ""
+    return f" and expected to be {proposal.gain:.2f}× as fast as the answer"
 
 
 def _by_bounds(designer: Designer) -> str:

@@ -31,16 +31,27 @@ from steptune.tuner.records import (
     Numerics,
     OptimizerFacts,
     SampleUnit,
+    ScriptFacts,
     WorkloadFacts,
 )
+from steptune.tuner.scripts.agent.changes import KNOWN
 from steptune.tuner.strategies import STRATEGIES, Strategy, Supported, Unsupported, strategy_named
-from steptune.tuner.strategies.base import FP32_ROUNDOFF
+from steptune.tuner.strategies.base import FP32_ROUNDOFF, NeedsWorkload, Way
 from steptune.tuner.strategies.composition import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import LoaderArguments, Plan
 from steptune.tuner.workloads.workload import Workload
 
 NUM_STEPS = 3
+SCRIPT = ScriptFacts(
+    command=("python", "train.py"),
+    folder="/home/me",
+    loader="DataLoader",
+    loader_number=0,
+    optimizers=("AdamW",),
+    optimizer_numbers=(0,),
+    models=("Sequential",),
+)
 CPU = Environment(
     hardware=sample_hardware(
         devices=(Device(kind="cpu", name="Some Processor", memory_bytes=16 << 30),), num_cores=2, links={}
@@ -146,6 +157,20 @@ class TestDeclaration:
         assert 0 < strategy.usual_realisation <= 1
         assert strategy.exchange_realisation is None or 0 < strategy.exchange_realisation <= 1
         assert strategy.trial_cost_s >= 0
+
+    def test_says_how_each_choice_is_applied_in_a_foreign_loop(self, strategy: Strategy) -> None:
+        """By changes that the hooks in a script know and in words of a user, or why it needs a Workload."""
+        for choice in (*strategy.choices(CUDA, EVERYTHING), *strategy.choices(CPU, EVERYTHING)):
+            outside = strategy.outside(choice, SCRIPT)
+            if isinstance(outside, NeedsWorkload):
+                assert outside.reason
+                continue
+            assert outside.words or choice == strategy.neutral(EVERYTHING)
+            assert outside.at in ("", "loader", "optimizer", "model")
+            assert set(outside.changes) <= set(KNOWN)
+            variables = strategy.environment_variables(choice)
+            assert outside.changes or variables or choice == strategy.neutral(EVERYTHING)
+            assert not variables or outside.way is Way.START
 
     def test_says_which_values_each_parameter_may_have(self, strategy: Strategy) -> None:
         assert strategy.values.keys() == strategy.defaults.keys()

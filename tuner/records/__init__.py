@@ -75,6 +75,7 @@ from steptune.tuner.records.workload_facts import (
     ModelFacts,
     OptimizerFacts,
     SampleUnit,
+    ScriptFacts,
     UnitFacts,
     WorkloadFacts,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "Replay",
     "SampleUnit",
     "Scalar",
+    "ScriptFacts",
     "Stall",
     "Stalls",
     "Startup",

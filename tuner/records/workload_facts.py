@@ -15,6 +15,8 @@ class SampleUnit(StrEnum):
 
     SAMPLE = "sample"
     TOKEN = "token"
+    STEP = "step"
+    """Of a script whose batches Steptune cannot count."""
 
 
 class DatasetFacts(Record):
@@ -25,7 +27,7 @@ class DatasetFacts(Record):
     """
 
     kind: str
-    """"map" or "iterable"."""
+    """"map" or "iterable"; "none" where a script makes its batches without a loader."""
     length: int | None
     """Samples, or None where an iterable dataset has no length."""
     sample_bytes: int | None
@@ -156,6 +158,42 @@ class KnobFacts(Record):
     recipe: bool = False
 
 
+class ScriptFacts(Record):
+    """What a look run recognised in a training script that nobody rewrites.
+
+    Attributes:
+        command: As the user types it.
+        folder: In which it runs.
+        device: "cpu" or "cuda".
+        loader: Class of the loader whose batches train; None where the loop makes its batches itself.
+        loader_number: Of the loader, in the order of creation; None without one.
+        optimizers: Classes of those that make a step, in order; empty where parameters are updated by hand.
+        optimizer_numbers: Of these, in the order of creation.
+        models: Classes of the outermost modules that are called with gradients.
+        places: Lines of the user's code at which "loader" and "optimizer" were made, and where a "step" ends.
+        autocast: Dtype of the script's own autocast; empty without one.
+        compiled: The script compiles a model itself.
+        wrappers: DistributedDataParallel and its like.
+        deterministic: The script sets `torch.backends.cudnn.deterministic`.
+        sparse: A layer makes sparse gradients.
+    """
+
+    command: tuple[str, ...]
+    folder: str
+    device: str = "cpu"
+    loader: str | None = None
+    loader_number: int | None = None
+    optimizers: tuple[str, ...] = ()
+    optimizer_numbers: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    places: dict[str, str] = field(default_factory=dict)
+    autocast: str = ""
+    compiled: bool = False
+    wrappers: tuple[str, ...] = ()
+    deterministic: bool = False
+    sparse: bool = False
+
+
 class WorkloadFacts(Record):
     """What Steptune found out about a workload once, without importing it into the parent.
 
@@ -222,3 +260,5 @@ class WorkloadFacts(Record):
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0
+    script: ScriptFacts | None = None
+    """None of a `Workload`."""

@@ -9,10 +9,13 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.bounds import Situation, jointly, total
 from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
-from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.base import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks
 from steptune.tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
 from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
+
+NEEDS_WORKLOAD = "needs a Workload: "
+"""Opens the reason for which a choice is not tried in a training script's own loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,10 @@ class Space:
         self.settings = settings
         self.strategies = with_knobs(strategies, workload)
         check_names(settings.only, settings.skip, self.strategies)
+        self._of_hardware = [
+            found for found in (needs_cuda(environment), needs_ranks(environment)) if found != Supported()
+        ]
+        """Why what needs other hardware is not tried, which a Workload would not change."""
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:
@@ -66,10 +73,15 @@ class Space:
         if _is_among(strategy.name, settings.skip):
             return "left out by --skip"
         support = strategy.supports(choice, self.environment, self.workload)
+        numerics = strategy.numerics(choice)
+        needs_consent = numerics.needs_consent and numerics not in settings.allow
+        if self.workload.script is not None and not needs_consent:
+            outside = strategy.outside(choice, self.workload.script)
+            if isinstance(outside, NeedsWorkload) and support not in self._of_hardware:
+                return f"{NEEDS_WORKLOAD}{outside.reason}"
         if isinstance(support, Unsupported):
             return support.reason
-        numerics = strategy.numerics(choice)
-        if numerics.needs_consent and numerics not in settings.allow:
+        if needs_consent:
             return f"is {numerics.value}: allow it with --allow {numerics.value}"
         return None
 

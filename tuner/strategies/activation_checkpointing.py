@@ -50,6 +50,7 @@ RECOMPUTED = 0.5
 class ActivationCheckpointing(Strategy):
     name = "activation_checkpointing"
     summary = "recompute every k-th block, or all except its expensive operators, instead of keeping its activations"
+    needs_workload = "which blocks of the model repeat is known from Workload.blocks only"
     defaults: ClassVar[Choice] = {"every": None, "save": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "every": (None, range(1, 1025)),

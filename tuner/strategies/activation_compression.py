@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class ActivationCompression(Strategy):
     name = "activation_compression"
     summary = "saved activations as ReLU masks, without zeros, or in 16 or 8 bits"
+    needs_workload = "hooks on saved tensors belong around the forward pass of a step of Steptune's own"
     defaults: ClassVar[Choice] = {"kept_as": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"kept_as": (None, *FORMS)}
     attacks = ()

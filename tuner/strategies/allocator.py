@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy, Support, Supported, needs_cuda
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import NeedsWorkload, Outside, Strategy, Support, Supported, Way, needs_cuda
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -71,6 +71,10 @@ class Allocator(Strategy):
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
         """Nothing: the variables are all there is to it."""
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        variables = self.environment_variables(choice)
+        return Outside(way=Way.START, changes={}, words=" ".join(f"{n}={value}" for n, value in variables.items()))
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         return {} if choice == situation.choices[self.name] else without(situation, Category.ALLOCATION)

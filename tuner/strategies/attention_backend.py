@@ -44,6 +44,7 @@ _OPERATORS = {
 class AttentionBackend(Strategy):
     name = "attention_backend"
     summary = "back end of scaled_dot_product_attention"
+    needs_workload = "the back end is chosen around the forward pass of a step of Steptune's own"
     defaults: ClassVar[Choice] = {"backend": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"backend": (None, *_BACKENDS)}
     attacks = (Category.ATTENTION,)

@@ -36,6 +36,7 @@ WITHOUT_MASK = 0.4
 class AttentionMask(Strategy):
     name = "attention_mask"
     summary = "causal attention by a flag instead of a computed mask"
+    needs_workload = "whether a mask is causal is proven on batches of Workload.dataset"
     defaults: ClassVar[Choice] = {"is_causal": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"is_causal": (False, True)}
     attacks = (Category.ATTENTION, Category.SYNCHRONISATION, Category.HOST)

@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, arithmetic, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import TF32_ROUNDOFF, Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import (
+    TF32_ROUNDOFF,
+    NeedsWorkload,
+    Outside,
+    Strategy,
+    Support,
+    Supported,
+    Unsupported,
+    Way,
+    needs_cuda,
+)
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -86,6 +96,22 @@ class BackendFlags(Strategy):
 
         if choice != self.defaults:
             plan.environment.append(set_flags)
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        if choice["cudnn_benchmark"] and script.deterministic:
+            return NeedsWorkload("the script sets torch.backends.cudnn.deterministic, which asks for the opposite")
+        changes: dict[str, Scalar] = {
+            "cudnn_benchmark": choice["cudnn_benchmark"],
+            "matmul_precision": "high" if choice["tf32"] else "highest",
+            "flush_denormals": choice["flush_denormals"],
+        }
+        calls = {
+            "torch.backends.cudnn.benchmark = True": choice["cudnn_benchmark"],
+            'torch.set_float32_matmul_precision("high")': choice["tf32"],
+            "torch.set_flush_denormal(True)": choice["flush_denormals"],
+        }
+        words = "; ".join(call for call, wanted in calls.items() if wanted) or "PyTorch's default flags"
+        return Outside(way=Way.LIVE, changes=changes, words=words)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]

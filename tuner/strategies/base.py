@@ -13,12 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.bounds import Savings, Situation, total
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.wording import which_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,43 @@ class Unsupported:
 Support = Supported | Unsupported
 
 
+class Way(StrEnum):
+    """The least that a choice needs to be applied in a loop of somebody else's.
+
+    LIVE: it can be made and undone while the loop runs. FORK: a copy of the process, frozen before training began, will
+    do. START: the process must start again.
+    """
+
+    LIVE = "live"
+    FORK = "fork"
+    START = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """How a choice is applied in a training script that nobody rewrites.
+
+    Attributes:
+        way: The least that it needs; a process that starts again serves every choice.
+        changes: What the hooks in the script change, by name (`scripts/agent/changes.py`); variables of the environment
+            come from `environment_variables`.
+        words: As a user would write it.
+        at: The object at whose line it is written: "loader", "optimizer", "model", or empty for the script's beginning.
+    """
+
+    way: Way
+    changes: Mapping[str, Scalar]
+    words: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class NeedsWorkload:
+    """The choice cannot be applied in a foreign loop, and why; a `Workload` is the way to it."""
+
+    reason: str
+
+
 class Strategy(ABC):
     """One technique.
 
@@ -64,6 +102,7 @@ class Strategy(ABC):
         recompiles: Where it changes, a compiled model is compiled again.
         has_order: Of choices that differ in one number, neighbours behave alike.
         usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
+        needs_workload: Why no choice can be applied in a training script's own loop; empty where `outside` says how.
         exchange_realisation: The same of a choice that would replace another one of the incumbent. None where what
             one choice began another may finish: halfway from the usual part to all of it.
     """
@@ -80,6 +119,7 @@ class Strategy(ABC):
     has_order: ClassVar[bool] = True
     usual_realisation: ClassVar[float] = 0.2
     exchange_realisation: ClassVar[float | None] = None
+    needs_workload: ClassVar[str] = ""
 
     # --- the space ----------------------------------------------------------------------------
 
@@ -124,6 +164,10 @@ class Strategy(ABC):
     @abstractmethod
     def contribute(self, plan: Plan, choice: Choice) -> None:
         """Adds to the plan what the choice asks for. The default choice adds nothing."""
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        """How a complete choice is applied in the loop of a script that nobody rewrites, or why it needs a workload."""
+        return NeedsWorkload(self.needs_workload)
 
     # --- what it can gain ---------------------------------------------------------------------
 

@@ -22,8 +22,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, above_roofline, at_roofline, jointly, removable, without
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import (
+    HARDLY,
+    NeedsWorkload,
+    Outside,
+    Strategy,
+    Support,
+    Supported,
+    Unsupported,
+    Way,
+    needs_cuda,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +159,21 @@ class Compile(Strategy):
             plan.whole_compilation.append(compile_model)
         if mode in MODES_WITH_GRAPHS:
             plan.step.beginnings.append(_mark_step)
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        mode, dynamic = choice["mode"], choice["dynamic"]
+        if script.compiled:
+            return NeedsWorkload("the script compiles its model itself")
+        if choice["scope"] == "regional":
+            return NeedsWorkload("which blocks of the model repeat is known from Workload.blocks only")
+        if mode in MODES_WITH_GRAPHS:
+            return NeedsWorkload("CUDA graphs overwrite their outputs in the next step, and the loop may keep them")
+        if not script.models:
+            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+        said = [] if mode == "default" else [f'mode="{mode}"']
+        said += [] if dynamic is None else [f"dynamic={dynamic}"]
+        changes: dict[str, Scalar] = {"compile": mode, "compile_dynamic": dynamic}
+        return Outside(way=Way.LIVE, changes=changes, words=f"model.compile({', '.join(said)})", at="model")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         fused = without(situation, *self.attacks, Category.COPY_D2D, Category.ALLOCATION)

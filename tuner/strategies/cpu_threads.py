@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -74,6 +74,14 @@ class CpuThreads(Strategy):
                 torch.set_num_threads(int(count))
 
             plan.environment.append(set_threads)
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        variables = [f"{name}={value}" for name, value in self.environment_variables(choice).items()]
+        count = choice["num_threads"]
+        calls = [] if count is None else [f"torch.set_num_threads({count})"]
+        changes: dict[str, Scalar] = {} if count is None else {"num_threads": count}
+        way = Way.START if variables else Way.FORK
+        return Outside(way=way, changes=changes, words=" ".join((*variables, *calls)))
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         if situation.environment.hardware.device_kind == "cuda":

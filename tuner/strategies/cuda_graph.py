@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class CudaGraph(Strategy):
     name = "cuda_graph"
     summary = "record a whole step as CUDA graphs and replay it"
+    needs_workload = "a whole step is recorded, and the loop's own lines (item(), zero_grad, schedulers) stand in it"
     defaults: ClassVar[Choice] = {"scope": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"scope": (None, "step")}
     attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)

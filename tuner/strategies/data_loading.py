@@ -32,8 +32,17 @@ from steptune.tuner.profiling.bounds import (
     without_crowding,
 )
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import HARDLY, Strategy, Support, Supported, Unsupported
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import (
+    HARDLY,
+    NeedsWorkload,
+    Outside,
+    Strategy,
+    Support,
+    Supported,
+    Unsupported,
+    Way,
+)
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -99,6 +108,20 @@ class DataLoading(Strategy):
         plan.loader.prefetch_factor = int(choice["prefetch_factor"] or 2)
         plan.loader.persistent_workers = bool(choice["persistent_workers"])
         plan.loader.pin_memory = bool(choice["pin_memory"])
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        if script.loader is None:
+            return NeedsWorkload("the loop makes its batches itself, without a DataLoader")
+        workers = int(choice["num_workers"] or 0)
+        settings: dict[str, Scalar] = {
+            "num_workers": workers,
+            "pin_memory": choice["pin_memory"],
+            "prefetch_factor": choice["prefetch_factor"] if workers else None,
+            "persistent_workers": bool(choice["persistent_workers"] and workers),
+        }
+        said = ", ".join(f"{name}={value}" for name, value in settings.items() if name == "num_workers" or value)
+        changes = {f"loader.{name}": value for name, value in settings.items()}
+        return Outside(way=Way.FORK, changes=changes, words=f"{script.loader}({said})", at="loader")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]

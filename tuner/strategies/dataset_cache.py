@@ -34,6 +34,7 @@ MEMORY_SHARE = 0.5
 class DatasetCache(Strategy):
     name = "dataset_cache"
     summary = "decoded samples kept in memory or on a local disk"
+    needs_workload = "the dataset is wrapped before its loader is made, by Workload.load and Workload.augment"
     defaults: ClassVar[Choice] = {"where": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"where": (None, "memory", "disk")}
     attacks = (Category.DATA_WAIT,)

@@ -39,6 +39,7 @@ SIZES = ("bucket_cap_mb", "first_bucket_mb")
 class DdpBuckets(Strategy):
     name = "ddp_buckets"
     summary = "size of DDP's gradient buckets, static graph, gradients as views of their bucket"
+    needs_workload = "DDP is built by the script; Steptune builds it for a Workload"
     defaults: ClassVar[Choice] = {
         "bucket_cap_mb": 25,
         "first_bucket_mb": 1,

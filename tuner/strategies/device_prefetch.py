@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class DevicePrefetch(Strategy):
     name = "device_prefetch"
     summary = "next batch copied on a side stream, as bytes where the workload has them"
+    needs_workload = "the loop's own lines move batches to the device"
     defaults: ClassVar[Choice] = {"ahead": False, "as_bytes": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"ahead": (False, True), "as_bytes": (False, True)}
     attacks = (Category.COPY_H2D, Category.QUEUED)

@@ -40,6 +40,10 @@ COMPILE_S = 20.0
 class FusedKernels(Strategy):
     name = "fused_kernels"
     summary = "fused kernels in place of what a model computes in many operators"
+    needs_workload = (
+        "the parts of the model and of the loss are replaced before training begins, which "
+        "Workload.model and Workload.loss allow"
+    )
     defaults: ClassVar[Choice] = dict.fromkeys(pattern_names(), False)
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = dict.fromkeys(pattern_names(), (False, True))
     attacks = (*_OF_MODEL, *_OF_OPTIMIZER)

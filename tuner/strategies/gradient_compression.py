@@ -50,6 +50,7 @@ TRIED_WARM_UP = 16
 class GradientCompression(Strategy):
     name = "gradient_compression"
     summary = "gradients in 16, 8 or 1 bits, as products of thin matrices, or their largest elements only"
+    needs_workload = "the communication hooks are put on a DDP that Steptune builds"
     defaults: ClassVar[Choice] = {"method": None, "rank": 4, "ratio": 0.01, "warm_up_steps": TRIED_WARM_UP}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "method": (None, "fp16", "bf16", "int8", "one_bit", "powersgd", "dgc"),

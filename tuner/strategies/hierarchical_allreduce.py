@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class HierarchicalAllreduce(Strategy):
     name = "hierarchical_allreduce"
     summary = "gradients reduced inside every host, then between hosts"
+    needs_workload = "the process groups are made by Steptune"
     defaults: ClassVar[Choice] = {"levels": 1}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"levels": (1, 2)}
     attacks = (Category.COMMUNICATION,)

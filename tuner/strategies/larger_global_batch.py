@@ -50,6 +50,7 @@ PER_STEP = (
 class LargerGlobalBatch(Strategy):
     name = "larger_global_batch"
     summary = "several batches in one step, up to the user's limit"
+    needs_workload = "the number of samples of a step is the loop's own"
     defaults: ClassVar[Choice] = {"factor": 1, "rule": "linear"}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "factor": (range(1, MAX_FACTOR + 1),),

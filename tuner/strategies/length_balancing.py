@@ -36,6 +36,7 @@ MAX_POOL_S = 10.0
 class LengthBalancing(Strategy):
     name = "length_balancing"
     summary = "batches of samples of similar length, balanced across ranks"
+    needs_workload = "the order of samples comes from the script's own sampler"
     defaults: ClassVar[Choice] = {"pool_batches": 0}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"pool_batches": (range(1025),)}
     attacks = (*COMPUTE, Category.COMMUNICATION)

@@ -36,6 +36,7 @@ TRIED = (8, 4, 16)
 class LocalSgd(Strategy):
     name = "local_sgd"
     summary = "ranks step alone and average their models every so many steps"
+    needs_workload = "the exchange of gradients is the loop's own"
     defaults: ClassVar[Choice] = {"every": 1, "warm_up_steps": TRIED_WARM_UP, "inside": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "every": (range(1, 1025),),

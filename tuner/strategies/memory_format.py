@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Choice, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.records import Choice, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +77,17 @@ class MemoryFormat(Strategy):
             plan.batch.append(images_to_channels_last)
         if choice["batch_second"]:
             plan.model.append(blocks_to_batch_second)
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        if choice["batch_second"]:
+            return NeedsWorkload("which blocks of the model repeat is known from Workload.blocks only")
+        if script.wrappers:
+            return NeedsWorkload(f"{script.wrappers[0]} has laid out the parameters before the first step")
+        if not script.models:
+            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+        changes: dict[str, Scalar] = {"channels_last": choice["layout"] == "channels_last"}
+        words = "model and images .to(memory_format=torch.channels_last)"
+        return Outside(way=Way.FORK, changes=changes, words=words, at="model")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         rest = without(situation, Category.NORMALISATION, Category.ELEMENTWISE, Category.COPY_D2D, Category.REDUCTION)

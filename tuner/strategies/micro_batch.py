@@ -32,6 +32,7 @@ MAX_PIECES = 16
 class MicroBatch(Strategy):
     name = "micro_batch"
     summary = "gradient accumulation over pieces of the batch"
+    needs_workload = "the loop's own lines run forward and backward over the whole batch"
     defaults: ClassVar[Choice] = {"num_micro_batches": 1}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"num_micro_batches": (range(1, 65537),)}
     attacks = COMPUTE

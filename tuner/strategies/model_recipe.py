@@ -51,6 +51,7 @@ SLOWEST = 16
 class ModelRecipe(Strategy):
     name = "model_recipe"
     summary = "products padded to multiples of 8 or 64; a pooled classifier"
+    needs_workload = "the model is changed before its optimizer is made, which Workload.model allows"
     defaults: ClassVar[Choice] = {"pad_multiple": 1, "pooled_classifier": False}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "pad_multiple": (1, 8, 64),

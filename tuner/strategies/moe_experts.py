@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class MoeExperts(Strategy):
     name = "moe_experts"
     summary = "experts of a mixture run looped, batched or grouped"
+    needs_workload = "the model is changed before its optimizer is made, which Workload.model allows"
     defaults: ClassVar[Choice] = {"execution": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"execution": (None, "looped", "batched", "grouped")}
     attacks = (*COMPUTE, Category.SYNCHRONISATION, Category.COPY_D2H, Category.HOST, Category.LAUNCH_LATENCY)

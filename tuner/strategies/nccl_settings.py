@@ -58,6 +58,7 @@ TCP_LIKELY = 0.5
 class NcclSettings(Strategy):
     name = "nccl_settings"
     summary = "NCCL's algorithm, protocol, channels, sockets and threads"
+    needs_workload = "the links between its ranks are measured by processes of Steptune's own"
     defaults: ClassVar[Choice] = dict.fromkeys(VARIABLES)
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "algorithm": (None, OWN, *TEXTS["algorithm"]),

@@ -41,6 +41,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
 class OptimizerAlgorithm(Strategy):
     name = "optimizer_algorithm"
     summary = "AdamW, LAMB, LARS, Adafactor or SM3 in the optimizer's place"
+    needs_workload = "the optimizer is made by the script"
     defaults: ClassVar[Choice] = {"algorithm": None}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {"algorithm": (None, *ALGORITHMS)}
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)

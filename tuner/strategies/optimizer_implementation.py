@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy, Support, Supported, Unsupported
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.base import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
 if TYPE_CHECKING:
@@ -70,6 +70,18 @@ class OptimizerImplementation(Strategy):
             plan.optimizer.implementation = str(choice["implementation"])
         if choice["contiguous"]:
             plan.optimizer.contiguous = True
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        name = choice["implementation"]
+        if choice["contiguous"]:
+            return NeedsWorkload("contiguous parameters need an optimizer that Steptune makes")
+        if script.sparse:
+            return NeedsWorkload("a layer makes sparse gradients, which fused and foreach updates do not take")
+        if not script.optimizers:
+            return NeedsWorkload("the loop updates its parameters by hand, without an optimizer")
+        flags = {"fused": "fused=True", "foreach": "foreach=True", "for_loop": "foreach=False"}
+        words = " and ".join(f"{kind}({flags[str(name)]})" for kind in dict.fromkeys(script.optimizers))
+        return Outside(way=Way.LIVE, changes={"optimizer": name}, words=words, at="optimizer")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)

@@ -41,6 +41,7 @@ PER_STAGE = (4, 2, 1)
 class ParallelMesh(Strategy):
     name = "parallel_mesh"
     summary = "one model over several ranks: its layers in a pipeline, its heads and columns or its experts shared out"
+    needs_workload = "ranks and the parts of the model are laid out by Steptune"
     defaults: ClassVar[Choice] = {"pipeline": 1, "tensor": 1, "expert": 1, "schedule": "1f1b", "micro_batches": 8}
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]] = {
         "pipeline": (range(1, 1025),),

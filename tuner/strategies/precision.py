@@ -39,16 +39,19 @@ from steptune.tuner.profiling.bounds import (
     without,
 )
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.base import (
     BF16_ROUNDOFF,
     FP16_ROUNDOFF,
     HARDLY,
     TF32_ROUNDOFF,
+    NeedsWorkload,
+    Outside,
     Strategy,
     Support,
     Supported,
     Unsupported,
+    Way,
     needs_cuda,
 )
 from steptune.tuner.strategies.reduction import Reduction, most_saved, reduction, saved
@@ -159,6 +162,24 @@ class Precision(Strategy):
         casts = CASTS_PART * removable(situation, Category.ELEMENTWISE, Category.COPY_D2D)
         update = UPDATE_PART * removable(situation, Category.OPTIMIZER) if choice["level"] == "O3" else 0.0
         return casts + update + _saved_communication(situation, choice, saved)
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        level = choice["level"]
+        if level in ("O2", "O3"):
+            return NeedsWorkload("16-bit weights and their FP32 masters need an update of Steptune's own")
+        if script.autocast:
+            return NeedsWorkload(f"the script chooses its precision itself (autocast to {script.autocast})")
+        if level == "O1" and choice["dtype"] == "float16":
+            return NeedsWorkload("float16 needs a loss scaler around backward and step, which are the loop's own")
+        if level == "O1" and not script.models:
+            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+        if level == "tf32":
+            words = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
+            return Outside(way=Way.LIVE, changes={"matmul_precision": "high", "cudnn_tf32": True}, words=words)
+        if level == "fp32":
+            return Outside(way=Way.LIVE, changes={"matmul_precision": "highest"}, words="PyTorch's default precision")
+        words = f'with torch.autocast("{script.device}", dtype=torch.{choice["dtype"]}) around the model\'s call'
+        return Outside(way=Way.LIVE, changes={"autocast": choice["dtype"]}, words=words, at="model")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""

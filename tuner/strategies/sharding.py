@@ -53,6 +53,7 @@ def unit_key(choice: Mapping[str, Scalar]) -> str:
 class Sharding(Strategy):
     name = "sharding"
     summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"
+    needs_workload = "the model is wrapped before its optimizer is made, which Workload.model allows"
     defaults: ClassVar[Choice] = {
         "mode": "ddp",
         "wrap": "root",

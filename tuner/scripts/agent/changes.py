@@ -1,0 +1,167 @@
+"""The changes of a trial, made at the objects that the look run recorded, as if the script's own lines said them.
+
+Flags are set at the first mark of training, because scripts set them too; loaders are changed when their iterator is
+made, optimizers when they are made, modules when they are called with gradients for the first time. What was changed is
+noted, so that a change that was never reached is no effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+LOADER = "loader."
+KNOWN = (
+    *("loader.num_workers", "loader.pin_memory", "loader.prefetch_factor", "loader.persistent_workers"),
+    *("optimizer", "channels_last", "autocast", "compile", "compile_dynamic"),
+    *("num_threads", "cudnn_benchmark", "cudnn_tf32", "matmul_precision", "flush_denormals"),
+)
+"""Names of all changes."""
+
+
+class Changes:
+    """Changes by name, and what came of them.
+
+    Args:
+        wanted: By name, as the strategies say in `outside`.
+        loader: Number of the loader whose batches train.
+        optimizers: Numbers of those that make a step.
+        models: Classes of the modules that are called with gradients.
+
+    Attributes:
+        applied: What was seen after each change.
+    """
+
+    def __init__(
+        self, wanted: dict[str, Any], loader: int | None, optimizers: tuple[int, ...], models: tuple[str, ...]
+    ) -> None:
+        self._wanted = wanted
+        self._loader = loader
+        self._optimizers = optimizers
+        self._models = list(models)
+        self._began = False
+        self.applied: dict[str, str] = {}
+
+    @property
+    def awaits_modules(self) -> bool:
+        """Whether a module that is to be changed was not called yet."""
+        return bool(self._models) and any(self._wanted.get(name) for name in ("autocast", "compile", "channels_last"))
+
+    def begin(self) -> None:
+        """Set the flags of the process, once."""
+        if self._began:
+            return
+        self._began = True
+        wanted = self._wanted
+        if wanted.get("num_threads") is not None:
+            torch.set_num_threads(wanted["num_threads"])
+            self.applied["num_threads"] = str(torch.get_num_threads())
+        if "cudnn_benchmark" in wanted:
+            torch.backends.cudnn.benchmark = bool(wanted["cudnn_benchmark"])
+            self.applied["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
+        if "cudnn_tf32" in wanted:
+            torch.backends.cudnn.allow_tf32 = bool(wanted["cudnn_tf32"])
+            self.applied["cudnn_tf32"] = str(torch.backends.cudnn.allow_tf32)
+        if "matmul_precision" in wanted:
+            torch.set_float32_matmul_precision(wanted["matmul_precision"])
+            self.applied["matmul_precision"] = torch.get_float32_matmul_precision()
+        if "flush_denormals" in wanted:
+            possible = torch.set_flush_denormal(bool(wanted["flush_denormals"]))
+            self.applied["flush_denormals"] = str(bool(wanted["flush_denormals"]) and possible)
+
+    def loader(self, loader: Any, number: int) -> None:
+        """Change the loader whose batches train; its iterator is made next."""
+        if number != self._loader:
+            return
+        for name, value in self._wanted.items():
+            if name.startswith(LOADER):
+                attribute = name.removeprefix(LOADER)
+                object.__setattr__(loader, attribute, value)  # loaders refuse some once they are made
+                self.applied[name] = str(getattr(loader, attribute))
+
+    def optimizer(self, optimizer: Any, number: int) -> None:
+        """Choose how an optimizer computes its update: its class has not read its groups yet."""
+        name = self._wanted.get("optimizer")
+        if name is None or number not in self._optimizers:
+            return
+        flags = {"fused": name == "fused", "foreach": name == "foreach"}
+        for values in (optimizer.defaults, *optimizer.param_groups):
+            for flag, value in flags.items():
+                if flag in values:
+                    values[flag] = value
+        if name == "fused":
+            optimizer._step_supports_amp_scaling = True
+        group = optimizer.param_groups[0]
+        ran = next((flag for flag in flags if group.get(flag)), "for_loop")
+        self.applied["optimizer"] = ran
+
+    def module(self, module: torch.nn.Module) -> None:
+        """Change an outermost module that is called with gradients for the first time."""
+        kind = type(_inner(module)).__name__
+        if kind not in self._models:
+            return
+        self._models.remove(kind)
+        wanted = self._wanted
+        if wanted.get("channels_last"):
+            _to_channels_last(module)
+            self.applied["channels_last"] = "True"
+        if wanted.get("autocast"):
+            _to_autocast(module, getattr(torch, wanted["autocast"]))
+            self.applied["autocast"] = wanted["autocast"]
+        if wanted.get("compile"):
+            mode = None if wanted["compile"] == "default" else wanted["compile"]
+            module.compile(mode=mode, dynamic=wanted.get("compile_dynamic"))
+            self.applied["compile"] = wanted["compile"]
+            self.applied["compile_dynamic"] = str(wanted.get("compile_dynamic"))
+
+
+def _inner(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside of data-parallel wrappers."""
+    inner = getattr(module, "module", None)
+    if type(module).__name__ in ("DistributedDataParallel", "DataParallel") and isinstance(inner, torch.nn.Module):
+        return inner
+    return module
+
+
+def _to_channels_last(module: torch.nn.Module) -> None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point():
+            return value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    def before(_: Any, arguments: Any, options: Any) -> Any:
+        return tuple(map(convert, arguments)), {name: convert(value) for name, value in options.items()}
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _to_autocast(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Wrap `forward`; what it returns is FP32, as Accelerate does it: the loss is computed outside."""
+    forward = module.forward
+    device = next(module.parameters()).device.type
+
+    def cast(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
+            result = forward(*arguments, **options)
+        return _to_fp32(result)
+
+    module.forward = cast
+
+
+def _to_fp32(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, dict):
+        for name in list(value):
+            value[name] = _to_fp32(value[name])
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_to_fp32, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(_to_fp32, value))
+    return value

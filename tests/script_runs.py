@@ -7,12 +7,38 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from builders import sample_environment
+from msgspec.structs import replace
 
 from steptune.service.script_profile import ScriptProfile, script_profile
+from steptune.tuner.guard.curves import Protocol
+from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import (
+    Candidate,
+    Choice,
+    Environment,
+    MeasureSettings,
+    Numerics,
+    Purpose,
+    ScriptFacts,
+    Study,
+    StudySettings,
+    TrialResult,
+    WorkloadFacts,
+)
 from steptune.tuner.scripts.launch import ran_script
 from steptune.tuner.scripts.record import ScriptRecord
+from steptune.tuner.scripts.runner import ScriptRunner, look_at
+from steptune.tuner.search.space import Space
+from steptune.tuner.search.specs import SpecMaker
+from steptune.tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.strategies.base import Outside, Way
+from steptune.tuner.trials.reference import ReferenceRequest
+from steptune.tuner.trials.study_files import StudyFiles
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "frontdoor" / "scripts"
@@ -63,6 +89,83 @@ class ScriptFolder:
         return {
             str(path.relative_to(self.path)): path.stat().st_size for path in self.path.rglob("*") if path.is_file()
         }
+
+
+class Planted(Strategy):
+    """A choice that sets a variable of the environment, by which a script of the tests trains otherwise."""
+
+    name = "planted"
+    summary = "a fault that a script of the tests reads from its environment"
+    defaults: ClassVar[Choice] = {"fault": "none"}
+    values: ClassVar = {"fault": ("none", "rate", "gradients", "data", "order", "state", "raises")}
+    attacks: ClassVar = (Category.OPTIMIZER,)
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return tuple({"fault": fault} for fault in self.values["fault"])
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def environment_variables(self, choice: Choice) -> dict[str, str]:
+        return {"PLANTED": str(choice["fault"])}
+
+    def contribute(self, plan: Any, choice: Choice) -> None:
+        """Nothing."""
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside:
+        return Outside(way=Way.START, changes={}, words=f"PLANTED={choice['fault']}")
+
+    def savings(self, situation: Situation, choice: Choice) -> dict[Category, float]:
+        return {}
+
+
+STEPS_ONLY = MeasureSettings(window_s=0.001, min_rounds=2, max_rounds=2, cap_s=0.0)
+"""Two windows of a step or two: these tests look at what is trained, not at how long it takes."""
+
+
+class Trials:
+    """Trials of a command in a folder, each of a fixed candidate."""
+
+    def __init__(self, folder: Path, study: Path, command: tuple[str, ...]) -> None:
+        study.mkdir(exist_ok=True)
+        look, ended = look_at(command, folder, study / "look.log")
+        assert look is not None, [record.refusal for record in ended.records] or (study / "look.log").read_text()
+        self.look = look
+        strategies = (*STRATEGIES, Planted())
+        self._runner = ScriptRunner(look, study, strategies=strategies)
+        self._settings = StudySettings(num_ranks=look.record.num_ranks)
+        self._environment = sample_environment("cpu")
+        self.space = Space(self._environment, look.facts, self._settings, strategies)
+        self._study = Study(
+            study_id="study",
+            workload=look.facts.reference,
+            settings=self._settings,
+            created_at="",
+            directory=str(study),
+        )
+        StudyFiles(study).make_folders()
+
+    def reference(self, *roundoffs: float) -> None:
+        """Make what candidates of these unit roundoffs are compared with."""
+        self._runner.make_reference(
+            ReferenceRequest(
+                workload=self._study.workload,
+                study_directory=self._study.directory,
+                choices={},
+                device="cpu",
+                protocol=Protocol(num_pointwise=3, num_curve=0, num_horizon=0, randomness="none"),
+                unit_roundoffs=roundoffs,
+                own_roundoff=self.space.unit_roundoff(Candidate()),
+            )
+        )
+
+    def run(self, **choices: Choice) -> TrialResult:
+        """One trial of a candidate; the first of its kind, so that it is guarded where it is no baseline."""
+        candidate = Candidate(choices=choices)
+        purpose = Purpose.EXPLORE if choices else Purpose.BASELINE
+        spec = replace(SpecMaker(self._study, self.space, Candidate()).spec(candidate, purpose, 0), profile=False)
+        (result,) = self._runner.run([spec], [purpose], STEPS_ONLY, "group", lambda progress: None)
+        return result
 
 
 def losses(output: str) -> list[str]:

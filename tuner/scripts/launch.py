@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.installation import IMPORT_ROOT
@@ -36,42 +38,83 @@ class Ended:
         status: As a shell has it.
         records: One for each process that used torch to make or train something, the recorded ones first, by rank.
         traces: Of the recorded ranks.
+        folder: Of the record, with what a trial wrote.
+        timed_out: It was ended because it took longer than it may.
     """
 
     status: int
     records: tuple[ScriptRecord, ...]
     traces: tuple[Path, ...]
+    folder: Path = Path()
+    timed_out: bool = False
 
 
 @contextmanager
 def ran_script(
-    command: Sequence[str], *, full: bool = False, in_place: bool = False, own_output: bool = True
+    command: Sequence[str],
+    *,
+    full: bool = False,
+    in_place: bool = False,
+    own_output: bool = True,
+    trial: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    log: Path | None = None,
+    longest_s: float | None = None,
 ) -> Iterator[Ended]:
-    """Run a command in this folder with the hooks armed; its traces are there until the context ends.
+    """Run a command with the hooks armed; its record and traces are there until the context ends.
 
     Args:
         full: Let it run to its end, in place.
         in_place: Let it write where it stands; otherwise it works in a copy-on-write view of the folder.
         own_output: Leave it standard output; otherwise what it prints goes to standard error.
+        trial: What a trial is to do (`agent/trial.py`); None for a look run.
+        variables: Environment variables of the command, whatever they are outside.
+        folder: Where it runs; by default this folder.
+        log: A file for what it prints.
+        longest_s: Seconds after which it is ended.
 
     Raises:
         PlatformError: There can be no view here.
         KeyboardInterrupt: No process of the command is left.
     """
-    with _temporary_folder() as folder:
-        record = folder / "record"
-        view = None if full or in_place else folder / "view"
+    folder = folder or Path.cwd()
+    with _temporary_folder() as temporary:
+        record = temporary / "record"
+        view = None if full or in_place else temporary / "view"
         record.mkdir()
-        (record / SETTINGS).write_text(json.dumps({"full": full}), encoding="utf-8")
+        (record / SETTINGS).write_text(json.dumps({"full": full, "trial": trial}), encoding="utf-8")
         if view is not None:
             if not LINUX:
-                raise PlatformError(_no_view("only Linux has overlays"))
+                raise PlatformError(_no_view(folder, "only Linux has overlays", is_trial=trial is not None))
             view.mkdir()
-        status = _supervised(command, record, view, NO_MESSAGES | ({} if full else NO_RUNS), own_output=own_output)
+        own = {name: value for name, value in NO_MESSAGES.items() if name not in os.environ}
+        if not full:
+            own |= {name: value for name, value in NO_RUNS.items() if name not in os.environ}
+        run = _Run(command=command, folder=folder, record=record, view=view, variables={**own, **(variables or {})})
+        with _output_of(log, own_output=own_output) as stream:
+            status = run.wait(stream, longest_s)
         reason = record / NO_VIEW
         if reason.exists():
-            raise PlatformError(_no_view(reason.read_text(encoding="utf-8")))
-        yield Ended(status=status, records=read_records(record), traces=find_script_traces(record))
+            why = reason.read_text(encoding="utf-8")
+            raise PlatformError(_no_view(folder, why, is_trial=trial is not None))
+        yield Ended(
+            status=128 + signal.SIGALRM if status is None else status,
+            timed_out=status is None,
+            folder=record,
+            records=read_records(record),
+            traces=find_script_traces(record),
+        )
+
+
+@contextmanager
+def _output_of(log: Path | None, *, own_output: bool) -> Iterator[Any]:
+    """Where a command prints: its own streams, standard error alone, or a file."""
+    if log is None:
+        yield None if own_output else sys.stderr
+        return
+    with log.open("ab") as file:
+        yield file
 
 
 @contextmanager
@@ -105,38 +148,52 @@ def find_script_traces(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("trace-*.json"), key=lambda path: int(path.stem.partition("-")[2])))
 
 
-def _no_view(reason: str) -> str:
-    return (
-        f"there can be no copy-on-write view of {Path.cwd()}: {reason}. --in-place runs the script where it stands: "
-        "what it writes until its steps are recorded stays"
-    )
+def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
+    refusal = f"there can be no copy-on-write view of {folder}: {reason}"
+    if is_trial:
+        return f"{refusal}. Trials would write over each other's files, and yours: a script is not tuned without a view"
+    return f"{refusal}. --in-place runs the script where it stands: what it writes until its steps are recorded stays"
 
 
-def _supervised(
-    command: Sequence[str], record: Path, view: Path | None, variables: dict[str, str], *, own_output: bool
-) -> int:
-    own = {name: value for name, value in variables.items() if name not in os.environ}
-    path = os.pathsep.join(filter(None, (str(ARMED), os.environ.get("PYTHONPATH"))))
-    given = {
-        "record": str(record),
-        "view": str(view) if view is not None else None,
-        "parent": os.getpid(),
-        "command": list(command),
-        "variables": {**own, "PYTHONPATH": path, FOLDER: str(record)},
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _SUPERVISOR, str(IMPORT_ROOT), json.dumps(given)],
-        stdout=None if own_output else sys.stderr,
-    )
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One run of a command below a supervisor."""
+
+    command: Sequence[str]
+    folder: Path
+    record: Path
+    view: Path | None
+    variables: Mapping[str, str]
+
+    def wait(self, stream: Any, longest_s: float | None) -> int | None:
+        """Run it to its end; None where it took longer than it may."""
+        path = os.pathsep.join(filter(None, (str(ARMED), os.environ.get("PYTHONPATH"))))
+        given = {
+            "record": str(self.record),
+            "view": str(self.view) if self.view is not None else None,
+            "parent": os.getpid(),
+            "command": list(self.command),
+            "variables": {**self.variables, "PYTHONPATH": path, FOLDER: str(self.record)},
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _SUPERVISOR, str(IMPORT_ROOT), json.dumps(given)],
+            cwd=self.folder,
+            stdout=stream,
+            stderr=stream if stream is not None and stream is not sys.stderr else None,
+        )
         try:
-            process.wait(INTERRUPT_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(longest_s)
+        except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
-        raise
+            return None
+        except KeyboardInterrupt:
+            try:
+                process.wait(INTERRUPT_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.terminate()
+                process.wait()
+            raise
 
 
 _SUPERVISOR = """

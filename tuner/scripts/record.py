@@ -66,6 +66,8 @@ class ScriptOptimizer(Record):
     Attributes:
         implementation: "fused", "foreach", "capturable"; empty where it is torch's own choice.
         in_step: Whether it is one of those that make the step.
+        implementations: That its class offers.
+        module: Where its class is defined.
     """
 
     number: int
@@ -75,6 +77,8 @@ class ScriptOptimizer(Record):
     num_groups: int
     implementation: str
     in_step: bool
+    implementations: tuple[str, ...] = ()
+    module: str = ""
 
 
 class ScriptModel(Record):
@@ -85,6 +89,8 @@ class ScriptModel(Record):
         dtypes: Number of parameters by dtype.
         num_calls: In the first steps; None where the module was found without being called.
         sparse: Whether a part makes sparse gradients.
+        num_tensors: Parameter tensors.
+        module_types: Number of its parts by class.
     """
 
     kind: str
@@ -99,6 +105,8 @@ class ScriptModel(Record):
     checkpointed: bool
     sparse: bool
     channels_last: bool
+    num_tensors: int = 0
+    module_types: dict[str, int] = field(default_factory=dict)
 
 
 class ScriptTrainer(Record):

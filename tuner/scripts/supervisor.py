@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def supervise(
         return _wait(process, stop, record / COMPLETE)
     finally:
         kill_descendants()
+        if os.getppid() != parent_pid:  # nobody is left to tidy up
+            shutil.rmtree(record.parent, ignore_errors=True)
 
 
 def _wait(process: subprocess.Popen[bytes], stop: _Stop, complete: Path) -> int:

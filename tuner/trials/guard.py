@@ -91,9 +91,9 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
     else:
         deviations = [worst_deviation(rule, steps, in_fp32=in_fp32) for rule, steps in zip(rules, tracks, strict=True)]
         found = max(deviations, key=lambda deviation: deviation.score)
-    detail = _told(found) if found.name else ""
+    detail = told_deviation(found) if found.name else ""
     devices = OWN_UPDATE_DEVICES if job.workload.has_custom_step else UPDATE_DEVICES
-    return _gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in devices)
+    return gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in devices)
 
 
 def check_gradients(
@@ -131,7 +131,7 @@ def check_gradients(
         score = worst_of(seen, kinds)
         devices = GRADIENT_DEVICES if kind == "gradient" and math.isfinite(score.ratio) else STATE_DEVICES
         gates = device.type in devices
-        checks.append(_gated(name, kind, score.ratio, 1.0, _told_score(score, name), gates))
+        checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
     return checks
 
 
@@ -145,7 +145,7 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
         exact=range(len(reference.wide.steps)),
     )
     score, name = worst_of(found, KINDS), "gradients in FP32"
-    return _gated(name, "twin", score.ratio, 1.0, _told_score(score, name), device.type in GRADIENT_DEVICES)
+    return gated(name, "twin", score.ratio, 1.0, told_score(score, name), device.type in GRADIENT_DEVICES)
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
@@ -157,7 +157,7 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
         f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
     )
     gates = device.type in GRADIENT_DEVICES
-    return [_gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
+    return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
 
 
 def check_draws(
@@ -173,8 +173,8 @@ def check_draws(
         f"reference's, allowed {scatter.shift_limit:.2g}"
     )
     return [
-        _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
-        _gated("mean over masks", "masks", shift, scatter.shift_limit, detail, gates),
+        gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
+        gated("mean over masks", "masks", shift, scatter.shift_limit, detail, gates),
     ]
 
 
@@ -183,14 +183,14 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
     found = worst_module(masks, watch.modules)
     if found is None:
         return []
-    return [_gated("rate of masks", "mask rate", found.ratio, 1.0, found.detail, device.type in GRADIENT_DEVICES)]
+    return [gated("rate of masks", "mask rate", found.ratio, 1.0, found.detail, device.type in GRADIENT_DEVICES)]
 
 
 def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) -> GuardCheck:
     """Check that masks scatter gradients by as much as the reference's do."""
     excess = excess_of(scatter, watch.gradients)
     gates = device.type in STATE_DEVICES
-    return _gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates)
+    return gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates)
 
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
@@ -200,14 +200,15 @@ def _told_excess(excess: float, scatter: Scatter) -> str:
     )
 
 
-def _gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
+def gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
     """A check whose limit was measured on some devices, and is only shown on others."""
     note = "" if gates or not detail else "; shown only, because the limit was not measured on this device"
     passed = observed <= limit or not gates
     return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
 
 
-def _told(found: Deviation) -> str:
+def told_deviation(found: Deviation) -> str:
+    """Say how far an update is from its rule."""
     if math.isinf(found.score):
         return (
             f"{found.name} has no finite update at step {found.step}, or is updated at other steps than the reference"
@@ -218,7 +219,8 @@ def _told(found: Deviation) -> str:
     )
 
 
-def _told_score(score: Score, part: str) -> str:
+def told_score(score: Score, part: str) -> str:
+    """Say how far tensors are from the reference's."""
     if not score.step:
         return ""
     if math.isinf(score.ratio):

@@ -3,6 +3,7 @@
     path/to/file.py:ClassName        a class in a file (its folder is importable, as under `python`)
     package.module:ClassName         a class in an installed module
     zoo:vit_small?batch=128          a ready workload; arguments follow the question mark
+    -- python train.py --lr 1e-3     a command that runs a training script, which is no class (`tuner/scripts/`)
 
 Arguments (`?name=value&name=value`) are passed to the class; numbers and booleans are recognised.
 This module never imports the workload: the parent process only checks what can be checked by
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,25 @@ class WorkloadReference:
         return Path(self.source)
 
 
+COMMAND = "-- "
+"""Opens the name of a study's workload that is a command."""
+
+
+def is_command(workload: str) -> bool:
+    """Return True where a study's workload is a command."""
+    return workload.startswith(COMMAND)
+
+
+def workload_of(command: Sequence[str]) -> str:
+    """The name of a study's workload that is a command."""
+    return COMMAND + shlex.join(command)
+
+
+def command_of(workload: str) -> tuple[str, ...]:
+    """The command that a study's workload is."""
+    return tuple(shlex.split(workload.removeprefix(COMMAND)))
+
+
 def parse_reference(text: str) -> WorkloadReference:
     """Parses a reference and checks what needs no import: the file, its syntax, the class.
 
@@ -45,6 +66,11 @@ def parse_reference(text: str) -> WorkloadReference:
         WorkloadNotFound: The file, class or zoo entry does not exist.
         WorkloadRejected: The file is not valid Python, or the reference has no class.
     """
+    if is_command(text):
+        raise WorkloadRejected(
+            f"{text.removeprefix(COMMAND)!r} is a command: `steptune tune -- COMMAND` and `steptune profile -- "
+            "COMMAND` run it as it is; what else Steptune does needs a Workload, path/to/file.py:ClassName"
+        )
     target, _, query = text.partition("?")
     arguments = {name: _scalar(value) for name, value in parse_qsl(query, keep_blank_values=True)}
     if target.startswith("zoo:"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import platform
 import sys
@@ -138,6 +139,8 @@ class Description:
             "num_parameters": sum(parameter.numel() for parameter in parameters),
             "num_groups": len(groups),
             "implementation": next((name for name in ("fused", "foreach", "capturable") if first.get(name)), ""),
+            "implementations": _implementations(type(optimizer)),
+            "module": type(optimizer).__module__,
             "in_step": pattern is not None and number in pattern,
         }
 
@@ -169,6 +172,8 @@ class Description:
             "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
             "num_in_optimizer": sum(p.numel() for p in parameters if id(p) in trained),
             "dtypes": dict(names),
+            "num_tensors": len(parameters),
+            "module_types": dict(Counter(kind.__name__ for kind in kinds)),
             "device": str(parameters[0].device) if parameters else "",
             "num_calls": num_calls if seen else None,
             "wrappers": _wrappers(module),
@@ -193,6 +198,15 @@ class Description:
         for module in self._session.called_modules:
             return str(next(module.parameters()).device.type)
         return "cpu"
+
+
+def _implementations(kind: type) -> list[str]:
+    """Ways in which a class of torch's own computes its update."""
+    if not kind.__module__.startswith("torch.optim"):
+        return []
+    names = inspect.signature(kind).parameters
+    loop = ["for_loop"] if "foreach" in names else []
+    return loop + [name for name in ("foreach", "fused") if name in names]
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -16,7 +16,16 @@ class SharedFolder:
 
     def is_full(self) -> bool:
         """Whether the script is to run to its end."""
-        return bool(json.loads((self._path / "settings.json").read_text(encoding="utf-8"))["full"])
+        return bool(self._settings()["full"])
+
+    def trial(self) -> dict[str, Any] | None:
+        """What a trial is to do; None of a look run."""
+        trial: dict[str, Any] | None = self._settings().get("trial")
+        return trial
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads((self._path / "settings.json").read_text(encoding="utf-8"))
+        return settings
 
     def claim(self, rank: int) -> bool:
         """Whether this process is the first of its rank that would be recorded."""
@@ -44,6 +53,12 @@ class SharedFolder:
         self._write(f"record-{os.getpid()}.json", json.dumps(record))
         if record["complete"]:
             self._write(f"recorded-{record['rank']}", "")
+
+    def write_trial(self, rank: int, values: dict[str, Any]) -> None:
+        self._write(f"trial-{rank}.json", json.dumps(values))
+
+    def guard(self, rank: int) -> Path:
+        return self._path / f"guard-{rank}.pt"
 
     def num_recorded(self) -> int:
         return sum(1 for _ in self._path.glob("recorded-*"))

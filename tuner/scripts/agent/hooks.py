@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .places import hide_own_frames, is_users, users_place
 from .session import Session
+from .trial import begin_session
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -34,7 +36,7 @@ class Hooks:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.finished: Callable[[], None] = lambda: None
-        self.session = Session(folder, self)
+        self.session = begin_session(folder, self)
         self._depth = threading.local()
         self._restore: dict[str, Callable[[], None]] = {}
 
@@ -43,6 +45,7 @@ class Hooks:
         self._put(DataLoader, "__init__", self._made_loader)
         self._put(DataLoader, "__iter__", self._began_loader)
         self._put(_BaseDataLoaderIter, "__next__", self._next)
+        self._put(_BaseDataLoaderIter, "_next_index", self._next_index)
         self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
         self._put(torch.amp.GradScaler, "__init__", self._made_scaler)
         self._put(torch.autocast, "__enter__", self._autocast)
@@ -87,7 +90,7 @@ class Hooks:
         self._restore[key] = restore
 
     def _in_child(self) -> None:
-        self.session = Session(self.folder, self)
+        self.session = Session(self.folder, self)  # a trial is of the process that was started, not of its workers
         self._depth = threading.local()
 
     def _backward(self, original: Any) -> Any:
@@ -96,6 +99,7 @@ class Hooks:
             if _is_compiling() or getattr(depth, "backward", False):
                 return original(*arguments, **options)
             depth.backward = True
+            self.session.loss(arguments[0] if arguments else options.get("tensors"))
             try:
                 result = original(*arguments, **options)
             finally:
@@ -114,6 +118,7 @@ class Hooks:
 
     def _began_loader(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:
+            self.session.loader_begins(loader)
             iterator = original(loader)
             self.session.loader_began(loader, iterator)
             return iterator
@@ -122,11 +127,20 @@ class Hooks:
 
     def _next(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:
+            began_ns = perf_counter_ns()
             batch = original(iterator)
             self.session.batch(iterator)
-            return batch
+            return self.session.given(iterator, batch, began_ns)
 
         return __next__
+
+    def _next_index(self, original: Any) -> Any:
+        def _next_index(iterator: Any) -> Any:
+            index = original(iterator)
+            self.session.drew(iterator, index)
+            return index
+
+        return _next_index
 
     def _made_optimizer(self, original: Any) -> Any:
         def __init__(optimizer: Any, *arguments: Any, **options: Any) -> None:
@@ -221,7 +235,7 @@ class Hooks:
             depth.module = True
             try:
                 self.session.called(module)
-                if _is_compiled(module):
+                if _is_compiled(module) and not self.session.awaits_modules:
                     self.forget_forward()
                 return original(module, *arguments, **options)
             finally:

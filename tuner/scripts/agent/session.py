@@ -104,8 +104,31 @@ class Session:
         self._num_backwards = self._num_batches = 0
         self._boundary_ns = 0
         self._thread: int | None = None
-        self.window = Window(self._folder, self._step_times_ns, self._remaining)
+        self.window = self._make_window()
         self._is_registered = self._is_written = False
+
+    def _make_window(self) -> Window:
+        return Window(self._folder, self._step_times_ns, self._remaining)
+
+    # --- what a trial does at the same marks (`trial.py`) ---------------------------------------
+
+    awaits_modules = False
+    """Whether a module that is to be changed was not called yet."""
+
+    def loss(self, tensors: Any) -> None:
+        """Note what a backward pass begins from."""
+
+    def loader_begins(self, loader: Any) -> None:
+        """Note that an epoch is about to begin."""
+
+    def drew(self, iterator: Any, index: Any) -> None:
+        """Note what a sampler gave."""
+
+    def given(self, iterator: Any, batch: Any, began_ns: int) -> Any:
+        """The batch that the loop gets."""
+        return batch
+
+    # --- marks ----------------------------------------------------------------------------------
 
     @never_raises
     def made_loader(self, loader: Any, place: str) -> None:

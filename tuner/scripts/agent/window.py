@@ -105,6 +105,10 @@ class Window:
         self.refusal = self.refusal or reason
         self.phase = Phase.OVER
 
+    def end(self) -> None:
+        """Be over, with all that was wanted."""
+        self.phase, self.complete = Phase.OVER, True
+
     def is_over(self) -> bool:
         """Whether nothing more is to be recorded."""
         return self.phase is Phase.OVER
@@ -138,7 +142,7 @@ class Window:
         self.phase = Phase.TIMING
         usual_s = median(self._times_ns[-STEADY_STEPS:]) / 1e9
         self._block_steps = max(1, min(MOST_BLOCK_STEPS, int(TIMED_S / NUM_BLOCKS / max(usual_s, 1e-6))))
-        _synchronise()
+        synchronise()
         self._timed_from = self._block_from = self.num_steps
         self._block_begin_ns = perf_counter_ns()
 
@@ -151,7 +155,7 @@ class Window:
     def _time_step(self) -> None:
         num = self.num_steps - self._block_from
         if self._begin_at is None and num >= self._block_steps:
-            _synchronise()
+            synchronise()
             now_ns = perf_counter_ns()
             self._block_times_ns.append((now_ns - self._block_begin_ns) / num)
             self._block_from, self._block_begin_ns = self.num_steps, now_ns
@@ -192,7 +196,7 @@ class Window:
         if torch._C._autograd._profiler_enabled():
             self.refuse("the script runs torch.profiler itself, and there can be one only: switch it off")
             return
-        _synchronise()
+        synchronise()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
@@ -210,7 +214,7 @@ class Window:
         done = self.num_steps - self._recorded_from
         last = done == 1 + self._num_recorded
         if last:
-            _synchronise()
+            synchronise()
         self._profiler.step()
         if done == 1:
             with record_function(OWN_MARK):
@@ -228,6 +232,7 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
+    """Wait until the GPU has done what it was given, where one is used."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

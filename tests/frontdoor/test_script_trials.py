@@ -1,0 +1,139 @@
+"""Trials of a script that nobody rewrites: a candidate is applied from outside and is shown to be the same training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from script_runs import ScriptFolder, Trials, interpreter
+
+from steptune.tuner.records import Choice, FailureKind
+from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF
+
+FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
+WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1, "persistent_workers": True}}
+AUTOCAST: dict[str, Choice] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A script, a candidate, and what its verdict says.
+
+    Attributes:
+        kinds: Of checks that must be there.
+        note: A part of what could not be judged.
+    """
+
+    script: str
+    choices: dict[str, Choice]
+    kinds: set[str]
+    note: str = ""
+    launcher: tuple[str, ...] = ()
+    library: str | None = None
+    roundoffs: tuple[float, ...] = (FP32_ROUNDOFF,)
+
+
+ALL = {"pointwise", "update", "gradient", "loader"}
+IDIOMS = (
+    Idiom(script="plain.py", choices=WORKER | FUSED, kinds=ALL, note="dropout"),
+    Idiom(script="gan.py", choices=FUSED, kinds=ALL),
+    Idiom(
+        script="own_batches.py",
+        choices={"backend_flags": {"flush_denormals": True}},
+        kinds=ALL - {"loader"},
+        note="makes its batches itself",
+        roundoffs=(FP32_ROUNDOFF, BF16_ROUNDOFF),
+    ),
+    Idiom(script="by_hand.py", choices=AUTOCAST, kinds={"pointwise"}, note="no optimizer", roundoffs=(BF16_ROUNDOFF,)),
+    Idiom(script="own_trainer.py", choices={"data_loading": {"num_workers": 2}}, kinds=ALL),
+    Idiom(script="lbfgs.py", choices={"cpu_threads": {"num_threads": 1}}, kinds={"pointwise"}, note="LBFGS"),
+    Idiom(
+        script="augmented.py",
+        choices=WORKER | {"memory_format": {"layout": "channels_last"}},
+        kinds=ALL,
+        note="content of samples: they are random",
+    ),
+    Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN),
+    Idiom(script="hf_trainer.py", choices=WORKER, kinds=ALL, library="transformers"),
+    Idiom(script="accelerated.py", choices=WORKER, kinds=ALL, library="accelerate"),
+    Idiom(script="lightning_automatic.py", choices=WORKER, kinds=ALL, library="lightning"),
+)
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.script.removesuffix(".py"))
+def test_a_candidate_is_applied_and_is_the_same_training(folder: ScriptFolder, tmp_path: Path, idiom: Idiom) -> None:
+    command = (interpreter(idiom.library), *idiom.launcher, folder.add(idiom.script))
+    before = folder.files()
+    trials = Trials(folder.path, tmp_path / "study", command)
+    trials.reference(*idiom.roundoffs)
+
+    result = trials.run(**idiom.choices)
+
+    assert result.failure is None, result.failure
+    assert result.guard is not None
+    assert result.guard.passed, result.guard.reason
+    assert {check.kind for check in result.guard.checks} >= idiom.kinds
+    assert idiom.note in "; ".join(result.guard.notes)
+    assert [effect.strategy for effect in result.effects if effect.took] == list(idiom.choices)
+    assert result.windows
+    assert folder.files() == before, "trials leave nothing in the folder"
+
+
+class TestFaults:
+    """A candidate that trains otherwise is rejected, by the check that is there for it."""
+
+    @pytest.fixture
+    def trials(self, folder: ScriptFolder, tmp_path: Path) -> Trials:
+        trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("faulty.py")))
+        trials.reference(FP32_ROUNDOFF)
+        return trials
+
+    def test_are_found(self, trials: Trials) -> None:
+        same = trials.run(**FUSED)
+        assert same.guard is not None
+        assert same.guard.passed, same.guard.reason
+
+        for fault, kind in (("rate", "update"), ("gradients", "gradient"), ("data", "loader"), ("state", "state")):
+            result = trials.run(planted={"fault": fault})
+
+            assert result.guard is not None, (fault, result.failure)
+            failed = {check.kind for check in result.guard.checks if not check.passed}
+            assert kind in failed, (fault, failed)
+            assert not result.ok
+
+        assert not trials.run(planted={"fault": "order"}).ok
+
+    def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(self, trials: Trials) -> None:
+        result = trials.run(planted={"fault": "raises"})
+
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.WORKLOAD_ERROR
+        assert result.failure.message.endswith("RuntimeError: the script's own words")
+
+
+def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptFolder, tmp_path: Path) -> None:
+    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("own_batches.py")))
+
+    reasons = {exclusion.move.strategy: exclusion.reason for exclusion in trials.space.excluded}
+
+    assert reasons["data_loading"] == "needs a Workload: the loop makes its batches itself, without a DataLoader"
+    assert "autocast to bfloat16" in reasons["precision"]
+    assert "data_loading" not in {move.strategy for move in trials.space.moves}
+
+
+def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, tmp_path: Path) -> None:
+    """Without a guard nothing is changed but where the process ends: the script's own losses, digit by digit."""
+    command = (sys.executable, folder.add("faulty.py"))
+    plain = [line for line in folder.plain(*command).stdout.splitlines() if line.startswith("loss ")]
+    trials = Trials(folder.path, tmp_path / "study", command)
+
+    result = trials.run()
+
+    assert result.failure is None, result.failure
+    (log,) = (tmp_path / "study" / "logs").glob(f"{result.trial_id}.log")
+    seen = [line for line in log.read_text().splitlines() if line.startswith("loss ")]
+    assert len(seen) >= 8
+    assert seen == plain[: len(seen)]

@@ -1,0 +1,456 @@
+"""The guarded steps of a trial: what they computed, for a comparison with the reference's outside of this process.
+
+Some steps run on from the reference's weights; then each of some further ones begins from these weights again, so that
+gradients can be compared where nothing has piled up. Random numbers are seeded at every step, dropout is off, and where
+the batches differ from the reference's, those of the reference are given to the loop: its loader is judged by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SAMPLED_ELEMENTS = 512
+"""Of each tensor, evenly spread, as `trials/update_watch.py` has it."""
+FLAGS = ("foreach", "fused", "capturable", "differentiable")
+PROBED_SAMPLES = 2
+
+
+class GuardWatch:
+    """Watches the guarded steps of one process.
+
+    Args:
+        settings: steps, audits, seed, disturb (a unit roundoff, or 0), noise (its seed), reference (folder of the
+            reference's files, or None where this is the reference).
+        target: File for what was seen; what the reference gives to others lies beside it.
+        numbers: Of the optimizers that make a step.
+
+    Attributes:
+        over: All guarded steps are done.
+    """
+
+    def __init__(self, settings: dict[str, Any], target: Path, numbers: tuple[int, ...]) -> None:
+        self._settings = settings
+        self._target = target
+        self._numbers = numbers
+        self._reference = Path(settings["reference"]) if settings["reference"] else None
+        self._known: dict[str, Any] = {}
+        self._initial: dict[str, torch.Tensor] = {}
+        self._optimizers: dict[int, Any] = {}
+        self._modules: list[torch.nn.Module] = []
+        self._steps: list[dict[str, Any]] = []
+        self._losses: list[torch.Tensor] = []
+        self._updates: list[dict[str, Any]] = []
+        self._pending: dict[int, dict[str, Any]] = {}
+        self._hashes: list[str] = []
+        self._batches: list[Any] = []
+        self._indices: list[Any] = []
+        self._notes: list[str] = []
+        self._began = False
+        self._num_fed = 0
+        self.same_initial = True
+        self.over = False
+        self._dropout = _Dropout()
+        self._generator: torch.Generator | None = None
+        self.seed(0)
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._handles: list[Any] = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def seed(self, step: int) -> None:
+        """Seed every generator that a loop may draw from."""
+        seed = self._settings["seed"] + step
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+
+    def _load(self) -> None:
+        """Read what the reference saw: in a process that trains, not in its launcher."""
+        if self._reference is not None and not self._known:
+            self._known = torch.load(self._reference / self._target.name, weights_only=False)
+            stored = self._reference / _batches(self._target)
+            self._batches = torch.load(stored, weights_only=False) if stored.exists() else []
+
+    # --- marks ----------------------------------------------------------------------------------
+
+    def made_optimizer(self, optimizer: Any, number: int) -> None:
+        """Know an optimizer of the step."""
+        if number in self._numbers:
+            self._optimizers[number] = optimizer
+
+    def called(self, module: torch.nn.Module) -> None:
+        """Begin from the reference's weights, before the first forward pass with gradients."""
+        self._begin()
+        if not any(module is known for known in self._modules):
+            place = len(self._modules)
+            self._modules.append(module)
+            self._start(f"module {place}.", dict(module.named_buffers()))
+            self._disturb(module)
+
+    def loss(self, tensors: Any) -> None:
+        """Note what a backward pass begins from."""
+        self._begin()
+        first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if isinstance(first, torch.Tensor):
+            self._losses.append(first.detach().double().sum().cpu())
+
+    def drew(self, indices: list[Any]) -> None:
+        """Know the list of what the sampler of a training loader gave so far."""
+        self._indices = indices
+
+    def fed(self, batch: Any) -> Any:
+        """The batch that the loop gets: the reference's where the own one differs."""
+        self._load()
+        place, own = len(self._hashes), hash_of(batch)
+        self._hashes.append(own)
+        if self._reference is None:
+            self._batches.append(_copied(batch))
+            return batch
+        known = self._known.get("hashes", [])
+        if place < len(known) and place < len(self._batches) and own != known[place]:
+            self._num_fed += 1
+            return _copied(self._batches[place])
+        return batch
+
+    def step_ended(self, loader: Any) -> None:
+        """Close a guarded step, and go back to the reference's weights where the next one begins from them."""
+        buffers = {
+            f"module {place}.{name}": sampled(buffer)
+            for place, module in enumerate(self._modules)
+            for name, buffer in module.named_buffers()
+            if buffer.is_floating_point()
+        }
+        losses = [float(loss) for loss in self._losses]
+        self._steps.append({"losses": losses, "updates": self._updates, "buffers": buffers})
+        self._losses, self._updates = [], []
+        count = len(self._steps)
+        if count >= self._settings["steps"] + self._settings["audits"]:
+            self._finish(loader)
+        else:
+            if count >= self._settings["steps"]:
+                self._restart()
+            self.seed(count)
+
+    # --- weights --------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._began:
+            return
+        self._began = True
+        self._load()
+        for number, optimizer in self._optimizers.items():
+            self._start(f"optimizer {number}.", _named(optimizer))
+
+    def _start(self, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Take the tensors' values for the reference's, or the reference's for theirs."""
+        known = self._known.get("initial", {})
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                key = prefix + name
+                fits = key in known and known[key].shape == tensor.shape
+                if fits and not torch.equal(known[key].to(tensor.device), tensor):
+                    self.same_initial = False
+                    tensor.copy_(known[key])
+                self._initial[key] = tensor.detach().clone().cpu()
+        if self._settings["disturb"] and prefix.startswith("optimizer"):
+            self._disturb_values(tensors)
+
+    def _restart(self) -> None:
+        with torch.no_grad():
+            for number, optimizer in self._optimizers.items():
+                parameters = _named(optimizer)
+                for name, parameter in parameters.items():
+                    parameter.copy_(self._initial[f"optimizer {number}.{name}"])
+                optimizer.state.clear()
+                if self._settings["disturb"]:
+                    self._disturb_values(parameters)
+            for place, module in enumerate(self._modules):
+                for name, buffer in module.named_buffers():
+                    if f"module {place}.{name}" in self._initial:
+                        buffer.copy_(self._initial[f"module {place}.{name}"])
+
+    # --- rounding -------------------------------------------------------------------------------
+
+    def _disturb_values(self, tensors: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for tensor in tensors.values():
+                if tensor.is_floating_point():
+                    tensor.copy_(tensor * self._factors(tensor))
+
+    def _factors(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One plus relative noise: uniform within the unit roundoff, or, where that is the format's own, the step to a
+        neighbour with such a probability that its mean distance is one unit roundoff.
+        """
+        unit = self._settings["disturb"]
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self._settings["seed"] + self._settings["noise"])
+        noise = 2 * torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) - 1
+        own = torch.finfo(tensor.dtype).eps / 2
+        wide = torch.float64 if tensor.dtype.itemsize >= 4 else torch.float32
+        if own < unit:
+            steps = unit * noise.to(wide)
+        else:
+            steps = 1.25 * own * (noise.abs() < unit / own).to(wide) * noise.sign().to(wide)
+        return torch.add(steps, 1).to(tensor.device)
+
+    def _disturb(self, module: torch.nn.Module) -> None:
+        """Disturb what every module without children returns, and the gradient that flows back through it."""
+        if not self._settings["disturb"]:
+            return
+
+        def disturb(_: Any, arguments: Any, output: Any) -> Any:
+            return self._disturbed(output)
+
+        for part in module.modules():
+            if next(part.children(), None) is None:
+                self._handles.append(part.register_forward_hook(disturb))
+
+    def _disturbed(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not self.over:
+            return _Disturbed.apply(value, self._factors(value))  # type: ignore[no-untyped-call]
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return tuple(self._disturbed(part) for part in value)
+        return value
+
+    # --- updates --------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> Any:
+        number = next((n for n, known in self._optimizers.items() if known is optimizer), None)
+        if number is None or self.over:
+            return None
+        closure = options.get("closure") if "closure" in options else arguments[1] if len(arguments) > 1 else None
+        if closure is None:
+            self._look(optimizer, number)
+            return None
+
+        def watched() -> Any:  # forward and backward run in here
+            result = closure()
+            self._look(optimizer, number)
+            return result
+
+        if "closure" in options:
+            return arguments, {**options, "closure": watched}
+        return (arguments[0], watched, *arguments[2:]), options
+
+    def _look(self, optimizer: Any, number: int) -> None:
+        named = _named(optimizer)
+        gradients = {n: p.grad for n, p in named.items() if p.grad is not None and p.grad.layout is torch.strided}
+        scale = getattr(optimizer, "grad_scale", None)
+        by = 1.0 if scale is None else 1.0 / float(scale)
+        norm = torch.nn.utils.get_total_norm(list(gradients.values())) if gradients else torch.zeros(())
+        self._pending[number] = {
+            "number": number,
+            "kind": type(optimizer).__name__,
+            "module": type(optimizer).__module__,
+            "groups": [_group(optimizer, group) for group in optimizer.param_groups],
+            "before": {name: sampled(p) for name, p in named.items()},
+            "gradients": {name: sampled(gradient) * by for name, gradient in gradients.items()},
+            "norm": float(norm) * by,
+            "roundoff": max((torch.finfo(p.dtype).eps for p in named.values()), default=0.0),
+        }
+
+    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        number = next((n for n, known in self._optimizers.items() if known is optimizer), None)
+        update = self._pending.pop(number, None) if number is not None else None
+        if update is None:
+            return
+        named = _named(optimizer)
+        update["after"] = {name: sampled(p) for name, p in named.items()}
+        update["states"] = {
+            name: {
+                key: sampled(value)
+                for key, value in optimizer.state.get(p, {}).items()
+                if getattr(value, "shape", None) == p.shape
+            }
+            for name, p in named.items()
+        }
+        self._updates.append(update)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _finish(self, loader: Any) -> None:
+        self.over = True
+        for handle in self._handles:
+            handle.remove()
+        self._dropout.restore()
+        seen = {
+            "steps": self._steps,
+            "hashes": self._hashes,
+            "indices": [_plain(index) for index in self._indices],
+            "same_initial": self.same_initial,
+            "num_fed": self._num_fed,
+            "repeats": None if self._reference is not None else _repeats(loader),
+            "dropout": self._dropout.used,
+            "notes": self._notes,
+        }
+        if self._reference is None:
+            seen["initial"] = self._initial
+            _save(self._batches, self._target.with_name(_batches(self._target)), self._notes)
+        torch.save(seen, self._target)
+        self._initial, self._batches, self._steps = {}, [], []
+
+
+class _Dropout:
+    """Dropout off, wherever torch's functions compute it: other back ends draw other masks."""
+
+    def __init__(self) -> None:
+        functional: Any = torch.nn.functional
+        self._originals = {
+            "dropout": functional.dropout,
+            "scaled_dot_product_attention": functional.scaled_dot_product_attention,
+        }
+        self.off, self.used = True, False
+
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            self._note(p, training)
+            return self._originals["dropout"](input, 0.0 if self.off else p, training, inplace)
+
+        def attention(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+            if self.off and "dropout_p" in options:
+                options["dropout_p"] = 0.0
+            elif self.off and len(arguments) > 1:
+                arguments = (arguments[0], 0.0, *arguments[2:])
+            return self._originals["scaled_dot_product_attention"](query, key, value, *arguments, **options)
+
+        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
+
+    def _note(self, p: float, training: bool) -> None:
+        if not torch.compiler.is_compiling() and p and training:
+            self.used = True
+
+    def restore(self) -> None:
+        self.off = False
+        for name, original in self._originals.items():
+            setattr(torch.nn.functional, name, original)
+
+
+class _Disturbed(torch.autograd.Function):
+    """A product with factors in a wide format, rounded once; its gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(factors)
+        return (tensor.to(factors.dtype) * factors).to(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (factors,) = ctx.saved_tensors
+        return (gradients[0].to(factors.dtype) * factors).to(gradients[0].dtype), None
+
+
+def _named(optimizer: Any) -> dict[str, Any]:
+    """An optimizer's parameters by their place in it, which is the same in every run."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {f"parameter {place}": parameter for place, parameter in enumerate(parameters)}
+
+
+def _group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
+    own = {id(parameter) for parameter in group["params"]}
+    names = [name for name, p in _named(optimizer).items() if id(p) in own and p.grad is not None]
+    options = {key: _plain(value) for key, value in group.items() if key not in ("params", *FLAGS)}
+    return {"names": names, "options": {key: value for key, value in options.items() if _is_plain(value)}}
+
+
+def _is_plain(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return all(item is None or isinstance(item, bool | int | float | str) for item in items)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value.item() if hasattr(value, "item") else value
+
+
+def sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Evenly spread elements, FP64 on the CPU: the same ones of every tensor of this shape, in any layout."""
+    tensor = tensor.detach()
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+    stride = max(1, flat.numel() // SAMPLED_ELEMENTS)
+    return flat[::stride][:SAMPLED_ELEMENTS].double().cpu().clone()
+
+
+def hash_of(value: Any) -> str:
+    """Hash of a batch's content, whatever it is pinned to and wherever it lies."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for leaf in _leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            dense = leaf.detach().to_dense() if leaf.layout is not torch.strided else leaf.detach()
+            digest.update(dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif hasattr(leaf, "tobytes"):
+            digest.update(leaf.tobytes())
+        elif isinstance(leaf, str | bytes | int | float | bool | None):
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
+
+
+def _leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key in value:
+            yield from _leaves(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    elif hasattr(value, "__dict__") and not isinstance(value, torch.Tensor):
+        yield from _leaves(vars(value))
+    else:
+        yield value
+
+
+def _copied(value: Any) -> Any:
+    """A copy whose tensors the loop may change."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    import copy
+
+    return copy.deepcopy(value)
+
+
+def _repeats(loader: Any) -> bool | None:
+    """Whether the samples of a loader's dataset are the same each time; None where that cannot be asked."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
+        return None
+    try:
+        for index in range(min(PROBED_SAMPLES, len(dataset))):
+            found = []
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                random.seed(seed)
+                found.append(hash_of(dataset[index]))
+            if found[0] != found[1]:
+                return False
+    except Exception:
+        return None
+    return True
+
+
+def _save(value: Any, path: Path, notes: list[str]) -> None:
+    try:
+        torch.save(value, path)
+    except Exception as error:
+        notes.append(f"batches cannot be stored ({type(error).__name__})")
+        path.unlink(missing_ok=True)
+
+
+def _batches(target: Path) -> str:
+    return f"batches-of-{target.name}"

@@ -1,0 +1,97 @@
+"""The files of a script's guard, and the process that judges them: the parent of a study never loads torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from steptune.tuner.errors import RunnerError
+from steptune.tuner.installation import IMPORT_ROOT
+from steptune.tuner.records import GuardVerdict
+from steptune.tuner.records.base import Record
+
+NUM_STEPS, NUM_AUDITS = 3, 2
+"""Guarded steps that run on, and those of which each begins from the reference's weights."""
+SEEN = "guard-0.pt"
+"""What the first rank saw."""
+
+
+class JudgeRequest(Record):
+    """A candidate, and the runs that it is compared with.
+
+    Attributes:
+        reference: File of the run that candidates are compared with.
+        repeated: File of another run of today's settings.
+        disturbed: By unit roundoff (as text): files of runs that were disturbed by it.
+        candidate: File of the candidate's run.
+        unit_roundoff: Of the candidate's arithmetic.
+        own_roundoff: Of today's.
+        device: "cpu" or "cuda".
+    """
+
+    reference: str
+    repeated: str
+    disturbed: dict[str, tuple[str, ...]]
+    candidate: str
+    unit_roundoff: float
+    own_roundoff: float
+    device: str
+    num_steps: int = NUM_STEPS
+    num_audits: int = NUM_AUDITS
+
+
+def judged(request: JudgeRequest) -> GuardVerdict:
+    """The verdict on a candidate, from a process of its own.
+
+    Raises:
+        RunnerError: It failed.
+    """
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from steptune.tuner.scripts.judge import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(IMPORT_ROOT)],
+        input=msgspec.msgpack.encode(request),
+        capture_output=True,
+        check=False,
+    )
+    if ended.returncode:
+        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RunnerError(f"the guard could not judge a trial: {last[0] if last else 'no message'}")
+    return msgspec.msgpack.decode(ended.stdout, type=GuardVerdict)
+
+
+class ReferenceRuns:
+    """The runs that candidates are compared with, kept in a study's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory / "reference"
+
+    @property
+    def reference(self) -> Path:
+        """What candidates read of the reference: its weights, hashes of its batches, its batches."""
+        return self.folder / "today"
+
+    @property
+    def repeated(self) -> Path:
+        return self.folder / "repeated"
+
+    def disturbed(self, unit_roundoff: float, number: int) -> Path:
+        return self.folder / f"disturbed-{unit_roundoff.hex()}-{number}"
+
+    def request(self, candidate: Path, unit_roundoff: float, own_roundoff: float, device: str) -> JudgeRequest:
+        """What judges a candidate's file."""
+        disturbed: dict[str, tuple[str, ...]] = {}
+        for path in sorted(self.folder.glob("disturbed-*")):
+            unit = str(float.fromhex(path.name.split("-", 1)[1].rpartition("-")[0]))
+            disturbed[unit] = (*disturbed.get(unit, ()), str(path / SEEN))
+        return JudgeRequest(
+            reference=str(self.reference / SEEN),
+            repeated=str(self.repeated / SEEN),
+            disturbed=disturbed,
+            candidate=str(candidate),
+            unit_roundoff=unit_roundoff,
+            own_roundoff=own_roundoff,
+            device=device,
+        )

@@ -1,0 +1,530 @@
+"""Trials of a script that nobody rewrites: each is a start of the same command, with a candidate's changes.
+
+The command runs in a copy-on-write view of its folder, armed as in a look run. Nothing of it is parsed: where the
+changes are made, the look run has recorded. Trials run one after another; a launcher's command has all its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError
+from steptune.tuner.installation import IMPORT_ROOT
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.protocols import Progress, ProgressListener
+from steptune.tuner.records import (
+    Breakdown,
+    Effect,
+    Environment,
+    Failure,
+    FailureKind,
+    GuardVerdict,
+    HardwareProfile,
+    MeasureSettings,
+    MemoryPeak,
+    Phase,
+    Purpose,
+    Startup,
+    Topology,
+    TrialResult,
+    TrialSpec,
+    Window,
+    WorkloadFacts,
+)
+from steptune.tuner.scripts.facts import workload_facts
+from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, ReferenceRuns, judged
+from steptune.tuner.scripts.launch import Ended, ran_script
+from steptune.tuner.scripts.record import ScriptRecord
+from steptune.tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.strategies.base import Outside
+from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
+from steptune.tuner.trials.study_files import StudyFiles
+
+MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
+LOG_BYTES = 1 << 16
+SAME_ORDER = {"PYTHONHASHSEED": "0"}
+"""Sets of strings have one order in all trials."""
+WARM_UP_WINDOWS = 2.5
+"""Least length of the warm-up, in windows."""
+LEAST_WINDOWS = 2
+"""That a script must have let pass which ends before its trial does."""
+LOAD_READ_EVERY_S = 0.5
+MOST_REFERENCE_SHARE = 0.1
+"""Of the time that is left, from which on each roundoff disturbs one run in place of two."""
+
+
+class Look:
+    """A look run that recorded the steps of a command.
+
+    Args:
+        breakdowns: Of the steps that it recorded.
+        seconds: That it took.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        folder: Path,
+        record: ScriptRecord,
+        breakdowns: tuple[Breakdown, ...],
+        seconds: float,
+    ) -> None:
+        self.command = command
+        self.folder = folder
+        self.record = record
+        self.breakdowns = breakdowns
+        self.seconds = seconds
+
+    @functools.cached_property
+    def facts(self) -> WorkloadFacts:
+        """In the terms of the search."""
+        return workload_facts(self.command, self.record)
+
+
+class ScriptRunner:
+    """A `TrialRunner` whose trials are starts of a command.
+
+    Args:
+        look: What the command trains.
+        directory: Of the study.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        directory: Path,
+        *,
+        seed: int = 0,
+        strategies: Sequence[Strategy] = STRATEGIES,
+        listener: ProgressListener = lambda progress: None,
+    ) -> None:
+        self._look = look
+        self._files = StudyFiles(directory)
+        self._seed = seed
+        self._strategies = {strategy.name: strategy for strategy in strategies}
+        self._listener = listener
+        self._runs = ReferenceRuns(directory)
+        self._own_roundoff = 0.0
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def describe(self) -> Environment:
+        return self._environment
+
+    @functools.cached_property
+    def _environment(self) -> Environment:
+        self._files.directory.mkdir(parents=True, exist_ok=True)
+        self._files.make_folders()
+        record = self._look.record
+        found = _described(record.device, self._files.directory, record.num_ranks)
+        versions = {**found.hardware.versions, "torch": record.torch, "python": record.python}
+        return msgspec.structs.replace(found, hardware=msgspec.structs.replace(found.hardware, versions=versions))
+
+    def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
+        return None
+
+    def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
+        return self._look.facts
+
+    # --- the guard's reference ------------------------------------------------------------------
+
+    def begin_reference(self, request: Any, longest_s: float) -> None:
+        """Nothing: it would disturb the trial beside it."""
+
+    def make_reference(self, request: Any, longest_s: float | None = None) -> None:
+        self._own_roundoff = request.own_roundoff
+        units = sorted({request.own_roundoff, *request.unit_roundoffs} - {0.0})
+        began = time.monotonic()
+        folders = [(self._runs.reference, 0.0), (self._runs.repeated, 0.0)]
+        left = [*folders, *((self._runs.disturbed(unit, 0), unit) for unit in units)]
+        number = 0
+        while left:
+            folder, unit = left.pop(0)
+            remaining = None if longest_s is None else longest_s - (time.monotonic() - began)
+            if remaining is not None and remaining <= 0:
+                raise BudgetError("the budget was spent on the guard's reference")
+            if not (folder / SEEN).exists():
+                self._run_guarded(folder, unit, number, remaining, request.environment_variables)
+            number += 1
+            usual_s = (time.monotonic() - began) / number
+            if folder == self._runs.repeated and longest_s is not None:
+                second = [(self._runs.disturbed(unit, 1), unit) for unit in units]
+                if usual_s * (len(left) + len(second)) < MOST_REFERENCE_SHARE * longest_s:
+                    left += second
+
+    def _run_guarded(
+        self, folder: Path, unit: float, number: int, longest_s: float | None, variables: Mapping[str, str]
+    ) -> None:
+        """One run of today's settings through the guarded steps; its files are kept in the folder."""
+        reference = None if folder == self._runs.reference else str(self._runs.reference)
+        guard = self._guard(reference, disturb=unit, noise=number)
+        trial = {**self._trial({}, guard, None), "only_guard": True}
+        log = self._files.logs / f"{folder.name}.log"
+        with self._ran(trial, variables, log, longest_s) as ended:
+            if ended.timed_out:
+                raise BudgetError("the budget was spent on the guard's reference")
+            if not (ended.folder / SEEN).exists():
+                why = _why(ended, log)
+                out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
+                raise BaselineFailed(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
+            partial = folder.with_name(f".{folder.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for pattern in ("guard-*.pt", "batches-of-*.pt"):
+                for path in ended.folder.glob(pattern):
+                    shutil.copyfile(path, partial / path.name)
+            partial.rename(folder)
+
+    def _guard(self, reference: str | None, *, disturb: float = 0.0, noise: int = 0) -> dict[str, Any]:
+        return {
+            "steps": NUM_STEPS,
+            "audits": NUM_AUDITS,
+            "seed": self._seed,
+            "disturb": disturb,
+            "noise": noise,
+            "reference": reference,
+        }
+
+    # --- trials ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        specs: Sequence[TrialSpec],
+        purposes: Sequence[Purpose],
+        settings: MeasureSettings,
+        group: str,
+        listener: ProgressListener,
+    ) -> list[TrialResult]:
+        return [
+            self._run(spec, purpose, settings, group, listener) for spec, purpose in zip(specs, purposes, strict=True)
+        ]
+
+    def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+    def _run(
+        self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
+    ) -> TrialResult:
+        listener(Progress(trial_id=spec.trial_id, text=f"{spec.candidate.label}: starting the script", phase="build"))
+        applied = self._outside(spec)
+        changes = {name: value for outside in applied.values() for name, value in outside.changes.items()}
+        guarded = spec.guard and (self._runs.reference / SEEN).exists()
+        guard = self._guard(str(self._runs.reference)) if guarded else None
+        measure = {
+            "warm_up_s": WARM_UP_WINDOWS * settings.window_s,
+            "window_s": settings.window_s,
+            "min_rounds": settings.min_rounds,
+            "max_rounds": settings.max_rounds,
+            "half_width": settings.half_width,
+            "cap_s": settings.cap_s,
+            "profile": spec.profile,
+            "queue": _queue(spec),
+        }
+        trial = self._trial(changes, guard, measure)
+        log = self._files.logs / f"{spec.trial_id}.log"
+        began_ns = time.perf_counter_ns()
+        with (
+            _LoadWatch() as load,
+            self._ran(trial, spec.environment_variables, log, _longest_s(spec)) as ended,
+        ):
+            load.stop()
+            result = TrialResult(
+                trial_id=spec.trial_id,
+                candidate=spec.candidate,
+                purpose=purpose,
+                group=group,
+                interpreter="started",
+                steps_per_epoch=self._look.facts.steps_per_epoch,
+            )
+            result = self._told(result, spec, settings, ended, load, began_ns, log, applied)
+        return result
+
+    def _told(
+        self,
+        result: TrialResult,
+        spec: TrialSpec,
+        settings: MeasureSettings,
+        ended: Ended,
+        load: _LoadWatch,
+        began_ns: int,
+        log: Path,
+        applied: Mapping[str, Outside],
+    ) -> TrialResult:
+        """A result with what its processes wrote."""
+        seen = _read(ended.folder / "trial-0.json")
+        windows = self._windows(seen, settings, load)
+        phases = _phases(seen, windows, began_ns)
+        record = ended.records[0] if ended.records else None
+        whole = record is not None and (record.complete or (len(windows) >= LEAST_WINDOWS and not ended.status))
+        if not windows or not whole or ended.timed_out:
+            return msgspec.structs.replace(result, failure=_why(ended, log), phases_ns=phases)
+        verdict = self._verdict(spec, ended) if spec.guard and (self._runs.reference / SEEN).exists() else None
+        step_ns = round(sum(w.duration_ns for w in windows) / sum(w.num_steps for w in windows))
+        return msgspec.structs.replace(
+            result,
+            windows=windows,
+            contended=any(window.marked or window.void for window in windows),
+            startup=Startup(
+                build_ns=phases[Phase.BUILD.value],
+                user_code_ns=0,
+                first_step_ns=phases[Phase.BUILD.value],
+                warm_up_ns=seen["warm_up_ns"],
+                warm_up_steps=seen["num_warm_up"],
+                steady=True,
+            ),
+            memory=(MemoryPeak(rank=0, **seen["memory"]),),
+            breakdowns=self._profiled(spec, ended, step_ns),
+            guard=verdict,
+            effects=_effects(applied, seen["applied"]),
+            phases_ns={**phases, Phase.REPORT.value: 0},
+        )
+
+    def _verdict(self, spec: TrialSpec, ended: Ended) -> GuardVerdict:
+        candidate = ended.folder / SEEN
+        if not candidate.exists():
+            raise RunnerError(f"trial {spec.trial_id} was measured without its guarded steps")
+        own, device = self._own_roundoff, self._look.record.device
+        return judged(self._runs.request(candidate, spec.unit_roundoff, own, device))
+
+    def _windows(self, seen: Mapping[str, Any], settings: MeasureSettings, load: _LoadWatch) -> tuple[Window, ...]:
+        batch = self._look.facts.global_batch
+        found = []
+        for number, window in enumerate(seen.get("windows", ())):
+            begin_ns = window.pop("begin_ns")
+            share = load.share(begin_ns, begin_ns + window["duration_ns"])
+            busy = f"others used {share:.0%} of the cores" if share > settings.foreign_cpu_share else None
+            found.append(
+                Window(
+                    round=number,
+                    position=-1,
+                    num_samples=window["num_steps"] * batch,
+                    num_units=window["num_steps"] * batch,
+                    queue_depth_start=0,
+                    queue_depth_end=0,
+                    foreign_cpu_share=share,
+                    void=busy if settings.quiet_machine else None,
+                    marked=None if settings.quiet_machine else busy,
+                    **window,
+                )
+            )
+        return tuple(found)
+
+    def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
+        """The breakdown of the recorded steps; their traces are kept where that was asked for."""
+        if not spec.profile:
+            return ()
+        if not ended.traces:  # the script ended before its steps were recorded
+            return self._look.breakdowns if spec.candidate.is_baseline else ()
+        folder = self._files.trial_directory(spec.trial_id)
+        if spec.keep_trace:
+            folder.mkdir(parents=True, exist_ok=True)
+            for rank, trace in enumerate(ended.traces):
+                shutil.copyfile(trace, self._files.trace(spec.trial_id, rank))
+        analysis = analyse_traces(ended.traces, step_ns)
+        return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
+
+    # --- the command ----------------------------------------------------------------------------
+
+    def _outside(self, spec: TrialSpec) -> dict[str, Outside]:
+        script = self._look.facts.script
+        assert script is not None, "facts of a look run have a script"
+        found = {}
+        for name in spec.candidate.choices:
+            outside = self._strategies[name].outside(spec.choices[name], script)
+            assert isinstance(outside, Outside), f"the space has no choice of {name} that needs a Workload"
+            found[name] = outside
+        return found
+
+    def _trial(
+        self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        script = self._look.facts.script
+        assert script is not None, "facts of a look run have a script"
+        none = {"warm_up_s": 0.0, "window_s": 0.2, "min_rounds": 1, "max_rounds": 1, "half_width": 1.0, "cap_s": 0.0}
+        return {
+            "pattern": self._look.record.step.optimizers,
+            "loader": script.loader_number,
+            "models": script.models,
+            "changes": dict(changes),
+            "seed": self._seed,
+            "guard": guard,
+            "only_guard": False,
+            "measure": measure or {**none, "profile": False, "queue": 0},
+        }
+
+    @contextlib.contextmanager
+    def _ran(
+        self, trial: Mapping[str, Any], variables: Mapping[str, str], log: Path, longest_s: float | None
+    ) -> Iterator[Ended]:
+        given = {name: value for name, value in SAME_ORDER.items() if name not in os.environ}
+        with ran_script(
+            self._look.command,
+            trial=trial,
+            variables={**given, **variables},
+            folder=self._look.folder,
+            log=log,
+            longest_s=longest_s,
+        ) as ended:
+            yield ended
+
+
+class _LoadWatch:
+    """Who else used the processor, read at intervals while a trial runs."""
+
+    def __init__(self) -> None:
+        self._readings: list[CpuReading] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _LoadWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def share(self, begin_ns: int, end_ns: int) -> float:
+        """Share of the cores that others used, between the readings around a window."""
+        before = [reading for reading in self._readings if reading.at_s * 1e9 <= begin_ns]
+        after = [reading for reading in self._readings if reading.at_s * 1e9 >= end_ns]
+        return foreign_share(before[-1], after[0]) if before and after else 0.0
+
+    def _watch(self) -> None:
+        while True:
+            reading = read_cpu(time.perf_counter())
+            if reading is not None:
+                self._readings.append(reading)
+            if self._ended.wait(LOAD_READ_EVERY_S):
+                return
+
+
+def _described(kind: str, directory: Path, num_ranks: int) -> Environment:
+    """The machine, seen by a process of its own: its ceilings are measured with torch."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import msgspec; "
+        "from steptune.tuner.hardware import describe_environment; "
+        "found = describe_environment(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])); "
+        "sys.stdout.buffer.write(msgspec.json.encode(found))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(IMPORT_ROOT), kind, str(directory), str(num_ranks)],
+        capture_output=True,
+        check=False,
+    )
+    if ended.returncode:
+        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RunnerError(f"this machine could not be described: {last[0] if last else 'no message'}")
+    return msgspec.json.decode(ended.stdout, type=Environment)
+
+
+def _queue(spec: TrialSpec) -> int:
+    """Batches that the candidate's loader may have loaded ahead."""
+    loading = spec.choices.get("data_loading", {})
+    return int(loading.get("num_workers") or 0) * int(loading.get("prefetch_factor") or 0)
+
+
+def _longest_s(spec: TrialSpec) -> float:
+    deadlines = spec.deadlines
+    starting = deadlines.build_s + deadlines.guard_s + deadlines.warm_up_s
+    if deadlines.starting_s is not None:
+        starting = min(starting, deadlines.starting_s)
+    return starting + deadlines.measure_s + deadlines.profile_s + deadlines.report_s
+
+
+def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -> dict[str, int]:
+    """What each phase took; together, all of the trial."""
+    whole = time.perf_counter_ns() - began_ns
+    first = seen.get("first_step_ns", 0)
+    build = first - began_ns if first else whole
+    warm_up = seen.get("warm_up_ns", 0)
+    measure = sum(window.duration_ns for window in windows)
+    return {
+        Phase.BUILD.value: build,
+        Phase.WARM_UP.value: warm_up,
+        Phase.MEASURE.value: measure,
+        Phase.PROFILE.value: max(0, whole - build - warm_up - measure),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return found
+
+
+def _why(ended: Ended, log: Path) -> Failure:
+    """Why a start of the command gave no result, in the script's own words where it failed."""
+    tail = _tail(log)
+    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+    if ended.timed_out:
+        return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script took longer than it may")
+    refusal = next((record.refusal for record in ended.records if record.refusal), "")
+    if refusal:
+        lines = [line for line in refusal.splitlines() if line.strip()]
+        return Failure(
+            kind=FailureKind.UNSUPPORTED,
+            phase=Phase.BUILD,
+            message=lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}",
+            traceback=refusal,
+        )
+    if any(sign in tail for sign in MEMORY_SIGNS):
+        return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message=last, traceback=tail)
+    if ended.status:
+        message = f"the command ended with status {ended.status}: {last}"
+        return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message=message, traceback=tail)
+    return Failure(
+        kind=FailureKind.WORKLOAD_ERROR,
+        phase=Phase.MEASURE,
+        message="the script ended before enough of its steps were timed: let it train longer",
+    )
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
+    """Whether each choice was made in the script: a change whose object never came was not."""
+    effects = []
+    for name, outside in applied.items():
+        missing = [change for change in outside.changes if change not in seen]
+        detail = outside.words if not missing else f"{', '.join(missing)}: the script never came to it"
+        effects.append(Effect(strategy=name, took=not missing, detail=detail))
+    return tuple(effects)
+
+
+def look_at(command: tuple[str, ...], folder: Path, log: Path) -> tuple[Look | None, Ended]:
+    """Run a command until its steps are recorded; None where they could not be."""
+    began = time.monotonic()
+    with ran_script(command, folder=folder, log=log) as ended:
+        record = next((record for record in ended.records if record.complete), None)
+        if record is None or not ended.traces:
+            return None, ended
+        analysis = analyse_traces(ended.traces, round(record.step_time_ns) if record.step_time_ns else None)
+        breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
+        return Look(command, folder, record, breakdowns, time.monotonic() - began), ended

@@ -197,9 +197,10 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
         compared = "; ".join(r.guard.compared) or ", ".join(check.name for check in r.guard.checks) or "losses"
         if r.guard.notes:
             compared += f"; not judged: {'; '.join(r.guard.notes)}"
-        facts.append(
-            Fact("Same training?", "yes" if r.guard.passed else "no", f"{r.guard.reason}; compared: {compared}")
-        )
+        said = "yes" if r.guard.passed else "no"
+        if not r.guard.checks:
+            said, compared = "not guarded", f"nothing; {compared}"
+        facts.append(Fact("Same training?", said, f"{r.guard.reason}; compared: {compared}"))
     facts.append(
         Fact(
             "What is left",

@@ -46,6 +46,7 @@ from steptune.tuner.records import (
 from steptune.tuner.speeds import Method, speed_of
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.knobs import with_knobs
+from steptune.tuner.workloads.reference import COMMAND, is_command
 
 NUMERICS: dict[str, str] = {
     Numerics.EXACT: "bit for bit the same",
@@ -178,6 +179,8 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
 
 def short_name(workload: str) -> str:
     """`photo_resnet.py:PhotoResNet` of a reference with folders."""
+    if is_command(workload):
+        return workload.removeprefix(COMMAND)
     target, question, query = workload.partition("?")
     return target.rpartition("/")[2] + question + query
 

@@ -116,7 +116,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     """Print what was recognised, item by item, then the answer, or why there is none."""
     trained = [record for record in profile.records if record.num_backwards]
     if trained:
-        _print_recognised(console, trained)
+        print_recognised(console, *trained)
         console.print()
     if profile.refusal:
         console.print(Text("no profile: ", style="bold yellow").append(profile.refusal, style="default not bold"))
@@ -137,7 +137,8 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     print_findings(console, profile.findings)
 
 
-def _print_recognised(console: Console, trained: Sequence[ScriptRecord]) -> None:
+def print_recognised(console: Console, *trained: ScriptRecord) -> None:
+    """Print what was recognised in the processes that trained, the recorded one first."""
     record = trained[0]
     console.print(Text("recognised", style="dim"))
     table = Table.grid(padding=(0, 2, 0, 0))

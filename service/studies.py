@@ -28,10 +28,11 @@ from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import RunnerError, StorageFull, StoreError, StudyNotFound
-from steptune.tuner.export import OWN
+from steptune.tuner.export import own_for
 from steptune.tuner.objectives import check_device, parse_objective
-from steptune.tuner.protocols import ProgressListener, StudyStore
+from steptune.tuner.protocols import ProgressListener, StudyStore, TrialRunner
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
+from steptune.tuner.scripts.facts import command_digest
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.searches import check_search
@@ -42,7 +43,7 @@ from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
-from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
+from steptune.tuner.workloads.reference import format_reference, is_command, parse_reference, source_digest
 from steptune.tuner.workloads.zoo import known_reference
 
 REPORT_FILE = "report.html"
@@ -123,7 +124,12 @@ def check_unchanged(study: Study) -> None:
     Raises:
         StoreError: The file is another one now.
     """
-    digest = source_digest(parse_reference(study.workload))
+    if is_command(study.workload):
+        assert study.facts is not None, "a study of a command is stored with its facts"
+        assert study.facts.script is not None, "facts of a command have a script"
+        digest = command_digest(study.facts.script.command, Path(study.facts.script.folder))
+    else:
+        digest = source_digest(parse_reference(study.workload))
     if study.source_digest and digest != study.source_digest:
         raise StoreError(
             f"the file of {study.workload} has changed since study {study.study_id} began: its results would "
@@ -141,7 +147,7 @@ def run_study(
     study: Study,
     store: StudyStore,
     service_settings: Settings,
-    runner: LocalRunner,
+    runner: TrialRunner,
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
     hosts: HostGroup | None = None,
@@ -149,7 +155,7 @@ def run_study(
     """Runs what is left of a study, keeps the profiles that matter, and cleans up.
 
     Args:
-        runner: From `local_runner`.
+        runner: From `local_runner`, or of a script.
         hosts: All hosts, where it runs on several.
     """
     try:
@@ -321,7 +327,8 @@ def write_results(study_id: str, source: TrialPageSource, recommendation: Recomm
             safe in the database.
     """
     report = write_report(study_id, source, folder / REPORT_FILE)
-    files = {exporter.file_name(recommendation): exporter.export(recommendation).encode() for exporter in OWN}
+    own = own_for(recommendation)
+    files = {exporter.file_name(recommendation): exporter.export(recommendation).encode() for exporter in own}
     return Results(report=report, exports=write_files(study_id, files, folder))
 
 

@@ -25,7 +25,7 @@ from steptune.service.queries import outcomes as queries
 from steptune.service.queries.stored import stored
 from steptune.service.queries.trials import whole_study
 from steptune.tuner.errors import ChoiceError, RecommendationError
-from steptune.tuner.export import EXPORTERS, Exporter, exporter_named, exporters_for
+from steptune.tuner.export import EXPORTERS, Exporter, exported, exporter_named, exporters_for
 from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.records import Recommendation
 
@@ -179,7 +179,7 @@ def _exported(
 ) -> Response:
     recommendation = _recommendation(service, study_id, trial)
     try:
-        text = exporter.export(recommendation)
+        text = exported(exporter, recommendation)
     except RecommendationError as error:
         raise Refusal(409, "not-expressible", str(error)) from error
     name = exporter.file_name(recommendation)

@@ -13,9 +13,11 @@ from steptune.dashboards import units
 from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.console import short_name
+from steptune.service.script_study import Change, changes_of
 from steptune.service.studies import Results
-from steptune.tuner.records import Recommendation, Study, StudyState, Verdict, choice_label
+from steptune.tuner.records import GuardVerdict, Recommendation, Study, StudyState, Verdict, choice_label
 from steptune.tuner.speeds import contribution_of
+from steptune.tuner.workloads.reference import is_command
 
 SCREEN_LINES = 23
 """A terminal of 24 lines less the prompt that follows."""
@@ -38,7 +40,8 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
         head += _facts(source, study_id)
     tail = [*_use(study, recommendation, results), *_next(study, recommendation)]
     room = SCREEN_LINES - sum(_height(console, line) for line in (*head, *tail))
-    for line in (*head, *_changes(console, recommendation, room), *tail):
+    changes = [] if is_command(study.workload) else _changes(console, recommendation, room)
+    for line in (*head, *changes, *tail):
         console.print(line, soft_wrap=True)
 
 
@@ -77,11 +80,18 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
         interval = recommendation.gain.interval
         parts.append(f"{units.percent(interval.level)} interval {units.ratio_interval(interval)}")
     if recommendation.guard is not None and not recommendation.candidate.is_baseline:
-        parts.append("same training" if recommendation.guard.passed else "not the same training")
+        parts.append(_training(recommendation.guard))
     cost = recommendation.cost
     parts.append(f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}")
     texts = (Text(" · ".join(parts), style="dim"), *_compared(recommendation))
     return [line for text in texts for line in _wrapped(console, text, PROOF_LINES)]
+
+
+def _training(guard: GuardVerdict) -> str:
+    """Whether it is the same training, as far as anything could be compared."""
+    if not guard.checks:
+        return "not guarded: nothing could be compared"
+    return "same training" if guard.passed else "not the same training"
 
 
 def _compared(recommendation: Recommendation) -> list[Text]:
@@ -123,6 +133,9 @@ def _use(study: Study, recommendation: Recommendation | None, results: Results |
     if recommendation is None or recommendation.candidate.is_baseline:
         return [] if results is None else [Text(), _file("report", results.report)]
     lines = [Text(), Text("How to use it", style="bold")]
+    if is_command(study.workload):
+        lines += [_change(recommendation, change) for change in changes_of(study, recommendation.parts)]
+        return lines if results is None else [*lines, _file("report", results.report)]
     if results is None:
         return [*lines, _command(f"steptune export {_short(study)}", "writes a training script and the report")]
     script = next((path for path in results.exports if path.suffix == ".py"), None)
@@ -132,6 +145,15 @@ def _use(study: Study, recommendation: Recommendation | None, results: Results |
     return [*lines, _file("report", results.report)]
 
 
+def _change(recommendation: Recommendation, change: Change) -> Text:
+    """A line of the user's script, what is written there, and its contribution where that was measured."""
+    known = contribution_of(recommendation, change.part) if len(recommendation.parts) > 1 else None
+    gain = "" if known is None else f"{units.ratio(known.ratio):>6}  "
+    return Text(f"{INDENT}{gain}{change.place or 'at the start'}  ", style="dim").append(
+        change.words, style="default not dim"
+    )
+
+
 def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
     lines = [Text(), Text("Next", style="bold")]
     short = _short(study)
@@ -139,7 +161,7 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
         lines.append(_command(f"steptune resume {study.study_id}", "goes on with the search"))
     elif study.state is StudyState.FAILED:
         lines.append(_command(f"steptune delete {short}", "removes this study"))
-    elif recommendation is not None and not recommendation.candidate.is_baseline:
+    elif recommendation is not None and not recommendation.candidate.is_baseline and not is_command(study.workload):
         lines.append(_command(f"steptune verify {short}", "trains both settings and compares their losses"))
     return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
 

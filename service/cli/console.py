@@ -16,6 +16,7 @@ from rich.text import Text
 from steptune.service.database import open_store
 from steptune.service.settings import Settings, load_settings
 from steptune.service.store import SqlStudyStore
+from steptune.tuner.workloads.reference import COMMAND, is_command
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended without a result, as shells have it."""
@@ -31,6 +32,8 @@ def say(text: str, style: str | None = None) -> None:
 
 def short_name(workload: str) -> str:
     """A workload's reference without the folders of its file."""
+    if is_command(workload):
+        return workload.removeprefix(COMMAND)
     return workload if workload.startswith("zoo:") else workload.rpartition("/")[2]
 
 

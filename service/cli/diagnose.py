@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.text import Text
-from typer.core import TyperCommand
 
+from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options
 from steptune.service.cli.console import errors, output, plain_table, print_json, say, settings_with
 from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed
 from steptune.tuner.errors import ChoiceError
@@ -21,33 +21,11 @@ from steptune.tuner.records import MeasureSettings
 if TYPE_CHECKING:
     from steptune.service.doctor import Examined
 
-NOT_PROFILED = 3
-"""Exit status where a command ended well, but its steps could not be recorded."""
-
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command(cls=CommandOrWorkload)(profile)
     app.command()(doctor)
-
-
-COMMAND = "steptune.command"
-"""Where a context keeps what followed `--`."""
-
-
-class CommandOrWorkload(TyperCommand):
-    """A command that takes another command after `--`, as it is."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take everything after the first `--` out."""
-        if "--" in args:
-            position = args.index("--")
-            ctx.meta[COMMAND] = tuple(args[position + 1 :])
-            args = args[:position]
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
 def profile(
@@ -104,16 +82,7 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
         raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
     if workload is not None:
         raise ChoiceError(f"{workload} and a command after `--`: profile one of them")
-    own = ("seed", "device", "foreign_load", "python", "isolation")
-    given = [name for name in own if _was_given(context, name)]
-    if given:
-        option = "--" + given[0].replace("_", "-")
-        raise ChoiceError(f"{option} is for workloads: a command decides that itself, by its own arguments")
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+    refuse_options(context, ("seed", "device", "foreign_load", "python", "isolation"))
 
 
 def _profile_workload(

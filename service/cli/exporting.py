@@ -13,7 +13,7 @@ from steptune.service.client import Client
 from steptune.service.connections import storage_errors
 from steptune.service.messages import ExportFormat
 from steptune.tuner.errors import ChoiceError, StoreError
-from steptune.tuner.export import exporter_named, exporters_for
+from steptune.tuner.export import exported, exporter_named, exporters_for
 from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
@@ -120,7 +120,7 @@ def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]
         Exported(
             format=exporter.name,
             file_name=exporter.file_name(recommendation),
-            content=exporter.export(recommendation).encode(),
+            content=exported(exporter, recommendation).encode(),
             usage=exporter.usage,
             not_expressible=exporter.not_expressible(recommendation),
         )

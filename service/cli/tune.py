@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand
 
+from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
@@ -32,7 +34,6 @@ from steptune.service.cli.options import (
     SearchName,
     Seed,
     StudyId,
-    WorkloadName,
     cluster_of,
     parse_allowed,
     parse_names,
@@ -41,16 +42,20 @@ from steptune.service.interrupts import interruptible
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StorageFull, StoreError, StudyNotFound
+from steptune.tuner.errors import ChoiceError, StorageFull, StoreError, StudyNotFound
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 from steptune.tuner.trials.launch import Launch, num_lone_tasks
+from steptune.tuner.workloads.reference import is_command
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from steptune.service.isolation import Level
     from steptune.service.on_ray.hosts import Cluster
+    from steptune.tuner.protocols import TrialRunner
+    from steptune.tuner.records import Recommendation
+    from steptune.tuner.scripts.runner import Look, ScriptRunner
     from steptune.tuner.trials.host_group import HostGroup
     from steptune.tuner.trials.runner import LocalRunner
 
@@ -68,7 +73,7 @@ Output = Annotated[
 ]
 
 
-class _Tune(TyperCommand):
+class _Tune(CommandOrWorkload):
     """Tells of a launcher in place of a workload before its options are told to be none of this command's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -90,7 +95,14 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     context: typer.Context,
-    workload: WorkloadName,
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.",
+            metavar="WORKLOAD",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
     trials: Annotated[
         int | None,
@@ -145,7 +157,33 @@ def tune(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest configuration of WORKLOAD that still is the same training, or the best by another objective."""
+    """Find the fastest configuration of WORKLOAD, or of the training script that a command runs, that still is the same
+    training, or the best by another objective.
+
+    After `--` comes the command, as you type it: `steptune tune --budget 5m -- python train.py --lr 1e-3`, or torchrun.
+    Steptune's own options stand before `--`.
+    """
+    command: tuple[str, ...] | None = context.meta.get(COMMAND)
+    if command is not None:
+        _check_command(context, command, workload)
+        settings = StudySettings(
+            budget_s=parse_duration_s(budget),
+            max_trials=trials,
+            allow=parse_allowed(allow or []),
+            only=parse_names(only),
+            skip=parse_names(skip),
+            search=search,
+            objective=objective,
+            seed=seed,
+            phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
+            measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
+        )
+        way = _way(database, None, None, output_folder, None, as_json=as_json)
+        with opened_store(way.settings) as store:
+            _tune_script(command, settings, store, way)
+        return
+    if workload is None:
+        raise ChoiceError("nothing to tune: name a workload, or a command after `--`")
     from steptune.service.launched import num_hosts_of, num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
 
@@ -179,6 +217,7 @@ def tune(
 
 
 def resume(
+    context: typer.Context,
     study_id: StudyId = "last",
     budget: Annotated[
         str | None,
@@ -211,11 +250,16 @@ def resume(
                 f"`steptune resume {study.study_id} --budget 10m` goes on searching"
             )
         check_unchanged(study)
+        if is_command(study.workload):
+            refuse_options(context, ("runner", "address", "insecure_ray", "python", "isolation"))
         check_size(launch, study, reserved=cluster is not None)
         more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
         if more_s is not None:
             study = with_more_time(study, store, more_s)
+        if is_command(study.workload):
+            _resume_script(study, store, way)
+            return
         _run(study, store, way, launch, is_new=False)
 
 
@@ -275,11 +319,95 @@ def _launched(database: str | None, isolation: str | None) -> Launch | None:
     raise typer.Exit
 
 
-def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *, is_new: bool) -> None:
-    from steptune.service.artifacts import open_artifacts
+OF_WORKLOADS = (
+    *("ranks", "num_hosts", "runner", "address", "insecure_ray", "device", "memory_limit", "python", "isolation"),
+    "remeasure_links",
+)
+"""Options that a command decides itself."""
+
+
+def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
+    check_platform()
+    if not command:
+        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+    if workload is not None or context.args:
+        raise ChoiceError(f"{workload} and a command after `--`: tune one of them")
+    refuse_options(context, OF_WORKLOADS)
+    own = {option for parameter in context.command.params for option in parameter.opts if option.startswith("--")}
+    passed = [argument for argument in command if argument.partition("=")[0] in own]
+    if passed:
+        say(f"{', '.join(passed)} goes to the script: options of `steptune tune` stand before `--`", style="dim")
+
+
+def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
+    from steptune.service.script_profile import print_recognised
+    from steptune.service.script_study import choices_of, new_script_study, print_choices
+    from steptune.tuner.scripts.launch import find_links_out
+    from steptune.tuner.scripts.runner import ScriptRunner
+
+    links = find_links_out(Path.cwd())
+    if links:
+        say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
+    with interruptible():
+        look = _look(command, Path.cwd())
+        study = new_script_study(look, settings, way.settings)
+        runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
+        with errors.status("looking at the machine"):
+            choices = choices_of(runner, study)
+    if not way.as_json:
+        print_recognised(errors, look.record)
+        print_choices(errors, choices)
+    if not choices.tried:
+        raise ChoiceError("nothing can be tried in this script's own loop: see what needs a Workload above")
+    _run_script(study, store, way, runner, is_new=True)
+
+
+def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
+    from steptune.service.script_study import check_same_script, script_of
+    from steptune.tuner.scripts.runner import ScriptRunner
+
+    script = script_of(study)
+    with interruptible():
+        look = _look(script.command, Path(script.folder))
+    check_same_script(study, look)
+    runner = ScriptRunner(look, Path(study.directory), seed=study.settings.seed)
+    _run_script(study, store, way, runner, is_new=False)
+
+
+def _look(command: tuple[str, ...], folder: Path) -> Look:
+    """A look run; where it fails, what the script printed comes through word by word.
+
+    Raises:
+        typer.Exit: The steps of the command could not be recorded.
+    """
+    from steptune.service.script_profile import refusal_of
+    from steptune.tuner.scripts.runner import look_at
+
+    with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
+        log = Path(temporary) / "log"
+        with errors.status("looking at the script"):
+            look, ended = look_at(command, folder, log)
+        if look is not None:
+            return look
+        sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
+    say(f"not tuned: {refusal_of(ended)}", style="yellow")
+    raise typer.Exit(ended.status or NOT_PROFILED)
+
+
+def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRunner, *, is_new: bool) -> None:
     from steptune.service.deleting import run_by_this_command
-    from steptune.service.studies import discarded_unless_recorded, local_runner, run_study, write_results
-    from steptune.service.trial_source import KeptTrials
+    from steptune.service.studies import discarded_unless_recorded
+
+    with discarded_unless_recorded(study, store), run_by_this_command(study), interruptible():
+        if is_new:
+            store.create_study(study)
+        recommendation = _driven(study, store, way, runner, None)
+    _tell(study, store, way, recommendation)
+
+
+def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *, is_new: bool) -> None:
+    from steptune.service.deleting import run_by_this_command
+    from steptune.service.studies import discarded_unless_recorded, local_runner
 
     status = errors.status("starting")
     with (
@@ -297,23 +425,50 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
             check=check,
         ) as runner,
     ):
-        try:
-            if is_new:
-                _begin(study, store, runner, status)
-            say(f"study {study.study_id}", style="dim")
-            with live_progress(errors, quiet=way.as_json) as progress:
-                recommendation = run_study(study, store, way.settings, runner, on_change=progress, hosts=hosts)
-        except KeyboardInterrupt:
-            if not _is_left_to_resume(study, store):
-                say("interrupted before the study began: nothing was recorded")
-                raise typer.Exit(INTERRUPTED) from None
-            before = "before there was an answer"
-            if store.recommendation(study.study_id) is not None:
-                before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
-            say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
+        begin = (lambda: _begin(study, store, runner, status)) if is_new else (lambda: None)
+        recommendation = _driven(study, store, way, runner, hosts, begin)
+    _tell(study, store, way, recommendation)
+
+
+def _driven(
+    study: Study,
+    store: SqlStudyStore,
+    way: _Way,
+    runner: TrialRunner,
+    hosts: HostGroup | None,
+    begin: Callable[[], None] = lambda: None,
+) -> Recommendation:
+    """The answer of a study, run to its end.
+
+    Raises:
+        typer.Exit: It was interrupted before there was one.
+    """
+    from steptune.service.studies import run_study
+
+    try:
+        begin()
+        say(f"study {study.study_id}", style="dim")
+        with live_progress(errors, quiet=way.as_json) as progress:
+            return run_study(study, store, way.settings, runner, on_change=progress, hosts=hosts)
+    except KeyboardInterrupt:
+        if not _is_left_to_resume(study, store):
+            say("interrupted before the study began: nothing was recorded")
             raise typer.Exit(INTERRUPTED) from None
-        except StorageFull as error:
-            raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+        before = "before there was an answer"
+        if store.recommendation(study.study_id) is not None:
+            before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
+        say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    except StorageFull as error:
+        raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+
+
+def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recommendation) -> None:
+    """Write the results, and print the answer."""
+    from steptune.service.artifacts import open_artifacts
+    from steptune.service.studies import write_results
+    from steptune.service.trial_source import KeptTrials
+
     pages = KeptTrials(store, open_artifacts(way.settings))
     results = write_results(study.study_id, pages, recommendation, way.folder or RESULTS / study.study_id)
     if way.as_json:

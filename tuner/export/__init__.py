@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptune.tuner.errors import ChoiceError
+from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.export.accelerate import AccelerateCode, AccelerateFsdp1Yaml, AccelerateYaml
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.export.deepspeed import DeepSpeedJson
@@ -14,6 +14,7 @@ from steptune.tuner.export.torchtitan import TorchtitanConfig
 from steptune.tuner.export.transformers_arguments import TransformersArguments
 from steptune.tuner.records import Recommendation
 from steptune.tuner.wording import no_such
+from steptune.tuner.workloads.reference import is_command
 
 EXPORTERS: tuple[Exporter, ...] = (
     NativeJson(),
@@ -37,7 +38,33 @@ _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
 def exporters_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
     """Those that can hold a recommendation."""
-    return tuple(exporter for exporter in EXPORTERS if exporter.refusal(recommendation) is None)
+    return tuple(exporter for exporter in EXPORTERS if why_not_exported(exporter, recommendation) is None)
+
+
+def own_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
+    """Those of Steptune's own that can hold a recommendation."""
+    return tuple(exporter for exporter in OWN if why_not_exported(exporter, recommendation) is None)
+
+
+def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str | None:
+    """Why a format cannot hold a recommendation; None where it can."""
+    if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
+        return (
+            "the changes of a training script are made at its own lines: `steptune show` names them, and the format "
+            "json has the record"
+        )
+    return exporter.refusal(recommendation)
+
+
+def exported(exporter: Exporter, recommendation: Recommendation) -> str:
+    """The text of a recommendation in a format.
+
+    Raises:
+        RecommendationError: The format cannot hold it.
+    """
+    if is_command(recommendation.workload) and (refusal := why_not_exported(exporter, recommendation)):
+        raise RecommendationError(refusal)
+    return exporter.export(recommendation)
 
 
 def exporter_named(name: str) -> Exporter:
@@ -51,4 +78,4 @@ def exporter_named(name: str) -> Exporter:
     return _BY_NAME[name]
 
 
-__all__ = ["EXPORTERS", "OWN", "Exporter", "exporter_named", "exporters_for"]
+__all__ = ["EXPORTERS", "OWN", "Exporter", "exported", "exporter_named", "exporters_for", "own_for"]

@@ -1,0 +1,48 @@
+"""Commands that take another command after `--`, as the user types it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from steptune.tuner.errors import ChoiceError
+
+NOT_PROFILED = 3
+"""Exit status where a command ended well, but its steps could not be recorded."""
+COMMAND = "steptune.command"
+"""Where a context keeps what followed `--`."""
+
+
+class CommandOrWorkload(TyperCommand):
+    """A command that takes another command after `--`, as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take everything after the first `--` out."""
+        if "--" in args:
+            position = args.index("--")
+            ctx.meta[COMMAND] = tuple(args[position + 1 :])
+            args = args[:position]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def refuse_options(context: typer.Context, names: Sequence[str]) -> None:
+    """Refuse options that are for workloads.
+
+    Raises:
+        ChoiceError: One of them was given.
+    """
+    given = [name for name in names if _was_given(context, name)]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise ChoiceError(f"{option} is for workloads: a command decides that itself, by its own arguments")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

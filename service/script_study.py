@@ -1,0 +1,173 @@
+"""A study of a training script that nobody rewrites: what it begins with, and what is said before its first trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import steptune
+from steptune.service.settings import Settings
+from steptune.tuner.errors import StoreError, WorkloadError
+from steptune.tuner.objectives import check_device, parse_objective
+from steptune.tuner.records import Part, ScriptFacts, Study, StudySettings, choice_label, new_id
+from steptune.tuner.scripts.facts import command_digest
+from steptune.tuner.scripts.runner import Look, ScriptRunner
+from steptune.tuner.search.searches import check_search
+from steptune.tuner.search.space import NEEDS_WORKLOAD, Space, check_names
+from steptune.tuner.strategies import strategy_named
+from steptune.tuner.strategies.base import Outside
+from steptune.tuner.workloads.reference import workload_of
+
+SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
+LEAST_BUDGET_S = 1.0
+MOST_LABELS = 4
+
+
+def new_script_study(look: Look, settings: StudySettings, service_settings: Settings) -> Study:
+    """A study of a command whose steps a look run has recorded; the look is off its budget.
+
+    Raises:
+        ChoiceError: A strategy, a search or an objective that does not exist.
+        WorkloadError: The script shards its parameters.
+    """
+    script = look.facts.script
+    sharded = [] if script is None else [name for name in script.wrappers if name in SHARDS_PARAMETERS]
+    if sharded:
+        raise WorkloadError(
+            f"the script shards its parameters ({sharded[0]}): a candidate could not be shown to be the same training, "
+            "because each rank sees a part of it. Write a Workload, for which Steptune shards the model itself"
+        )
+    check_names(settings.only, settings.skip)
+    check_search(settings.search)
+    check_device(parse_objective(settings.objective), look.record.device)
+    study_id = new_id()
+    left_s = max(LEAST_BUDGET_S, settings.budget_s - look.seconds)
+    return Study(
+        study_id=study_id,
+        workload=workload_of(look.command),
+        settings=msgspec.structs.replace(
+            settings, budget_s=left_s, num_ranks=look.record.num_ranks, device=look.record.device
+        ),
+        created_at=datetime.now(UTC).isoformat(),
+        directory=str((service_settings.data_directory / "studies" / study_id).resolve()),
+        facts=look.facts,
+        source_digest=command_digest(look.command, look.folder),
+        steptune_version=steptune.__version__,
+    )
+
+
+def script_of(study: Study) -> ScriptFacts:
+    """What was recognised when a study of a command began.
+
+    Raises:
+        StoreError: The folder in which it ran is gone.
+    """
+    script = study.facts.script if study.facts is not None else None
+    if script is None:
+        raise StoreError(f"study {study.study_id} is of a command, and what was recognised in it is not stored")
+    if not Path(script.folder).is_dir():
+        raise StoreError(f"study {study.study_id} ran in {script.folder}, which is gone: begin a new study")
+    return script
+
+
+def check_same_script(study: Study, look: Look) -> None:
+    """Refuse to go on with a study whose script trains otherwise than when it began.
+
+    Raises:
+        StoreError: Something else was recognised.
+    """
+    if look.facts.script != script_of(study):
+        raise StoreError(
+            f"the command of study {study.study_id} trains otherwise than when it began (another loader, optimizer or "
+            "model was recognised): its results would mix two trainings. Begin a new study"
+        )
+
+
+class Choices(NamedTuple):
+    """What is tried and what is not, by strategy."""
+
+    tried: dict[str, list[str]]
+    need_workload: dict[str, str]
+
+
+def choices_of(runner: ScriptRunner, study: Study) -> Choices:
+    """The choices of a study, before its first trial. The machine is described for it."""
+    assert study.facts is not None, "a study of a command is stored with its facts"
+    space = Space(runner.describe(), study.facts, study.settings)
+    tried: dict[str, list[str]] = {}
+    for move in space.moves:
+        tried.setdefault(move.strategy, []).append(choice_label(move.choice))
+    needs = {
+        exclusion.move.strategy: exclusion.reason.removeprefix(NEEDS_WORKLOAD)
+        for exclusion in space.excluded
+        if exclusion.reason.startswith(NEEDS_WORKLOAD)
+    }
+    return Choices(tried, needs)
+
+
+def print_choices(console: Console, choices: Choices) -> None:
+    """Print which choices are tried, and which need a Workload, with the reason."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    console.print(Text("tried", style="dim"))
+    for name, labels in choices.tried.items():
+        more = f", and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+        table.add_row(Text(f"✓  {name}", style="green"), Text("; ".join(labels[:MOST_LABELS]) + more))
+    console.print(table)
+    if not choices.need_workload:
+        return
+    console.print(Text("needs a Workload (docs/tutorial.md)", style="dim"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, reason in choices.need_workload.items():
+        table.add_row(Text(f"·  {name}", style="dim"), Text(reason, style="dim"))
+    console.print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A recommended change as it stands in a script.
+
+    Attributes:
+        place: Line of the user's code; empty at the script's beginning.
+        words: What is written there.
+    """
+
+    part: Part
+    place: str
+    words: str
+
+
+def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
+    """Where and how each part of an answer is written into the script."""
+    assert study.facts is not None, "a study of a command is stored with its facts"
+    script = script_facts_of(study)
+    found = []
+    for part in parts:
+        strategy = strategy_named(part.strategy)
+        outside = strategy.outside(strategy.complete(part.choice, study.facts), script)
+        if isinstance(outside, Outside):
+            found.append(Change(part=part, place=short_place(script.places.get(outside.at, "")), words=outside.words))
+    return found
+
+
+def script_facts_of(study: Study) -> ScriptFacts:
+    """Facts of a study of a command."""
+    assert study.facts is not None, "a study of a command is stored with its facts"
+    assert study.facts.script is not None, "facts of a command have a script"
+    return study.facts.script
+
+
+def short_place(place: str) -> str:
+    """`train.py:33` of `/home/me/train.py:33 in main`."""
+    return Path(place.partition(" in ")[0]).name if place else ""

@@ -1,0 +1,128 @@
+"""`steptune tune -- COMMAND`: what a user sees, and what is left when it ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from script_runs import ROOT, VARIABLES, ScriptFolder
+
+STEPTUNE = (sys.executable, "-m", "steptune")
+SCREEN_LINES = 24
+LONGEST_S = 280.0
+
+
+def environment(folder: ScriptFolder) -> dict[str, str]:
+    own = {**VARIABLES, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
+    own["TMPDIR"] = str(folder.path.parent / "temporary")
+    own |= {"STEPTUNE_DATA_DIRECTORY": str(folder.path.parent / "data")}
+    return {**os.environ, **own, "STEPTUNE_DATABASE_URL": f"sqlite:///{folder.path.parent}/studies.db"}
+
+
+def steptune(folder: ScriptFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STEPTUNE, *arguments],
+        cwd=folder.path,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+
+
+def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_screen(folder: ScriptFolder) -> None:
+    folder.add("faulty.py")
+    output = str(folder.path.parent / "results")
+    options = ("--budget", "200s", "--trials", "1", "--only", "optimizer_implementation", "--output", output)
+
+    done = steptune(folder, "tune", *options, "--", sys.executable, "faulty.py", "--seed", "3")
+
+    assert done.returncode == 0, done.stderr
+    for part in ("one step of AdamW", "--seed goes to the script", "tried", "implementation=fused", "needs a Workload"):
+        assert part in done.stderr
+    assert "loss 0" not in done.stderr + done.stdout, "what the script prints is in the logs of its trials"
+    assert "faulty.py" in done.stdout.splitlines()[0]
+    assert len(done.stdout.splitlines()) <= SCREEN_LINES
+    assert list(folder.files()) == ["faulty.py"]
+    assert not list((folder.path.parent / "temporary").iterdir())
+
+    shown = steptune(folder, "show", "last")
+    assert shown.stdout.splitlines()[:2] == done.stdout.splitlines()[:2], "the same words, later"
+    refused = steptune(folder, "export", "last", "torchrun", "--output", output)
+    assert refused.returncode == 2
+    assert "at its own lines" in refused.stderr
+
+
+def test_a_script_that_fails_comes_through_word_by_word(folder: ScriptFolder) -> None:
+    folder.add("raises.py")
+    plain = folder.plain(sys.executable, "raises.py")
+
+    done = steptune(folder, "tune", "--", sys.executable, "raises.py")
+
+    assert done.returncode == plain.returncode
+    assert plain.stderr.splitlines()[-1] in done.stderr.splitlines()
+    assert "not tuned: the command ended with status 1" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_in_a_trial_leaves_no_process_and_no_file(number: int, folder: ScriptFolder) -> None:
+    folder.add("waits_in_trials.py")
+    process = subprocess.Popen(
+        [*STEPTUNE, "tune", "--budget", "200s", "--", sys.executable, "waits_in_trials.py"],
+        cwd=folder.path,
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    family = _waiting_family(folder, process)
+
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.kill()
+    _, said = process.communicate(timeout=60)
+
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    assert list(folder.files()) == ["waits_in_trials.py"]
+    assert not list((folder.path.parent / "temporary").iterdir())
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "goes on" in said
+
+
+def _waiting_family(folder: ScriptFolder, process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes of a study whose trial has begun to wait."""
+    end_s = time.monotonic() + LONGEST_S
+    while time.monotonic() < end_s and process.poll() is None:
+        for log in (folder.path.parent / "data").rglob("*.log"):
+            line = next((line for line in log.read_text().splitlines() if line.startswith("waiting ")), "")
+            if line:
+                own = [psutil.Process(int(pid)) for pid in line.split()[1:]]
+                return own + psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.2)
+    raise AssertionError(f"no trial began; status {process.poll()}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--",), "no command after `--`"),
+        ((), "nothing to tune"),
+        (("zoo:synthetic", "--", "true"), "tune one of them"),
+        (("--device", "cpu", "--", "true"), "--device is for workloads"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:
+    done = steptune(folder, "tune", *arguments)
+
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -54,8 +54,8 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
     """
     for name in [argument for argument in arguments if Path(argument).name in LAUNCHERS]:
         raise ChoiceError(
-            f"{name} cannot be tuned: Steptune starts the ranks of its trials itself. Start Steptune with the "
-            f"launcher instead: {ADVICE}"
+            f"{name} cannot be tuned as a workload: Steptune starts the ranks of its trials itself. Start Steptune "
+            f"with the launcher instead: {ADVICE}. A training script is tuned as it is by `steptune tune -- {name} …`"
         )
 
 

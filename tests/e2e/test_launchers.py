@@ -37,7 +37,7 @@ def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_work
     steptune: Steptune, arguments: tuple[str, ...]
 ) -> None:
     error = steptune.refused("tune", *arguments)
-    assert "cannot be tuned" in error
+    assert "cannot be tuned as a workload" in error
     assert "torchrun --nnodes 2 --nproc-per-node 8" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
 

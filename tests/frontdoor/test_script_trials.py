@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from script_runs import ScriptFolder, Trials, interpreter
+from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, interpreter
 
 from steptune.tuner.records import Choice, FailureKind
 from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF
@@ -82,36 +84,46 @@ def test_a_candidate_is_applied_and_is_the_same_training(folder: ScriptFolder, t
     assert folder.files() == before, "trials leave nothing in the folder"
 
 
-class TestFaults:
-    """A candidate that trains otherwise is rejected, by the check that is there for it."""
-
-    @pytest.fixture
-    def trials(self, folder: ScriptFolder, tmp_path: Path) -> Trials:
-        trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("faulty.py")))
+@pytest.fixture(scope="module")
+def faulty(view: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """Trials of a script that trains otherwise where a choice says so, with what they are compared with."""
+    work = tmp_path_factory.mktemp("faulty")
+    shutil.copyfile(SCRIPTS / "faulty.py", work / "faulty.py")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, value)
+        trials = Trials(work, tmp_path_factory.mktemp("study"), (sys.executable, "faulty.py"))
         trials.reference(FP32_ROUNDOFF)
-        return trials
+        yield trials
 
-    def test_are_found(self, trials: Trials) -> None:
-        same = trials.run(**FUSED)
-        assert same.guard is not None
-        assert same.guard.passed, same.guard.reason
 
-        for fault, kind in (("rate", "update"), ("gradients", "gradient"), ("data", "loader"), ("state", "state")):
-            result = trials.run(planted={"fault": fault})
+def test_the_script_of_the_faults_passes_without_one(faulty: Trials) -> None:
+    result = faulty.run(**FUSED)
 
-            assert result.guard is not None, (fault, result.failure)
-            failed = {check.kind for check in result.guard.checks if not check.passed}
-            assert kind in failed, (fault, failed)
-            assert not result.ok
+    assert result.guard is not None, result.failure
+    assert result.guard.passed, result.guard.reason
+    assert {"update", "gradient", "state", "loader", "pointwise"} <= {check.kind for check in result.guard.checks}
 
-        assert not trials.run(planted={"fault": "order"}).ok
 
-    def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(self, trials: Trials) -> None:
-        result = trials.run(planted={"fault": "raises"})
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("rate", "update"), ("gradients", "gradient"), ("data", "loader"), ("order", "loader"), ("state", "state")],
+)
+def test_a_candidate_that_trains_otherwise_is_rejected(fault: str, kind: str, faulty: Trials) -> None:
+    """By the check that is there for it."""
+    result = faulty.run(planted={"fault": fault})
 
-        assert result.failure is not None
-        assert result.failure.kind is FailureKind.WORKLOAD_ERROR
-        assert result.failure.message.endswith("RuntimeError: the script's own words")
+    assert result.guard is not None, result.failure
+    assert kind in {check.kind for check in result.guard.checks if not check.passed}
+    assert not result.ok
+
+
+def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(faulty: Trials) -> None:
+    result = faulty.run(planted={"fault": "raises"})
+
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.WORKLOAD_ERROR
+    assert result.failure.message.endswith("RuntimeError: the script's own words")
 
 
 def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptFolder, tmp_path: Path) -> None:

@@ -359,6 +359,7 @@ class ScriptRunner:
         return {
             "pattern": self._look.record.step.optimizers,
             "loader": script.loader_number,
+            "loader_place": script.places.get("loader", ""),
             "models": script.models,
             "changes": dict(changes),
             "seed": self._seed,

@@ -79,7 +79,8 @@ def parse_reference(text: str) -> WorkloadReference:
     if not colon or not name:
         raise WorkloadRejected(
             f"{text!r} names no class: write path/to/file.py:ClassName, package.module:ClassName "
-            "or zoo:NAME (`steptune zoo` lists the names)"
+            "or zoo:NAME (`steptune zoo` lists the names); a training script runs as it is by "
+            "`steptune tune -- python train.py`"
         )
     if source.endswith(".py") or "/" in source:
         path = Path(source).expanduser().resolve()

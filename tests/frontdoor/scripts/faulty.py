@@ -1,6 +1,7 @@
 """A plain loop that trains otherwise where a variable says so: what a wrong candidate would do."""
 
 import os
+import sys
 
 import torch
 from torch import nn
@@ -26,9 +27,10 @@ if fault == "gradients":
 if fault == "state":
     model[1].momentum = 0.2
 optimizer = torch.optim.AdamW(model.parameters(), lr=1.01e-3 if fault == "rate" else 1e-3)
-for inputs, labels in loader:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(inputs), labels)
-    loss.backward()
-    optimizer.step()
-    print(f"loss {loss.item():.7f}", flush=True)
+for _ in range(int(sys.argv[-1]) if "--epochs" in sys.argv else 1):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.7f}", flush=True)

@@ -26,6 +26,7 @@ class Changes:
     Args:
         wanted: By name, as the strategies say in `outside`.
         loader: Number of the loader whose batches train.
+        place: Line at which it was made, where known: a script that makes it anew for every epoch makes it there.
         optimizers: Numbers of those that make a step.
         models: Classes of the modules that are called with gradients.
 
@@ -34,10 +35,15 @@ class Changes:
     """
 
     def __init__(
-        self, wanted: dict[str, Any], loader: int | None, optimizers: tuple[int, ...], models: tuple[str, ...]
+        self,
+        wanted: dict[str, Any],
+        loader: int | None,
+        place: str,
+        optimizers: tuple[int, ...],
+        models: tuple[str, ...],
     ) -> None:
         self._wanted = wanted
-        self._loader = loader
+        self._loader, self._place = loader, place
         self._optimizers = optimizers
         self._models = list(models)
         self._began = False
@@ -70,9 +76,9 @@ class Changes:
             possible = torch.set_flush_denormal(bool(wanted["flush_denormals"]))
             self.applied["flush_denormals"] = str(bool(wanted["flush_denormals"]) and possible)
 
-    def loader(self, loader: Any, number: int) -> None:
-        """Change the loader whose batches train; its iterator is made next."""
-        if number != self._loader:
+    def loader(self, loader: Any, number: int, place: str) -> None:
+        """Change a loader whose batches train; its iterator is made next."""
+        if number != self._loader and (not place or place != self._place):
             return
         for name, value in self._wanted.items():
             if name.startswith(LOADER):

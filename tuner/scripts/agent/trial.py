@@ -31,7 +31,7 @@ class TrialSession(Session):
     """The marks of a trial's process.
 
     Args:
-        trial: pattern, loader, models, changes, seed, measure, guard (None without), as the runner writes them.
+        trial: pattern, loader, loader_place, models, changes, seed, measure, guard (None without), only_guard.
     """
 
     def __init__(self, folder: str, hooks: Hooks, trial: dict[str, Any]) -> None:
@@ -40,7 +40,9 @@ class TrialSession(Session):
         super().__init__(folder, hooks)
         pattern = tuple(trial["pattern"]) if trial["pattern"] is not None else None
         self.finder.pattern = pattern
-        self._changes = Changes(trial["changes"], trial["loader"], pattern or (), tuple(trial["models"]))
+        self._changes = Changes(
+            trial["changes"], trial["loader"], trial["loader_place"], pattern or (), tuple(trial["models"])
+        )
         self._loader_ns = 0
         self._training_loader: Any = None
         self._first_step_ns = 0
@@ -74,7 +76,7 @@ class TrialSession(Session):
         self._loader_ns -= perf_counter_ns()
         made = self._known_loaders.get(loader)
         number = made.number if made is not None else len(self.loaders)
-        self._changes.loader(loader, number)
+        self._changes.loader(loader, number, made.place if made is not None else "")
         if number == self._trial["loader"]:
             self._training_loader = loader
 

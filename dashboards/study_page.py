@@ -26,7 +26,7 @@ from steptune.dashboards.starts import TODAY, leading_candidate, reference_resul
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.export import EXPORTERS, Exporter
+from steptune.tuner.export import EXPORTERS, Exporter, why_not_exported
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import (
@@ -283,7 +283,7 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
             usage=exporter.usage,
             href=_export_url(exporter, recommendation, site),
             not_expressible=exporter.not_expressible(recommendation),
-            problem=exporter.refusal(recommendation) or "",
+            problem=why_not_exported(exporter, recommendation) or "",
         )
         for exporter in EXPORTERS
     ]
@@ -291,7 +291,7 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
 
 def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) -> str:
     """Empty where the format cannot hold the recommendation."""
-    if exporter.refusal(recommendation) is not None:
+    if why_not_exported(exporter, recommendation) is not None:
         return ""
     if site.standalone:
         return data_url(exporter.export(recommendation).encode())

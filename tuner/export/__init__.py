@@ -78,4 +78,4 @@ def exporter_named(name: str) -> Exporter:
     return _BY_NAME[name]
 
 
-__all__ = ["EXPORTERS", "OWN", "Exporter", "exported", "exporter_named", "exporters_for", "own_for"]
+__all__ = ["EXPORTERS", "OWN", "Exporter", "exported", "exporter_named", "exporters_for", "own_for", "why_not_exported"]

@@ -32,7 +32,7 @@ MOST_LABELS = 4
 
 
 def new_script_study(look: Look, settings: StudySettings, service_settings: Settings) -> Study:
-    """A study of a command whose steps a look run has recorded; the look is off its budget.
+    """A study of a command whose steps an inspection has recorded; the look is off its budget.
 
     Raises:
         ChoiceError: A strategy, a search or an objective that does not exist.
@@ -96,6 +96,7 @@ class Choices(NamedTuple):
 
     tried: dict[str, list[str]]
     need_workload: dict[str, str]
+    not_here: dict[str, str]
 
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
@@ -105,12 +106,21 @@ def choices_of(runner: ScriptRunner, study: Study) -> Choices:
     tried: dict[str, list[str]] = {}
     for move in space.moves:
         tried.setdefault(move.strategy, []).append(choice_label(move.choice))
-    needs = {
-        exclusion.move.strategy: exclusion.reason.removeprefix(NEEDS_WORKLOAD)
-        for exclusion in space.excluded
-        if exclusion.reason.startswith(NEEDS_WORKLOAD)
-    }
-    return Choices(tried, needs)
+    needs: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for exclusion in space.excluded:
+        group = needs if exclusion.reason.startswith(NEEDS_WORKLOAD) else others
+        group.setdefault(exclusion.move.strategy, exclusion.reason.removeprefix(NEEDS_WORKLOAD))
+    return Choices(tried, needs, {name: why for name, why in others.items() if not why.startswith("left out by")})
+
+
+def why_nothing(choices: Choices) -> str:
+    """Why no choice can be tried, by strategy."""
+    reasons = {name: f"needs a Workload ({why})" for name, why in choices.need_workload.items()}
+    reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
+    told = [f"{name}: {why}" for name, why in reasons.items()]
+    more = f"; and {len(told) - MOST_LABELS} more" if len(told) > MOST_LABELS else ""
+    return f"nothing can be tried in this script's own loop. {'; '.join(told[:MOST_LABELS])}{more}"
 
 
 def print_choices(console: Console, choices: Choices) -> None:

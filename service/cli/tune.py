@@ -341,7 +341,7 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
 
 def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
     from steptune.service.script_profile import print_recognised
-    from steptune.service.script_study import choices_of, new_script_study, print_choices
+    from steptune.service.script_study import choices_of, new_script_study, print_choices, why_nothing
     from steptune.tuner.scripts.launch import find_links_out
     from steptune.tuner.scripts.runner import ScriptRunner
 
@@ -358,7 +358,7 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
         print_recognised(errors, look.record)
         print_choices(errors, choices)
     if not choices.tried:
-        raise ChoiceError("nothing can be tried in this script's own loop: see what needs a Workload above")
+        raise ChoiceError(why_nothing(choices))
     _run_script(study, store, way, runner, is_new=True)
 
 
@@ -375,7 +375,7 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
 
 
 def _look(command: tuple[str, ...], folder: Path) -> Look:
-    """A look run; where it fails, what the script printed comes through word by word.
+    """An inspection; where it fails, what the script printed comes through word by word.
 
     Raises:
         typer.Exit: The steps of the command could not be recorded.

@@ -159,7 +159,7 @@ class KnobFacts(Record):
 
 
 class ScriptFacts(Record):
-    """What a look run recognised in a training script that nobody rewrites.
+    """What an inspection recognised in a training script that nobody rewrites.
 
     Attributes:
         command: As the user types it.

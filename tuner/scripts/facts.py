@@ -1,4 +1,4 @@
-"""A look run in the terms of the search: facts of a workload whose step is a foreign loop."""
+"""An inspection in the terms of the search: facts of a workload whose step is a foreign loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command_digest(command: tuple[str, ...], folder: Path) -> str:
 
 
 def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFacts:
-    """The facts of a script whose steps a look run has recorded."""
+    """The facts of a script whose steps an inspection has recorded."""
     script = script_facts(command, record)
     loader = record.training_loader
     per_step = max(1, record.step.num_batches)
@@ -68,7 +68,7 @@ def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFa
 
 
 def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
-    """What a look run recognised, as strategies ask for it."""
+    """What an inspection recognised, as strategies ask for it."""
     loader = record.training_loader
     optimizers = _in_step(record)
     numbers = record.step.optimizers or ()

@@ -68,7 +68,7 @@ def ran_script(
         full: Let it run to its end, in place.
         in_place: Let it write where it stands; otherwise it works in a copy-on-write view of the folder.
         own_output: Leave it standard output; otherwise what it prints goes to standard error.
-        trial: What a trial is to do (`agent/trial.py`); None for a look run.
+        trial: What a trial is to do (`agent/trial.py`); None for an inspection.
         variables: Environment variables of the command, whatever they are outside.
         folder: Where it runs; by default this folder.
         log: A file for what it prints.

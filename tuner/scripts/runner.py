@@ -1,7 +1,7 @@
 """Trials of a script that nobody rewrites: each is a start of the same command, with a candidate's changes.
 
-The command runs in a copy-on-write view of its folder, armed as in a look run. Nothing of it is parsed: where the
-changes are made, the look run has recorded. Trials run one after another; a launcher's command has all its ranks.
+The command runs in a copy-on-write view of its folder, armed as in an inspection. Nothing of it is parsed: where the
+changes are made, the inspection has recorded. Trials run one after another; a launcher's command has all its ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MOST_REFERENCE_SHARE = 0.1
 
 
 class Look:
-    """A look run that recorded the steps of a command.
+    """An inspection that recorded the steps of a command.
 
     Args:
         breakdowns: Of the steps that it recorded.
@@ -342,7 +342,7 @@ class ScriptRunner:
 
     def _outside(self, spec: TrialSpec) -> dict[str, Outside]:
         script = self._look.facts.script
-        assert script is not None, "facts of a look run have a script"
+        assert script is not None, "facts of an inspection have a script"
         found = {}
         for name in spec.candidate.choices:
             outside = self._strategies[name].outside(spec.choices[name], script)
@@ -354,7 +354,7 @@ class ScriptRunner:
         self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None
     ) -> dict[str, Any]:
         script = self._look.facts.script
-        assert script is not None, "facts of a look run have a script"
+        assert script is not None, "facts of an inspection have a script"
         none = {"warm_up_s": 0.0, "window_s": 0.2, "min_rounds": 1, "max_rounds": 1, "half_width": 1.0, "cap_s": 0.0}
         return {
             "pattern": self._look.record.step.optimizers,

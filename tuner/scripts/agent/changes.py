@@ -1,4 +1,4 @@
-"""The changes of a trial, made at the objects that the look run recorded, as if the script's own lines said them.
+"""The changes of a trial, made at the objects that the inspection recorded, as if the script's own lines said them.
 
 Flags are set at the first mark of training, because scripts set them too; loaders are changed when their iterator is
 made, optimizers when they are made, modules when they are called with gradients for the first time. What was changed is

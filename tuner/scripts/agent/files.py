@@ -19,7 +19,7 @@ class SharedFolder:
         return bool(self._settings()["full"])
 
     def trial(self) -> dict[str, Any] | None:
-        """What a trial is to do; None of a look run."""
+        """What a trial is to do; None of an inspection."""
         trial: dict[str, Any] | None = self._settings().get("trial")
         return trial
 

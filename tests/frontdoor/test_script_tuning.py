@@ -54,7 +54,7 @@ def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_scree
 
     shown = steptune(folder, "show", "last")
     assert shown.stdout.splitlines()[:2] == done.stdout.splitlines()[:2], "the same words, later"
-    refused = steptune(folder, "export", "last", "torchrun", "--output", output)
+    refused = steptune(folder, "export", "last", "--format", "torchrun", "--output", output)
     assert refused.returncode == 2
     assert "at its own lines" in refused.stderr
 

@@ -33,6 +33,7 @@ from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.protocols import ProgressListener, StudyStore, TrialRunner
 from steptune.tuner.records import Recommendation, Study, StudySettings, StudyState, new_id
 from steptune.tuner.scripts.facts import command_digest
+from steptune.tuner.scripts.guard_files import ReferenceRuns
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.searches import check_search
@@ -315,7 +316,8 @@ def remove_working_files(study: Study) -> None:
     files = StudyFiles(Path(study.directory))
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
-    for folder in (files.data, files.compile_cache, files.compiler_headers, files.directory / "trials"):
+    made = (files.data, files.compile_cache, files.compiler_headers, files.directory / "trials")
+    for folder in (*made, ReferenceRuns(files.directory).folder):
         remove_tree(folder)
 
 

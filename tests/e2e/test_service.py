@@ -1,4 +1,4 @@
-"""The whole service as a team runs it: a server, a worker that is another process, a client, on both databases."""
+"""The whole service as a team runs it: PostgreSQL, a server, a worker that is another process, a client."""
 
 import json
 import re
@@ -83,17 +83,13 @@ def written(log: Path, pattern: str) -> str:
     return found[1]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def service(request, tmp_path_factory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp(f"service-{request.param}")
-    if request.param == "sqlite":
-        running = Running(folder, f"sqlite:///{folder}/steptune.db")
-    else:
-        server = request.getfixturevalue("postgres_server")
-        running = Running(folder, server.create(f"service_{folder.name.replace('-', '_')}"))
-        message = running("serve", "--port", "0", status=2).error
-        assert "run `steptune db upgrade`" in message
-        running("db", "upgrade")
+@pytest.fixture(scope="module")
+def service(postgres_server, tmp_path_factory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("service")
+    running = Running(folder, postgres_server.create(folder.name.replace("-", "_")))
+    message = running("serve", "--port", "0", status=2).error
+    assert "run `steptune db upgrade`" in message
+    running("db", "upgrade")
     with running.process("serve", "--port", "0", "--no-worker", log="serve.log") as log:
         running.url = written(log, r"Steptune serves (http://\S+)/api/v1")
         assert written(log, r"(stp_\S+)")
@@ -252,16 +248,14 @@ def test_a_wrong_token_is_refused_and_not_shown(service, tmp_path):
     assert "stp_wrong" not in message
 
 
-def test_a_backup_of_the_running_service_has_the_study(service, study_id, tmp_path):
+def test_a_backup_of_the_running_service_has_the_study(service, study_id, postgres_server, tmp_path):
     """Made while server and worker have the database open."""
     path = tmp_path / "backup.tar"
     assert service("db", "backup", str(path), "--json").json["num_artifacts"] > 0
-    assert study_id in service("list", "--json").out
-    if service.variables["STEPTUNE_DATABASE_URL"].startswith("sqlite"):
-        restored = f"sqlite:///{tmp_path}/restored.db"
-        variables = {"STEPTUNE_DATABASE_URL": restored, "STEPTUNE_DATA_DIRECTORY": str(tmp_path / "data")}
-        service.steptune("db", "restore", str(path), variables=variables)
-        assert study_id in service.steptune("list", "--json", variables=variables).out
+    restored = postgres_server.create("restored")
+    variables = {"STEPTUNE_DATABASE_URL": restored, "STEPTUNE_DATA_DIRECTORY": str(tmp_path / "data")}
+    service.steptune("db", "restore", str(path), variables=variables)
+    assert study_id in service.steptune("list", "--json", variables=variables).out
 
 
 def test_one_command_is_a_working_service(tmp_path):

@@ -18,8 +18,6 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import LoaderArguments, OptimizerArguments, Plan, StepArguments
 from steptune.tuner.workloads.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

@@ -22,8 +22,6 @@ from steptune.tuner.training.plan import Plan
 from steptune.tuner.trials.failures import classify, failure_of
 from steptune.tuner.user_code import is_models, is_users, model_line
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 WAITING = "called a synchronizing CUDA operation"
 CAPTURING = (

@@ -30,8 +30,6 @@ from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
 from steptune.tuner.training.recorder import Recorded, Repeater
 from steptune.tuner.workloads.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 FUSED = "fused"
 

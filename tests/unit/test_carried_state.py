@@ -15,8 +15,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan, StepArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Layer(nn.Module):
     """A linear layer that may remember something."""

@@ -18,8 +18,6 @@ from steptune.tuner.training.flat_parameters import ALIGNMENT, ELEMENT_WISE, Fla
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import OptimizerArguments, Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROUNDING = {"rtol": 1e-4, "atol": 1e-6}
 """Norms of a few large tensors are summed otherwise than those of many small ones; eight updates."""
 

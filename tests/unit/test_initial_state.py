@@ -13,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steptune.tuner.errors import WorkloadRejected
 from steptune.tuner.training.initial_state import build_initialised, named_state, save_initial_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Net(nn.Module):
     """Initialisers of all kinds, tied weights, and buffers of both persistences."""

@@ -20,8 +20,6 @@ from steptune.tuner.strategies.composition import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.workloads.workload import validate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STRATEGY = strategy_named("larger_global_batch")
 
 

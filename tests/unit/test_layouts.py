@@ -22,8 +22,6 @@ from steptune.tuner.training.layouts import is_dense
 from steptune.tuner.training.optimizer_state import with_flags
 from steptune.tuner.training.plan import OptimizerArguments, Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SAME = {"rtol": 1e-4, "atol": 1e-5}
 """Some updates of at most 0.01 each; a state in another layout moves weights by several of them."""
 

@@ -20,8 +20,6 @@ from steptune.tuner.training.micro_batch import batch_length, split_batch
 from steptune.tuner.training.plan import Plan, StepArguments
 from steptune.tuner.workloads.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Tokens(Workload):
     """A language model whose loss is the mean over the tokens that are not padding (zero)."""

@@ -21,8 +21,6 @@ from steptune.tuner.training.optimizers.lars import Lars
 from steptune.tuner.training.optimizers.sm3 import Sm3
 from steptune.tuner.training.plan import OptimizerArguments, Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHAPES = ((3, 4), (5,), (2, 6), (7,), (4, 1))
 NUM_STEPS = 6
 DOUBLE = {"rtol": 1e-12, "atol": 1e-14}

@@ -16,8 +16,6 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.optimizer_state import with_flags
 from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROUNDING = {"rtol": 1e-4, "atol": 1e-6}
 
 

@@ -17,8 +17,6 @@ from steptune.tuner.training.plan import Plan
 from steptune.tuner.training.pooled_classifier import is_pooled, pool_tokens
 from steptune.tuner.workloads.class_token import known_class_token
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class ClassToken(nn.Module):
     """A vision transformer of the first kind: a class token, learned positions, its first output classified."""

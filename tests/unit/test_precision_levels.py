@@ -21,8 +21,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.workloads.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_STEPS = 4
 O1_BF16 = {"level": "O1", "dtype": "bfloat16"}
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -16,8 +16,6 @@ from steptune.tuner.trials.dataset_look import look_at_dataset
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest, check_workload, inspect_workload
 from steptune.tuner.workloads.workload import Workload, first_length, validate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Complete(Workload):
     def model(self) -> Any: ...

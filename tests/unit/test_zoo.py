@@ -20,8 +20,6 @@ from steptune.tuner.workloads.reference import parse_reference
 from steptune.tuner.workloads.workload import Workload
 from steptune.tuner.workloads.zoo import ZOO, ZooEntry
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2_large": 774_030_080,

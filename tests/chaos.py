@@ -496,7 +496,7 @@ class Chaos:
         for name, user in zip(service.tokens, service.users, strict=True):
             there = [n for n, _, owner in rows if names.get(owner or "") == name and n > (user.first or 0)]
             with suppress(AssertionError):
-                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=30)
+                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=120)
             user.leaves.set()
             tally.events_not_told += missed(user.told, there)
             tally.streams += user.num_streams
@@ -504,7 +504,7 @@ class Chaos:
     def count(self) -> None:
         """What is left, and whether what was recorded adds up."""
         service, tally = self.service, self.tally
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while marked(service.mark) and time.monotonic() < deadline:
             time.sleep(0.1)
         tally.processes_left = len(marked(service.mark))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.nodeid import NodeId
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from ranks import Ranks
@@ -36,8 +36,8 @@ def usual_umask() -> Iterator[None]:
     os.umask(UMASK)
 
 
-# A busy machine makes an example slow; that is no failure.
-settings.register_profile("steptune", deadline=None)
+# A busy machine makes an example slow, and slow to draw; that is no failure.
+settings.register_profile("steptune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steptune")
 
 

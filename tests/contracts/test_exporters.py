@@ -8,7 +8,7 @@ import re
 import pytest
 from export_builders import ENVIRONMENTS, FACTS, candidates
 from export_builders import RECOMMENDATIONS as OF_EVERY_PART
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import complete, environment_variables, make_recommendation, without_gain
 
@@ -155,7 +155,7 @@ def meaning(recommendation: Recommendation) -> dict[str, Choice]:
 
 
 @pytest.mark.parametrize("exporter", TRANSLATING, ids=lambda e: e.name)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(pair=neighbours())
 def test_nothing_is_left_out_silently(
     exporter: TranslatingExporter, pair: tuple[Recommendation, Recommendation, str, str]

@@ -68,7 +68,7 @@ def running(request, tmp_path) -> Iterator[Running]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         yield Running(app, http, server, f"http://127.0.0.1:{port}")
     server.handle_exit(15, None)
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 

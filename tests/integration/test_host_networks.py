@@ -199,7 +199,7 @@ def shaping(network: Path) -> str:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -336,9 +335,10 @@ class TestCollectivesThatFail:
 def wait_for_nobody(rank: int, call: str) -> tuple[FailureKind, str] | None:
     import torch.distributed as dist
 
-    short = timedelta(seconds=1)
+    short = timedelta(seconds=3)
     group = dist.new_group(backend="gloo", timeout=short)
     values = torch.ones(2)
+    dist.barrier()
     dist.all_reduce(values, group=group)
     calls = {
         "all_reduce": lambda: dist.all_reduce(values, group=group),
@@ -346,12 +346,13 @@ def wait_for_nobody(rank: int, call: str) -> tuple[FailureKind, str] | None:
         "new_group": lambda: dist.new_group(backend="gloo", timeout=short),
     }
     if rank == 1:
-        time.sleep(2.5)
+        dist.barrier()
         return None
     try:
         calls[call]()
     except Exception as error:
         failure = failure_of(error, Phase.WARM_UP, rank)
+        dist.barrier()
         return failure.kind, failure.message
     raise AssertionError("nobody answered, and yet it ended")
 

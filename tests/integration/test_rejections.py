@@ -26,11 +26,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
     """One server looks at all of them: what is wrong with one does not touch the next. No process is left."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, MARK)
-        runner = LocalRunner(
-            workload=reference("regression", "Regression"),
-            directory=tmp_path_factory.mktemp("study"),
-            task_deadline_s=4,
-        )
+        runner = LocalRunner(workload=reference("regression", "Regression"), directory=tmp_path_factory.mktemp("study"))
         yield runner
         runner.close()
         none_left(MARK)

@@ -119,7 +119,7 @@ class TestLink:
         sending.start()
         driver.send(large)
         assert driver.receive(20) == large
-        sending.join(20)
+        sending.join(120)
         assert received == [large]
 
 
@@ -143,7 +143,7 @@ class TestGathering:
         welcome = agent.receive(host_group.HELLO_S / 2)
         assert isinstance(welcome, Welcome), "it waited for the strangers"
         agent.send(Accepted())
-        gathering.join(30)
+        gathering.join(120)
         assert list(group.hosts) == [1]
         group.close()
         agent.close()

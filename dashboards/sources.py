@@ -47,7 +47,7 @@ def snapshot(source: TrialSource, study_id: str) -> Snapshot:
     """Reads a study once.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     study = source.get_study(study_id)
     return Snapshot(

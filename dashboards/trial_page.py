@@ -47,7 +47,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     """Everything that `trial.html` shows.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     trial = source.get_trial(trial_id)
     study = source.get_study(trial.study_id)

@@ -40,7 +40,7 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     """Does all of it once; harmless at any time, and where several do it at the same time.
 
     Raises:
-        StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
+        StoreError: The database or the artifacts cannot be used; CollectionBusyError where files are put all the time.
     """
     open_queue(engine, settings).bury()
     with reading(engine) as session:

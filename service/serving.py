@@ -44,7 +44,7 @@ def run(settings: Settings) -> None:
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
         PlatformError: The worker beside it would have parts of GPUs.
-        IsolationUnavailable: No level of isolation keeps that worker's trials from the service.
+        IsolationUnavailableError: No level of isolation keeps that worker's trials from the service.
         ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
     """
     if settings.insecure_no_auth:

@@ -16,7 +16,7 @@ from steptune.dashboards.trace_info import main_rank
 from steptune.dashboards.trial_page import SupportsHtml, render_profile
 from steptune.service import rows
 from steptune.service.artifacts import ArtifactStore
-from steptune.service.artifacts.store import ArtifactGone
+from steptune.service.artifacts.store import ArtifactGoneError
 from steptune.service.connections import querying
 from steptune.service.kept import Kept
 from steptune.service.messages import ArtifactInfo
@@ -150,7 +150,7 @@ class KeptTrials:
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))
-        except (ArtifactGone, OSError, EOFError, zlib.error, ValueError):
+        except (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError):
             return None
 
 

@@ -45,7 +45,7 @@ import steptune
 from steptune.service.access.authentication import Access
 from steptune.service.access.scopes import Scope
 from steptune.service.client import Client
-from steptune.service.client.errors import ServiceError, ServiceUnreachable
+from steptune.service.client.errors import ServiceError, ServiceUnreachableError
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import migrate
 from steptune.service.models import (
@@ -60,7 +60,7 @@ from steptune.service.models import (
 )
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
-from steptune.tuner.errors import StoreError, StoreUnavailable
+from steptune.tuner.errors import StoreError, StoreUnavailableError
 from steptune.tuner.hardware import cpu_name
 from steptune.tuner.records import FailureKind, MeasureSettings, Study, StudyState, TrialState
 from steptune.tuner.store_rules import decode, encode
@@ -254,7 +254,7 @@ class Service:
             with self.client(name) as client:
                 study_id = client.submit(WORKLOAD, budget_s=3600, hardware=NOBODYS, **asked).study_id
             self._quicken(study_id, cpu_name()[:8] if number % 3 == 0 else None)
-        except (ServiceError, ServiceUnreachable, StoreError):
+        except (ServiceError, ServiceUnreachableError, StoreError):
             return  # it is asked again; what nobody was told of waits for nobody's hardware, and is removed at the end
         follower = StudyFollower(self.address, self.tokens[name], study_id)
         self.studies.append(follower)
@@ -416,7 +416,7 @@ class Chaos:
         """What users do meanwhile: pause a study, go on with those that are paused, seldom cancel one."""
         try:
             states = self.service.states()
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return
         begun = sorted(study for study, state in states.items() if state is StudyState.RUNNING)
         paused = any(state is StudyState.PAUSED for state in states.values())
@@ -434,7 +434,7 @@ class Chaos:
     def _ask(self, name: str, study_id: str) -> None:
         """Over HTTP, as its owner; the other one is refused."""
         for user in self.service.tokens:
-            with suppress(ServiceError, ServiceUnreachable), self.service.client(user) as client:
+            with suppress(ServiceError, ServiceUnreachableError), self.service.client(user) as client:
                 getattr(client, name)(study_id)
                 self.tally.wishes[name] += 1
 
@@ -459,7 +459,7 @@ class Chaos:
         """What was complete is complete, as it was."""
         try:
             now = self.service.results()
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return
         self.tally.results_lost_or_changed += sum(now.get(name) != digest for name, digest in self._kept.items())
         self._kept = now

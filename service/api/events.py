@@ -24,7 +24,7 @@ from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, Responses, refuses, returns, unchanged
 from steptune.service.api.ownership import check_study
 from steptune.service.api.pagination import Page, Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.security import Requires
 from steptune.service.event_hub import EventHub, Subscription
 from steptune.service.messages import EventPage
@@ -146,7 +146,9 @@ def _last_known(after: int | None, last_event_id: str | None) -> int | None:
     if last_event_id is None:
         return after
     if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) > _MAX_NUMBER:
-        raise Refusal(400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number")
+        raise RefusalError(
+            400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number"
+        )
     return int(last_event_id)
 
 

@@ -18,7 +18,7 @@ from steptune.service.api.context import services
 from steptune.service.api.idempotency import Once
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Text
 from steptune.service.api.security import RequestAccess, Requires, note
 from steptune.tuner.records import Record
@@ -149,9 +149,9 @@ def _limits(body: Limits) -> dict[str, Any]:
 def _check_unchanged(if_match: str | None, user: User) -> None:
     """
     Raises:
-        Refusal: 412, where `If-Match` is given and is not the user's ETag.
+        RefusalError: 412, where `If-Match` is given and is not the user's ETag.
     """
     wanted = if_match or "*"
     tag = hashlib.sha256(msgspec.json.encode(user)).hexdigest()[:16]
     if wanted.strip() != "*" and f'"{tag}"' not in wanted:
-        raise Refusal(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")
+        raise RefusalError(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")

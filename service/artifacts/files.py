@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from steptune.service.connections import storage_errors
-from steptune.tuner.errors import MissingDependency, StoreError, StoreUnavailable
+from steptune.tuner.errors import MissingDependencyError, StoreError, StoreUnavailableError
 from steptune.tuner.records import Record
 
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -181,7 +181,7 @@ class RemoteFiles:
 
     Raises:
         StoreError: The URL cannot be used.
-        MissingDependency: The library for it is not installed.
+        MissingDependencyError: The library for it is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -192,7 +192,7 @@ class RemoteFiles:
             self._system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except ImportError as error:
             extra = "; for s3:// install steptune[s3]" if url.startswith("s3") else ""
-            raise MissingDependency(f"{self.place!r} needs a library: {error}{extra}") from error
+            raise MissingDependencyError(f"{self.place!r} needs a library: {error}{extra}") from error
         except ValueError as error:
             raise StoreError(f"{self.place!r} is no place for artifacts: {error}; write s3://BUCKET/FOLDER") from error
         self._root = root.rstrip("/")
@@ -262,7 +262,7 @@ class RemoteFiles:
             raise
         except Exception as error:
             if _will_pass(error):
-                raise StoreUnavailable(f"{self.place} cannot be reached at this moment: {error}") from error
+                raise StoreUnavailableError(f"{self.place} cannot be reached at this moment: {error}") from error
             with storage_errors(self.place):
                 if isinstance(error, OSError):
                     raise

@@ -25,7 +25,7 @@ def serve(settings: Settings) -> None:
     """Serves until it is told to stop.
 
     Raises:
-        StoreError: The database cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
         ChoiceError: Settings that contradict each other.
     """
     from steptune.service.serving import run

@@ -41,7 +41,7 @@ from steptune.service.interrupts import interruptible
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StorageFull, StoreError, StudyNotFound
+from steptune.tuner.errors import StorageFullError, StoreError, StudyNotFoundError
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 from steptune.tuner.trials.launch import Launch, num_lone_tasks
@@ -312,8 +312,10 @@ def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *
                 before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
             say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
             raise typer.Exit(INTERRUPTED) from None
-        except StorageFull as error:
-            raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+        except StorageFullError as error:
+            raise StorageFullError(
+                f"{error}. Once there is space, `steptune resume {study.study_id}` goes on"
+            ) from error
     pages = KeptTrials(store, open_artifacts(way.settings))
     results = write_results(study.study_id, pages, recommendation, way.folder or RESULTS / study.study_id)
     if way.as_json:
@@ -345,7 +347,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
     """
     try:
         state = store.get_study(study.study_id).state
-    except StudyNotFound:
+    except StudyNotFoundError:
         return False
     if state is StudyState.RUNNING:
         store.set_state(study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")

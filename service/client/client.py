@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from steptune.service.client.errors import NotFound
+from steptune.service.client.errors import NotFoundError
 from steptune.service.client.events import follow
 from steptune.service.client.packing import pack
 from steptune.service.client.transport import Transport
@@ -62,9 +62,9 @@ Item = TypeVar("Item")
 class Client:
     """A service, as one user sees it. Close it after use; threads may share it.
 
-    Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and `ServiceUnreachable`
-    where it does not answer. What is safe to send again is sent again, with pauses; what is posted carries an
-    idempotency key, so that it is done once.
+    Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and
+    `ServiceUnreachableError` where it does not answer. What is safe to send again is sent again, with pauses;
+    what is posted carries an idempotency key, so that it is done once.
 
     Args:
         url: Of the service: https://host, with a base path where it has one.
@@ -206,7 +206,7 @@ class Client:
         """The answer; None while there is none."""
         try:
             text = self._transport.get_text(f"/studies/{study_id}/recommendation", format=None)
-        except NotFound as error:
+        except NotFoundError as error:
             if error.problem.code == "recommendation-not-found":
                 return None
             raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from steptune.service.isolation.resources import Resources
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.trials.connection import server_environment
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.scratch import scratch_directory
@@ -83,7 +83,7 @@ class Level(abc.ABC):
         """A sandbox for one study; what runs in it is gone at the end.
 
         Raises:
-            IsolationUnavailable: This study cannot be run so: a file that it needs is out of its reach.
+            IsolationUnavailableError: This study cannot be run so: a file that it needs is out of its reach.
         """
 
     @abc.abstractmethod
@@ -132,7 +132,7 @@ def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
                 timeout=PROBE_TIMEOUT_S,
                 check=False,
             )
-    except IsolationUnavailable as error:
+    except IsolationUnavailableError as error:
         return Unavailable(str(error))
     except (OSError, subprocess.TimeoutExpired) as error:
         return Unavailable(f"{level.name} does not work here: {error}")

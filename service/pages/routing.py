@@ -20,7 +20,7 @@ from steptune.dashboards.site import Site
 from steptune.dashboards.templating import render
 from steptune.service.access.authentication import Access
 from steptune.service.access.cookies import session_cookie
-from steptune.service.access.errors import AccessError, NotAuthenticated
+from steptune.service.access.errors import AccessError, NotAuthenticatedError
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import csrf_token_for
@@ -44,7 +44,7 @@ class PageRoute(APIRoute):
         async def handle_or_explain(request: Request) -> Response:
             try:
                 return await handle(request)
-            except NotAuthenticated:
+            except NotAuthenticatedError:
                 return _login(request)
             except AccessError as error:
                 return _problem(request, error.status, error.detail, error.headers)

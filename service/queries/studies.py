@@ -17,7 +17,7 @@ from steptune.service.messages import StudyDetail, StudyQueueState, StudySummary
 from steptune.service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from steptune.service.queries.packed import packed_rows
 from steptune.service.queries.stored import iso, iso_or_none, parts_of
-from steptune.tuner.errors import VersionConflict
+from steptune.tuner.errors import VersionConflictError
 from steptune.tuner.records import StudyState, Verdict
 from steptune.tuner.store_rules import unknown_study
 
@@ -93,8 +93,8 @@ def change_study(
         version: At which the study must be; None for any.
 
     Raises:
-        StudyNotFound: It was not submitted to the service.
-        VersionConflict: It is at another version.
+        StudyNotFoundError: It was not submitted to the service.
+        VersionConflictError: It is at another version.
     """
     entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
     if version is not None:
@@ -105,7 +105,7 @@ def change_study(
         if not session.scalars(changed).all():
             if version is None:
                 raise unknown_study(study_id)
-            raise VersionConflict(f"study {study_id} is at version {version} no more: read it again")
+            raise VersionConflictError(f"study {study_id} is at version {version} no more: read it again")
         if title is not None:
             session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
 

@@ -15,7 +15,7 @@ from steptune.service.database import migrate
 from steptune.service.models import Base, QueueEntryRow, ResourceSlotRow, StudyRow
 from steptune.service.queue import QueueEntry, StudyQueue, WorkerOffer
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import LeaseLost, StateConflict, StudyNotFound
+from steptune.tuner.errors import LeaseLostError, StateConflictError, StudyNotFoundError
 from steptune.tuner.records import StudyState
 
 WORKERS = {"both": (0, 1), "first": (0,), "second": (1,), "elsewhere": (0, 1)}
@@ -71,7 +71,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(lease=claims)
     def heartbeat(self, lease) -> None:
         if self.is_over(lease):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 self.queue.heartbeat(lease)
         else:
             self.queue.heartbeat(lease)
@@ -80,7 +80,7 @@ class QueueMachine(RuleBasedStateMachine):
     def write(self, lease) -> None:
         store = SqlStudyStore(self.engine, lease=lease)
         if self.is_over(lease):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 store.add_event(lease.study_id, "late", {})
         else:
             store.add_event(lease.study_id, "in time", {})
@@ -92,7 +92,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def release(self, lease, state, lost) -> None:
         if self.is_over(lease):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 self.queue.release(lease, state, lost=lost)
         else:
             before = self.queue.entry(lease.study_id)
@@ -127,11 +127,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.bury(study_id)
         try:
             before = self.queue.entry(study_id)
-        except StudyNotFound:
+        except StudyNotFoundError:
             return
         try:
             after = getattr(self.queue, what)(study_id)
-        except StateConflict:
+        except StateConflictError:
             assert self.queue.entry(study_id) == before, "what is refused changes nothing"
         else:
             assert after.version >= before.version
@@ -143,9 +143,9 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             self.queue.delete(study_id)
             assert not held
-        except StateConflict:
+        except StateConflictError:
             assert held
-        except StudyNotFound:
+        except StudyNotFoundError:
             pass
 
     # --- what always holds -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from command import WORKLOADS, Steptune
 from marked import wait_until
 
-from steptune.service.client import AccessRefused, Client, InvalidRequest, NotFound
+from steptune.service.client import AccessRefusedError, Client, InvalidRequestError, NotFoundError
 from steptune.service.connections import create_engine_for
 from steptune.service.queue import StudyQueue
 from steptune.tuner.records import Recommendation, StudyState
@@ -219,15 +219,15 @@ def test_a_study_that_nobody_can_run_waits_says_why_and_is_cancelled(service, cl
     assert service.remote("cancel", study.study_id, "--json").json["state"] == "cancelled"
     assert [event.data["state"] for event in client.events(study.study_id)][-1] == "cancelled"
     client.delete(study.study_id)
-    with pytest.raises(NotFound, match="there is no study"):
+    with pytest.raises(NotFoundError, match="there is no study"):
         client.study(study.study_id)
 
 
 REFUSALS: dict[str, tuple[Callable[[Client], object], type[Exception], str]] = {
-    "an unknown strategy": (lambda c: c.submit("zoo:synthetic", only=["magic"]), InvalidRequest, "magic"),
-    "an unknown zoo entry": (lambda c: c.submit("zoo:nothing"), InvalidRequest, "nothing"),
-    "a file on the service's machine": (lambda c: c.submit("/etc/passwd.py:A"), InvalidRequest, "upload it"),
-    "a study that is not there": (lambda c: c.study("0" * 26), NotFound, "there is no study"),
+    "an unknown strategy": (lambda c: c.submit("zoo:synthetic", only=["magic"]), InvalidRequestError, "magic"),
+    "an unknown zoo entry": (lambda c: c.submit("zoo:nothing"), InvalidRequestError, "nothing"),
+    "a file on the service's machine": (lambda c: c.submit("/etc/passwd.py:A"), InvalidRequestError, "upload it"),
+    "a study that is not there": (lambda c: c.study("0" * 26), NotFoundError, "there is no study"),
 }
 
 
@@ -240,7 +240,7 @@ def test_refusals_reach_the_caller_with_the_way_out(client, case):
 
 
 def test_a_wrong_token_is_refused_and_not_shown(service, tmp_path):
-    with service.client("stp_wrong") as client, pytest.raises(AccessRefused):
+    with service.client("stp_wrong") as client, pytest.raises(AccessRefusedError):
         client.me()
     path = tmp_path / "token"
     path.write_text("stp_wrong\n")

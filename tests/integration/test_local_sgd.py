@@ -15,7 +15,7 @@ from tiny_workloads import Everything, TinyViT
 from torch import nn
 from trial_builders import prepare, reference
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Candidate, GuardCheck
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
 from steptune.tuner.strategies.composition import conflict, normalise
@@ -342,7 +342,7 @@ def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
             pass
 
     request = InspectRequest(workload=f"{__name__}:Alone", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejected, match="ranks that step alone"):
+    with pytest.raises(WorkloadRejectedError, match="ranks that step alone"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from ranks import Ranks, group
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.emulation import HOSTS_VARIABLE
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.guard.curves import GuardReference
 from steptune.tuner.records import Candidate, Deadlines, FailureKind, Phase
 from steptune.tuner.search.verification import verify
@@ -212,7 +212,7 @@ class TestReference:
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_that_dies_ends_all(self, tmp_path: Path, rank: int) -> None:
-        with pytest.raises(BaselineFailed, match="exited with status 3"):
+        with pytest.raises(BaselineError, match="exited with status 3"):
             prepare(reference("regression", "DiesInStep", rank=rank), tmp_path, num_ranks=2)
 
 

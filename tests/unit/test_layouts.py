@@ -10,7 +10,7 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.strategies.memory_format import to_channels_last
 from steptune.tuner.strategies.optimizer_algorithm import ALGORITHMS
 from steptune.tuner.training.assemble import assemble
@@ -115,7 +115,7 @@ def test_a_plain_checkpoint_goes_on_in_every_layout_and_implementation(
     trained(plain)
     model, state = copy.deepcopy((plain.state_dict(), plain.optimizer_state_dict()))
     if layout == "gapped" and way == {"implementation": "fused"}:
-        with pytest.raises(UnsupportedHere, match="without gaps in memory"):
+        with pytest.raises(UnsupportedError, match="without gaps in memory"):
             build(Laid(cls, layout), **way)
         return
     other = build(Laid(cls, layout), **way)

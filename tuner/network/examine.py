@@ -9,7 +9,7 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.network.checks import CHECKS, Check
 from steptune.tuner.network.finding import NetworkFinding, unknown
 from steptune.tuner.network.host import Host
-from steptune.tuner.network.tree import Unreadable
+from steptune.tuner.network.tree import UnreadableError
 
 
 def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
@@ -30,5 +30,5 @@ def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
     """What it finds before it meets something that cannot be read, and that."""
     try:
         yield from check.examine(host)
-    except Unreadable as error:
+    except UnreadableError as error:
         yield unknown(check.name, str(error), fix="run as root, or copy it with sudo")

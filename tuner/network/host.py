@@ -15,7 +15,7 @@ from steptune.tuner.network.tree import Tree
 class Host:
     """A host, by the files under a directory.
 
-    Every member raises `Unreadable` where something that it needs is there but cannot be read.
+    Every member raises `UnreadableError` where something that it needs is there but cannot be read.
     """
 
     def __init__(self, root: Path) -> None:

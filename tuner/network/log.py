@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from steptune.tuner.network.tree import Unreadable
+from steptune.tuner.network.tree import UnreadableError
 from steptune.tuner.records import Record
 
 MAX_LINE = 20_000
@@ -143,9 +143,9 @@ def read_log(lines: Iterable[str]) -> NcclLog:
     return reader.log()
 
 
-def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[Unreadable]]:
+def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[UnreadableError]]:
     """The record of one run's files, and those of them that cannot be read."""
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableError] = []
 
     def lines() -> Iterator[str]:
         for path in paths:
@@ -154,7 +154,7 @@ def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[Unreadable]]:
                     while line := file.readline(MAX_LINE):
                         yield line.decode("utf-8", "replace")
             except OSError as error:
-                unreadable.append(Unreadable(str(path), (error.strerror or str(error)).lower()))
+                unreadable.append(UnreadableError(str(path), (error.strerror or str(error)).lower()))
 
     return read_log(lines()), unreadable
 

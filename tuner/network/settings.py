@@ -24,7 +24,7 @@ def read_settings(tree: Tree) -> dict[str, str]:
     """What is set for this process (or, in a copy, for the one that /proc/self/environ was copied from).
 
     Raises:
-        Unreadable: One of the files may not be read.
+        UnreadableError: One of the files may not be read.
     """
     environment = (tree.text(ENVIRONMENT) or "").replace("\0", "\n")
     found = _assignments(tree.text("/etc/nccl.conf") or "")

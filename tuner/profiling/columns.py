@@ -71,7 +71,7 @@ class Columns:
         """Adds a piece of the file.
 
         Raises:
-            InexactTimes: Floats cannot hold these times. Nothing was taken.
+            InexactTimesError: Floats cannot hold these times. Nothing was taken.
         """
         groups: list[list[Any]] = [[], [], [], []]
         append = [group.append for group in groups]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class CarriedState:
         """Around a step.
 
         Raises:
-            CannotCapture: Something carries state to the next step in a way that a graph cannot follow.
+            CaptureError: Something carries state to the next step in a way that a graph cannot follow.
         """
         read: set[str] = set()
         watched = self._watch(read.add) if len(self._looks) == 3 else []
@@ -117,19 +117,19 @@ class CarriedState:
             assert found is not None
             if new is None or old is None or new.identity != old.identity:
                 if found.name not in harmless:
-                    raise CannotCapture(_set_anew(old, new))
+                    raise CaptureError(_set_anew(old, new))
             elif new.versions != old.versions:
                 self._check_in_place(new, is_new=key not in first or first[key].identity != new.identity)
 
     def _check_in_place(self, attribute: _Attribute, *, is_new: bool) -> None:
         others = {t.device.type for t in attribute.leaves if _is_tensor(t)} - {self._job.device.type}
         if others:
-            raise CannotCapture(
+            raise CaptureError(
                 f"{attribute.name} is on the {', '.join(sorted(others))} and changes with every step, which a graph of "
                 f"the {self._job.device.type} does not: make it a buffer (register_buffer), which moves with the model"
             )
         if is_new:
-            raise CannotCapture(
+            raise CaptureError(
                 f"{attribute.name} is made in the first step and changed in place from then on, so that the steps that "
                 "warm up a recording cannot be undone in it: make it with its module (register_buffer)"
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.compression.base import Compression, FlatCompression
 from steptune.tuner.training.compression.lane import Lane
 from steptune.tuner.training.hierarchy import Hierarchy
@@ -33,7 +33,7 @@ def attach(
     """Gives DDP its hook; after the optimizer, whose momentum one technique takes over.
 
     Raises:
-        UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
+        UnsupportedError: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
     """
     import torch.distributed as dist
 
@@ -49,7 +49,7 @@ def attach(
             model.register_comm_hook(WideReduction(model.process_group), lambda state, bucket: state.reduce(bucket))
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )

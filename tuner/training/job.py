@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from steptune.tuner.training.forward_contexts import forward_contexts
@@ -358,13 +358,13 @@ class TrainingJob:
         optimizer. It runs on as it does here.
 
         Raises:
-            WorkloadRejected: It has another number of groups.
+            WorkloadRejectedError: It has another number of groups.
         """
         if self.captured:
             self.captured.settle()
         groups = self.optimizer.param_groups
         if len(state_dict["param_groups"]) != len(groups):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
                 "load it into one with the same groups"
             )
@@ -392,12 +392,12 @@ class TrainingJob:
         """Takes what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
 
         Raises:
-            WorkloadRejected: It is of another rank, or of other settings.
+            WorkloadRejectedError: It is of another rank, or of other settings.
         """
         own = self._place()
         for name, value in own.items() if state_dict else ():
             if state_dict.get(name) != value:
-                raise WorkloadRejected(
+                raise WorkloadRejectedError(
                     f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
                     "its own, on as many ranks with the same settings, or do not load it"
                 )

@@ -23,14 +23,14 @@ class Recorder(Protocol):
         """Runs what is to be recorded.
 
         Raises:
-            CannotCapture: Something in it cannot be recorded.
+            CaptureError: Something in it cannot be recorded.
         """
 
     def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
         """Records functions that share memory and are replayed in this order.
 
         Raises:
-            CannotCapture: Something in them cannot be recorded.
+            CaptureError: Something in them cannot be recorded.
         """
 
     def finish(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.casting import fp32_modules
 from steptune.tuner.training.hosts import host_of_ranks, members_of, ring_group
 from steptune.tuner.training.initial_state import named_state
@@ -142,7 +142,7 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
     hosts = members_of(host_of_ranks())
     if len({len(ranks) for ranks in hosts}) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise UnsupportedHere(f"hybrid sharding needs as many ranks on every host; these have {counts}")
+        raise UnsupportedError(f"hybrid sharding needs as many ranks on every host; these have {counts}")
     return DeviceMesh(device.type, [list(ranks) for ranks in hosts], mesh_dim_names=("between", "inside"))
 
 
@@ -150,13 +150,13 @@ def _check_reduces_on_cpu() -> None:
     """Norms and whole values of parts in the CPU's memory are computed by collectives there.
 
     Raises:
-        UnsupportedHere: The process group has none.
+        UnsupportedError: The process group has none.
     """
     from torch.distributed.distributed_c10d import get_backend_config
 
     config = get_backend_config()
     if "cpu:" not in config:
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"offloaded parts are reduced on the CPU, and the process group has {config} only: initialise it with "
             'init_process_group("cpu:gloo,cuda:nccl")'
         )

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def flatten(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Splits a structure into its tensors by path and a JSON description of the rest.
 
     Raises:
-        WorkloadRejected: A leaf is of a type that cannot be stored without pickle.
+        WorkloadRejectedError: A leaf is of a type that cannot be stored without pickle.
     """
     tensors: dict[str, torch.Tensor] = {}
     return tensors, _describe(value, "", tensors)
@@ -113,7 +113,7 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return ["list" if isinstance(value, list) else "tuple", None, children(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ["dataclass", _type_name(value), children(getattr(value, f.name) for f in dataclasses.fields(value))]
-    raise WorkloadRejected(
+    raise WorkloadRejectedError(
         f"a batch or sample holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
         "stored without pickle: return tensors, arrays, numbers or strings in dicts, lists, tuples or "
         "dataclasses"

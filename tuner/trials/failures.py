@@ -8,7 +8,7 @@ import shutil
 import signal
 import traceback
 
-from steptune.tuner.errors import CannotCapture, PlatformError, RunnerError, SteptuneError, UnsupportedHere
+from steptune.tuner.errors import CaptureError, PlatformError, RunnerError, SteptuneError, UnsupportedError
 from steptune.tuner.records import Failure, FailureKind, Phase
 from steptune.tuner.user_code import is_users, place_of
 
@@ -38,7 +38,7 @@ _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 
 
-class NumericsLeft(Exception):
+class NumericsError(SteptuneError):
     """The loss is not finite."""
 
 
@@ -50,9 +50,9 @@ def classify(error: BaseException) -> FailureKind:
         return FailureKind.TIMEOUT if _says(error, _TIMED_OUT) else FailureKind.INFRASTRUCTURE
     if isinstance(error, RunnerError | PlatformError) or _is_disk_full(error):
         return FailureKind.INFRASTRUCTURE
-    if isinstance(error, NumericsLeft):
+    if isinstance(error, NumericsError):
         return FailureKind.NUMERICS
-    if isinstance(error, UnsupportedHere | CannotCapture) or _from_compiler(error):
+    if isinstance(error, UnsupportedError | CaptureError) or _from_compiler(error):
         return FailureKind.UNSUPPORTED
     return FailureKind.WORKLOAD_ERROR
 
@@ -105,7 +105,7 @@ def _from_compiler(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     """The record of an exception."""
-    ours = isinstance(error, SteptuneError | NumericsLeft)
+    ours = isinstance(error, SteptuneError)
     return Failure(
         kind=classify(error),
         phase=phase,

@@ -119,13 +119,13 @@ def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
     """Lets this file look with the eyes of another user; the most that there can be where that one disturbs it."""
-    from steptune.tuner.trials.as_user import Disturbed, run_as
+    from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
     try:
         done = run_as(as_user, python, "-ISc", Path(__file__).read_text(encoding="utf-8"), given=question)
         return min(most, int(done.stdout))
-    except (Disturbed, ValueError):
+    except (DisturbedError, ValueError):
         return most
 
 

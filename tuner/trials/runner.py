@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import (
-    BaselineFailed,
+    BaselineError,
     BudgetError,
     RunnerError,
     WorkloadError,
@@ -250,7 +250,7 @@ class LocalRunner:
                 self._task("reference", request, request.environment_variables, self._num_ranks)
         except WorkloadError as error:
             failure: Failure | None = getattr(error, "failure", None)
-            raise BaselineFailed(
+            raise BaselineError(
                 str(error), out_of_memory=failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
             ) from None
 

@@ -34,7 +34,7 @@ from steptune.tuner.trials.messages import (
     Exit,
     JobEnded,
     Kill,
-    MessageTooLarge,
+    MessageTooLargeError,
     Preload,
     RankExited,
     RankMessage,
@@ -245,7 +245,7 @@ class TrialServer:
         """Reads once; a rank that says what no message is long enough for is ended."""
         try:
             return rank.channel.read_available()
-        except MessageTooLarge as error:
+        except MessageTooLargeError as error:
             rank.violation = str(error)
             kill_tree(rank.pid)
             return False

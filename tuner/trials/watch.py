@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
-from steptune.tuner.trials.as_user import Disturbed, run_as
+from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.memory_use import File, Taker, kernel_bytes, memory_file_systems, memory_of, processes_of
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
@@ -94,7 +94,7 @@ class Watch:
         self._looked_s = time.monotonic()
         try:
             return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
-        except Disturbed as error:
+        except DisturbedError as error:
             message = (
                 f"the trial was ended because its files could not be counted: {error}. Stop or kill no process that "
                 "the workload did not start, and write fewer files"

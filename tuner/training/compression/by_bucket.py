@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class BucketLayout:
             What was loaded for it, once.
 
         Raises:
-            WorkloadRejected: What was loaded is of other buckets.
+            WorkloadRejectedError: What was loaded is of other buckets.
         """
         index = bucket.index()
         if index in self._parameters:
@@ -43,7 +43,7 @@ class BucketLayout:
         if self._names:
             own = [self._names[parameter] for parameter in bucket.parameters()]  # type: ignore[index]
             if awaited is None or awaited["parameters"] != own or (bucket.is_last() and self._awaited):
-                raise WorkloadRejected(
+                raise WorkloadRejectedError(
                     f"what was kept for later reductions is of other buckets than these (bucket {index}): go on with "
                     "the ddp_buckets, the model and the number of ranks that it is of, or do not load it"
                 )

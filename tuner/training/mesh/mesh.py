@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.forward_contexts import forward_contexts
 from steptune.tuner.training.initial_state import named_state
 from steptune.tuner.training.mesh.chain import Chain
@@ -47,7 +47,7 @@ class Mesh:
         size = dist.get_world_size()
         model_ranks = arguments.pipeline * arguments.tensor * arguments.expert
         if size % model_ranks:
-            raise UnsupportedHere(f"{size} ranks cannot be shared out as replicas of {model_ranks}")
+            raise UnsupportedError(f"{size} ranks cannot be shared out as replicas of {model_ranks}")
         self.arguments = arguments
         self.device = device
         self.degrees = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.mesh.gradients import sum_over
 from steptune.tuner.training.micro_batch import batch_length, split_at
 from steptune.tuner.workloads.workload import leaves
@@ -105,7 +105,7 @@ class Pipeline:
         """Micro-batches, and their weights in the loss."""
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedHere("a batch whose tensors have no common first dimension has no micro-batches")
+            raise UnsupportedError("a batch whose tensors have no common first dimension has no micro-batches")
         bounds = [*range(0, length, self._piece_length), length]
         return split_at(workload, batch, bounds)
 

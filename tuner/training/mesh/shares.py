@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.micro_batch import batch_length
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.workloads.workload import Workload
@@ -39,7 +39,7 @@ class Shares:
         """All samples, in the order of the ranks; the same on all of them.
 
         Raises:
-            UnsupportedHere: The batch's tensors have no common first dimension.
+            UnsupportedError: The batch's tensors have no common first dimension.
         """
         import torch.distributed as dist
 
@@ -47,7 +47,7 @@ class Shares:
             return batch
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 "the tensors of a batch have no common first dimension along which to put shares together"
             )
         lengths = self._lengths(batch, length)

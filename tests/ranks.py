@@ -183,6 +183,7 @@ def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterato
         world_size=num_ranks,
         timeout=timedelta(seconds=60),
     )
+    dist.all_reduce(torch.zeros(1))  # a rank that is done at once would hang up on one that is still connecting
     try:
         yield
     finally:

@@ -108,7 +108,7 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
     return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
 
 
-def _summary(
+def _summary(  # noqa: PLR0913  a column each
     trial_id: str,
     study_id: str,
     sequence: int,

@@ -237,7 +237,11 @@ class _Reader:
             self.num_trees = max(self.num_trees, match[1].count(" ["))
         elif match := _SETTING.match(text):
             self.settings[match[1]] = match[2].strip().removesuffix(".")
-        elif match := _NETWORK.match(text):
+        else:
+            self._network(text)
+
+    def _network(self, text: str) -> None:
+        if match := _NETWORK.match(text):
             self.networks[match[1].strip()] = None
         elif match := _NICS.match(text):
             for name, port, link in _NIC.findall(match[1]):

@@ -46,7 +46,7 @@ class TrainingJob:
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  named; `assemble` alone calls it
         self,
         *,
         workload: Workload,

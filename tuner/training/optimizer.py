@@ -47,16 +47,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
             implementation.
     """
     arguments = plan.optimizer
-    optimizer = workload.optimizer(named)
-    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
-    if again or plan.wrap.shards_optimizer:
-        _check_new(optimizer)
-    if arguments.algorithm is not None or arguments.rate_factor != 1.0:
-        _check_has_rates(optimizer)
-    if arguments.algorithm is not None:
-        from steptune.tuner.training.optimizers.exchange import exchanged
-
-        optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
+    optimizer = _with_algorithm(workload, named, plan)
     user_flags = [implementation_flags(group) for group in optimizer.param_groups]
     name_of = {id(parameter): name for name, parameter in named}
     names = [name_of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
@@ -84,6 +75,22 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     if arguments.implementation == "fused" and workload.has_custom_step:
         optimizer.register_step_pre_hook(_lay_out_gradients)  # elsewhere autograd does that
     return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags, names=names, user_rates=user_rates)
+
+
+def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> torch.optim.Optimizer:
+    """The user's optimizer, or the plan's algorithm in its place."""
+    arguments = plan.optimizer
+    optimizer = workload.optimizer(named)
+    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
+    if again or plan.wrap.shards_optimizer:
+        _check_new(optimizer)
+    if arguments.algorithm is not None or arguments.rate_factor != 1.0:
+        _check_has_rates(optimizer)
+    if arguments.algorithm is None:
+        return optimizer
+    from steptune.tuner.training.optimizers.exchange import exchanged
+
+    return exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:

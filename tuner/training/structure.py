@@ -80,12 +80,10 @@ def unflatten(tensors: Mapping[str, torch.Tensor], description: Any) -> Any:
     return values if kind == "list" else tuple(values)
 
 
-def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _leaf(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[Any] | None:
+    """The description of a leaf; None for a container."""
     import numpy as np
     import torch
-
-    def children(items: Any) -> list[Any]:
-        return [_describe(item, f"{path}/{number}", tensors) for number, item in enumerate(items)]
 
     if isinstance(value, torch.Tensor):
         tensors[path] = value
@@ -103,6 +101,16 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         )
         return ["bytes", path]
+    return None
+
+
+def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    def children(items: Any) -> list[Any]:
+        return [_describe(item, f"{path}/{number}", tensors) for number, item in enumerate(items)]
+
+    leaf = _leaf(value, path, tensors)
+    if leaf is not None:
+        return leaf
     if isinstance(value, Mapping):
         pairs = [[key, child] for key, child in zip(value, children(value.values()), strict=True)]
         # What a missing key would give is code, which is not stored: a batch is complete.

@@ -102,7 +102,7 @@ class LocalRunner:
         hosts: All hosts that the ranks are on, where there are several; closed by whoever made it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  named, most with a default
         self,
         *,
         workload: str,

@@ -260,6 +260,19 @@ def validate(workload: object) -> Workload:
         raise WorkloadRejectedError(
             f"{cls.__name__} lacks loss(self, model, batch): define it, or forward and criterion"
         )
+    _check_values(workload)
+    knobs_of(workload)
+    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
+        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
+        raise WorkloadRejectedError(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
+    _check_arguments(cls, "loss", ("model", "batch"))
+    _check_arguments(cls, "optimizer", ("named_parameters",))
+    return workload
+
+
+def _check_values(workload: Workload) -> None:
+    """Refuse attributes whose values no training can have."""
+    cls = type(workload)
     if not isinstance(workload.global_batch, int) or workload.global_batch < 1:
         raise WorkloadRejectedError(
             f"{cls.__name__}.global_batch is {workload.global_batch!r}: it must be a positive integer"
@@ -284,13 +297,6 @@ def validate(workload: object) -> Workload:
             f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
             "as {'data_loading': {'num_workers': 4}}"
         )
-    knobs_of(workload)
-    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
-        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
-        raise WorkloadRejectedError(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
-    _check_arguments(cls, "loss", ("model", "batch"))
-    _check_arguments(cls, "optimizer", ("named_parameters",))
-    return workload
 
 
 def _check_names(workload: Workload) -> None:

@@ -171,7 +171,7 @@ class Service:
 
     def client(self, name: str) -> Client:
         """That gives up soon: what it was asked may be asked again."""
-        return Client(self.address, self.tokens[name], retries=1, timeout_s=10)
+        return Client(self.address, self.tokens[name], retries=1, timeout_s=60)
 
     def follow(self) -> None:
         """Everybody follows all that is theirs from now on."""
@@ -220,11 +220,11 @@ class Service:
         process.kill()
         process.wait()
         self.keep_running()
-        wait_until(self.is_ready, "the service is ready again", deadline_s=120)
+        wait_until(self.is_ready, "the service is ready again", deadline_s=300)
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=30) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -336,7 +336,7 @@ class Chaos:
         """Kills until there were so many kills or so much time has passed, then lets all studies end."""
         service = self.service
         service.keep_running()
-        wait_until(service.is_ready, "the service is ready", deadline_s=120)
+        wait_until(service.is_ready, "the service is ready", deadline_s=300)
         service.follow()
         submitted = self.refill(0, num_studies)
         wait_until(lambda: len(service.queue.workers()) >= 3, "all workers have arrived", deadline_s=240)
@@ -483,7 +483,7 @@ class Chaos:
         """Whether everybody was told everything, once and in order, and each study's end was its last event."""
         service, tally = self.service, self.tally
         with suppress(AssertionError):  # counted below
-            wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=90)
+            wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=300)
         with reading(service.engine) as session:
             rows = session.execute(select(EventRow.event_id, EventRow.study_id, EventRow.owner_id)).all()
             names = {user.user_id: user.name for user in session.scalars(select(UserRow))}
@@ -496,7 +496,7 @@ class Chaos:
         for name, user in zip(service.tokens, service.users, strict=True):
             there = [n for n, _, owner in rows if names.get(owner or "") == name and n > (user.first or 0)]
             with suppress(AssertionError):
-                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=120)
+                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=300)
             user.leaves.set()
             tally.events_not_told += missed(user.told, there)
             tally.streams += user.num_streams

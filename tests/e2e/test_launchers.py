@@ -80,7 +80,7 @@ def test_two_tasks_of_srun_are_one_study(steptune: Steptune, free_port: int) -> 
     )
     try:
         ended = steptune("tune", TUNED, *QUICK, "--json", variables=srun(0, **told))
-        said, _ = other.communicate(timeout=200)
+        said, _ = other.communicate(timeout=600)
     finally:
         other.kill()
         other.wait()
@@ -109,7 +109,7 @@ def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune) -> Non
         env=steptune.environment({"PYTHONPATH": os.pathsep.join([str(ROOT / "src")])}),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     environment = steptune("show", "last", "--json").json["study"]["environment"]

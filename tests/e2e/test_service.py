@@ -24,9 +24,9 @@ from steptune.tuner.records import Recommendation, StudyState
 SUBMITTED = "zoo:synthetic?load_ms=20&compute_ms=2&batch=4"
 LIMITS = {"budget_s": 240.0, "max_trials": 4, "only": ["data_loading"], "foreign_cpu_share": 100.0}
 """Few trials end it, not the clock: the machine may be busy."""
-START_S = 120.0
+START_S = 300.0
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("service")]
+pytestmark = pytest.mark.xdist_group("service")
 
 
 class Running:
@@ -185,7 +185,7 @@ def test_the_exported_recommendation_can_be_applied(service, client, study_id, t
         capture_output=True,
         text=True,
         check=True,
-        timeout=280,
+        timeout=800,
     )
     num_workers = recommendation.choices["data_loading"]["num_workers"]
     assert ended.stdout.split() == [str(num_workers), "True"]

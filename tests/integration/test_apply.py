@@ -86,7 +86,7 @@ def run_script(*arguments: str | Path, cwd: Path | None = None, **environment: s
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -275,7 +275,7 @@ def test_a_writer_that_stops_before_its_commit_is_ended_by_the_server(postgres_r
     with pytest.raises(StoreUnavailableError), writing(engine) as session:  # noqa: PT012
         write_event(session, study_id, "progress", {})
         session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 1"))
-        wait_until(lambda: not _others_in_transaction(engine), "the server has ended it", deadline_s=30)
+        wait_until(lambda: not _others_in_transaction(engine), "the server has ended it")
         session.flush()
         session.execute(text("SELECT 1"))
     assert horizon(engine) == before

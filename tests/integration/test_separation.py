@@ -108,7 +108,7 @@ class Attacked(Site):
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=800,
             check=False,
         )
 

@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
-    return process.wait(timeout=240)
+    return process.wait(timeout=600)
 
 
 class TestRunning:
@@ -200,7 +200,7 @@ class TestDying:
         with writing(site.store.engine) as session:
             taken = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
             session.execute(taken.values(fence=QueueEntryRow.fence + 1, worker_id=None, version=99))
-        wait_until(lambda: "no longer holds" in site.log(), "the worker notices", deadline_s=60)
+        wait_until(lambda: "no longer holds" in site.log(), "the worker notices", deadline_s=240)
         wait_until(lambda: len(marked(site.mark)) == 1, "nothing but the worker runs")
         before = (site.entry(study_id), site.store.trials(study_id), site.store.events(study_id))
         assert before[0].version == 99
@@ -250,11 +250,11 @@ class TestSupervisor:
             monkeypatch.setenv(name, value)
         supervisor = Supervisor(site.settings, ["--isolation", "none"])
         supervisor.start()
-        wait_until(lambda: site.queue.workers(), "a worker arrives", deadline_s=120)
+        wait_until(lambda: site.queue.workers(), "a worker arrives", deadline_s=240)
         first = supervisor.pid
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: supervisor.pid not in (first, None), "another is started", deadline_s=120)
-        wait_until(lambda: len(site.queue.workers()) == 2, "it arrives", deadline_s=120)
+        wait_until(lambda: supervisor.pid not in (first, None), "another is started", deadline_s=240)
+        wait_until(lambda: len(site.queue.workers()) == 2, "it arrives", deadline_s=240)
         supervisor.stop(60)
         none_left(site.mark)
         assert site.queue.workers()[0].state == "gone"
@@ -285,7 +285,7 @@ class TestSupervisor:
         )
         parent = subprocess.Popen([sys.executable, "-c", script], env=site.environment(), cwd=site.folder)
         site.processes.append(parent)
-        wait_until(lambda: site.queue.workers(), "a worker arrives", deadline_s=120)
+        wait_until(lambda: site.queue.workers(), "a worker arrives", deadline_s=240)
         parent.kill()
         parent.wait()
         none_left(site.mark)

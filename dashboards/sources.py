@@ -10,7 +10,7 @@ from steptune.tuner.records import Decision, Recommendation, Study, Trial
 
 
 class TrialSource(Protocol):
-    """What pages read of a study."""
+    """Source of a study's trials for pages."""
 
     def get_study(self, study_id: str) -> Study: ...
 

@@ -13,7 +13,7 @@ from steptune.tuner.network.tree import UnreadableError
 
 
 def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
-    """What the checks say of the host whose files are under `root`.
+    """Findings of the checks about the host whose files are under `root`.
 
     Raises:
         ChoiceError: `root` is no directory, or holds no host: that nothing is there would say nothing of one.
@@ -27,7 +27,7 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
 
 
 def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
-    """What it finds before it meets something that cannot be read, and that."""
+    """Findings of a check before it meets something that cannot be read, and that."""
     try:
         yield from check.examine(host)
     except UnreadableError as error:

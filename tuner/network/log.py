@@ -1,4 +1,4 @@
-"""What NCCL says of itself under NCCL_DEBUG=INFO, as a record.
+"""NCCL's log under NCCL_DEBUG=INFO, as a record.
 
 Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger
 put before them. What is not understood is passed over; nothing in a log is an error.
@@ -127,7 +127,7 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Of these kinds, over all channels; of those with or without GPUDirect RDMA where that is given."""
+        """Number of connections of these kinds, over all channels; with or without GPUDirect RDMA where given."""
         return sum(
             path.num_connections
             for path in self.paths
@@ -190,7 +190,7 @@ _VARYING = re.compile(r"0x[0-9a-f]+|(?<!\d)(?<!error )(?<!status=)\d+|(?<=nccl-)
 
 
 class _Reader:
-    """What was seen so far."""
+    """Record of the lines that were read so far."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_ranks = self.num_nodes = self.num_trees = 0

@@ -319,7 +319,7 @@ class _Reader:
         return self._read_head(head)
 
     def _read_head(self, head: bytes) -> Header:
-        """What stands before the events."""
+        """Read the header, which stands before the events."""
         for text in (head + b"]}", _repaired(head + b"]}")):
             try:
                 return _HEADER.decode(text)

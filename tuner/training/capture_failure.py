@@ -82,7 +82,7 @@ def reason_of(error: BaseException, operator: str = "") -> str:
 
 
 def waits(error: BaseException) -> bool:
-    """Whether an error is that of an operator which waits for the device."""
+    """Say whether an error is that of an operator which waits for the device."""
     return WAITS in str(error)
 
 

@@ -179,7 +179,7 @@ class CapturedStep:
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Whether what was recorded holds others. After changes that come too often, nothing holds any."""
+        """Say whether the recorded step holds other options. After changes that come too often, nothing holds any."""
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -190,7 +190,7 @@ class CapturedStep:
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """What the update reads on the host, by name: of every group. A tensor on the device is read there."""
+        """Options that the update reads on the host, by name, for every group. A tensor on the device is read there."""
 
         def read(value: Any) -> Any:
             if not hasattr(value, "data_ptr"):
@@ -243,7 +243,7 @@ class CapturedStep:
             job.masters.write_back()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
-        """Of the micro-batches: with tokens they are another in every batch."""
+        """Weights of the micro-batches: with tokens they are another in every batch."""
         import torch
 
         if self._job.plan.step.num_micro_batches == 1:
@@ -274,7 +274,7 @@ class CapturedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """What the first graph leaves to the second one, or to the host: always the same tensors.
+    """Tensors that the first graph leaves to the second one, or to the host: always the same ones.
 
     Attributes:
         values: Of what the optimizer updates, in order.
@@ -373,7 +373,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def signature(batch: Any) -> Key:
-    """What must be equal in two batches for the same graphs to run on both. Mappings may have any order.
+    """Key that two batches share if the same graphs can run on both. Mappings may have any order.
 
     Raises:
         CaptureError: The batch holds what can neither be copied into a graph nor compared.

@@ -1,4 +1,4 @@
-"""What a step leaves on modules for the next one, other than in tensors that stay where they are.
+"""State that a step leaves on modules for the next one, other than in tensors that stay where they are.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
@@ -185,7 +185,7 @@ def _look(job: TrainingJob) -> Look:
 
 
 def _leaves(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Of containers that a step may change; with the keys of mappings."""
+    """Leaves of containers that a step may change; with the keys of mappings."""
     if isinstance(value, Mapping) and depth and len(value) <= MAX_ITEMS:
         for key, item in value.items():
             yield key

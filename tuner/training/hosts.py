@@ -98,7 +98,7 @@ def _can_order() -> bool:
 
 
 def host_of_ranks() -> list[str]:
-    """What tells the host of every rank from others."""
+    """Names that tell the host of every rank from others."""
     import torch.distributed as dist
 
     num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()
@@ -129,7 +129,7 @@ def emulate_for_nccl(
 
 
 def emulation_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment makes NCCL take this machine for several hosts; empty where nothing does."""
+    """Variables of an environment that make NCCL take this machine for several hosts; empty where none does."""
     if HOST_ID not in variables:
         return {}
     return {name: variables[name] for name in (HOST_ID, *OVER_LOOPBACK) if name in variables}

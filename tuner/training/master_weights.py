@@ -38,7 +38,7 @@ class MasterWeights:
                 self._masters.append(parameter)
 
     def named(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """What the user's optimizer is given: their own names, FP32 values."""
+        """Parameters that the user's optimizer is given: their own names, FP32 values."""
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:

@@ -179,7 +179,7 @@ def _check_dense(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """What is loaded into the optimizer itself, in the layouts of its parameters."""
+    """Lay out what is loaded into the optimizer itself as its parameters are."""
     return in_layouts(state_dict, layouts_of(p for group in optimizer.param_groups for p in group["params"]))
 
 

@@ -48,6 +48,6 @@ def mean_in_first_place(module: torch.nn.Module, arguments: tuple[Any, ...], out
 
 
 def is_pooled(model: torch.nn.Module, workload: Workload) -> bool:
-    """Whether the hooks are there."""
+    """Say whether the hooks are there."""
     found = workload.class_token(model)
     return found is not None and drop_class_token in found[0]._forward_pre_hooks.values()

@@ -81,7 +81,7 @@ def shard(
 
 
 def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
-    """What is gathered as one, inner modules first; without the root."""
+    """Modules that are gathered as one, inner ones first; without the root."""
     if sharding.wrap == "block":
         return list(workload.blocks(model))
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
@@ -177,7 +177,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def description_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What FSDP itself says of a sharded model."""
+    """Description that FSDP itself gives of a sharded model."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -224,7 +224,7 @@ def unreduced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """By the identity of a sharded parameter: the number format in which its unit computes with it."""
+    """Dtype in which its unit computes with a sharded parameter, by the parameter's identity."""
     from torch.distributed.fsdp import FSDPModule
 
     found: dict[int, torch.dtype] = {}
@@ -285,7 +285,7 @@ def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def holder_of_states(optimizer: Any) -> Any:
-    """What has this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
+    """Holder of this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
     return optimizer.optim if is_zero_redundancy(optimizer) else optimizer
 
 

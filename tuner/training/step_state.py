@@ -1,4 +1,4 @@
-"""What a training step changes, kept and put back in place: tensors keep their addresses."""
+"""State that a training step changes, kept and put back in place: tensors keep their addresses."""
 
 from __future__ import annotations
 

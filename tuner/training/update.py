@@ -1,4 +1,4 @@
-"""What updates a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
+"""Update of a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
 
 
 def _check_step(subject: Any, when: str) -> None:
-    """Of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then shows `self`."""
+    """Check the step of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then
+    shows `self`.
+    """
     if subject is None:
         return
     parameters = inspect.signature(subject.step).parameters.values()

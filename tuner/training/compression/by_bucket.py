@@ -1,4 +1,4 @@
-"""What a technique keeps for each of DDP's buckets, and how that moves into another job.
+"""State of a technique for each of DDP's buckets, and how that moves into another job.
 
 DDP lays its buckets out anew after a job's first step, in the order in which gradients came. So what was loaded waits
 until the first step that compresses, and is taken up by the buckets of the same parameters.
@@ -54,7 +54,7 @@ class BucketLayout:
         return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
     def kept(self, tensors: Mapping[int, Mapping[str, torch.Tensor]], names: Names) -> dict[str, Any]:
-        """By bucket: the names of its parameters, and its tensors; or what was loaded and still waits."""
+        """Names of the parameters and tensors of each bucket; or what was loaded and still waits."""
         if self._names:
             return {"buckets": dict(self._awaited)}
         return {

@@ -42,7 +42,7 @@ Gradient = tuple[torch.Tensor, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Options:
-    """Of one group of the optimizer."""
+    """Options of one group of the optimizer."""
 
     momentum: float
     nesterov: bool
@@ -210,7 +210,7 @@ class DeepGradient(Compression):
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """What is sent, and is neither kept nor carried on by momentum."""
+        """Take the part that is sent, and is neither kept nor carried on by momentum."""
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0

@@ -50,7 +50,7 @@ class _Left(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What one batch showed.
+    """Result of running one batch.
 
     Attributes:
         calls: Arguments of every block.
@@ -106,7 +106,7 @@ class Chain:
     # --- running ------------------------------------------------------------------------------
 
     def stage(self, loss: Loss, first: int, last: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Of the blocks from `first` to `last`: what the last gives, or the loss behind the last of all."""
+        """Run the blocks from `first` to `last`: gives the last one's output, or the loss behind the last of all."""
         import torch
 
         is_final = last == len(self.blocks) - 1
@@ -178,7 +178,7 @@ class Chain:
     # --- examining ----------------------------------------------------------------------------
 
     def examine(self, loss: Loss) -> Examined:
-        """Whether the blocks are a chain; gradients are as before afterwards.
+        """Check that the blocks are a chain; gradients are as before afterwards.
 
         Raises:
             UnsupportedError: They are not, and why.

@@ -215,7 +215,7 @@ def make_schedule(schedule: str, stages: list[Any], num_micro_batches: int, loss
 
 
 def _stage_module(run: Callable[[int, torch.Tensor, int], torch.Tensor], stage: int) -> torch.nn.Module:
-    """What torch calls; parameters stay in the model."""
+    """Module that torch calls; parameters stay in the model."""
     import torch
 
     class Stage(torch.nn.Module):
@@ -231,7 +231,7 @@ def _shapes(piece: Any) -> tuple[tuple[int, ...], ...]:
 
 @contextmanager
 def unchanged_generators(device: torch.device) -> Iterator[None]:
-    """What runs within draws no random numbers from those that training draws."""
+    """Keep the generators that training draws from as they are, whatever runs within."""
     import torch
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
-    """Whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
+    """Say whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
     own = type(workload).batch_sampler is not Workload.batch_sampler
     whole = workload.global_batch * plan.batches.factor
     return workload.drop_last and not own and whole % num_ranks == 0

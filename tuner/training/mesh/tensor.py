@@ -99,7 +99,7 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """What a degree has to divide; 0, and why, where nothing is known to be shared out."""
+    """Number that a degree has to divide; 0, and why, where nothing is known to be shared out."""
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""
     except UnsupportedError as error:
@@ -197,7 +197,7 @@ def _is_product(module: Any) -> bool:
 
 
 def _column_dim(product: Any) -> int:
-    """Of its weight: (outputs, inputs) in torch, (inputs, outputs) in Conv1D."""
+    """Dimension of its weight's columns: (outputs, inputs) in torch, (inputs, outputs) in Conv1D."""
     return 1 if hasattr(product, "nf") else 0
 
 

@@ -131,7 +131,7 @@ class StudyDriver:
             self._contributions.run(chosen.candidate)
 
     def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineError) -> Prepared:
-        """What the search begins with where the reference ran out of memory: with the nearest one that may not."""
+        """Start of a search whose reference ran out of memory: with the nearest one that may not."""
         if not error.out_of_memory or designer.failed is None:
             raise error
         nearer = prepared.after(designer.failed)

@@ -54,7 +54,7 @@ STEPS_OF_A_TRIAL = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a search begins with.
+    """Preparation that a search begins with.
 
     Args:
         study: With its facts and environment.
@@ -201,7 +201,7 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """What earlier studies had taught when this one began, noted then: a resumed study begins as it did."""
+        """Lessons of earlier studies when this one began, noted then: a resumed study begins as it did."""
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
                 return msgspec.convert(event.data, Priors)
@@ -210,7 +210,7 @@ class Preparation:
         return priors
 
     def _prepared_s(self) -> float:
-        """What was spent before the first trial when this study began, noted then."""
+        """Time that was spent before the first trial when this study began, noted then."""
         for event in self._store.events(self._study.study_id):
             if event.kind == "prepared":
                 return float(event.data["seconds"])

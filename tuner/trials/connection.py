@@ -113,7 +113,7 @@ class ServerConnection:
             raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:
-        """What has arrived; call when the descriptor is readable.
+        """Messages that have arrived; call when the descriptor is readable.
 
         Raises:
             RunnerError: The server has ended, or what it says is no message.

@@ -277,7 +277,7 @@ class FakeRunner:
 
 
 def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdown:
-    """Of one step with these nanoseconds."""
+    """Breakdown of one step with these nanoseconds."""
     total = sum(categories.values())
     return Breakdown(
         rank=0,
@@ -292,7 +292,7 @@ def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdow
 
 
 def known_window(number: int, step_ns: float) -> Window:
-    """Of ten steps of this length."""
+    """Window of ten steps of this length."""
     return Window(
         round=number,
         position=number,

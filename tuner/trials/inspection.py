@@ -55,7 +55,7 @@ PADDING_BATCHES = 64
 
 
 class InspectRequest(Record):
-    """What the parent asks for."""
+    """Request of the parent."""
 
     workload: str
     study_directory: str
@@ -303,7 +303,7 @@ def _shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _padding_share(workload: Workload, dataset: Any, order: list[list[int]], num_ranks: int) -> float | None:
-    """Of the first batches; None where the workload does not know the lengths of its samples."""
+    """Share of padding in the first batches; None where the workload does not know the lengths of its samples."""
     if not workload.knows_lengths(dataset):
         return None
     return padding_share(order[:PADDING_BATCHES], lambda index: workload.length(dataset, index), num_ranks)

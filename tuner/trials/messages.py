@@ -1,4 +1,4 @@
-"""What the parent, the trial server and the ranks say to one another.
+"""Messages between the parent, the trial server and the ranks.
 
 MessagePack, each message after its length: unlike JSON it carries infinities and NaN, which a
 rejected candidate's losses are made of.

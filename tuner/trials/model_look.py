@@ -27,7 +27,7 @@ from steptune.tuner.trials.failures import is_out_of_memory
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLook:
-    """What one step of the model showed."""
+    """Facts that one step of the model showed."""
 
     facts: ModelFacts
     randomness: str
@@ -198,7 +198,7 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
+    """Buffers of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
     import torch
 
     return {
@@ -232,7 +232,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Of everything that may be gathered as one in this study."""
+    """Facts of everything that may be gathered as one in this study."""
     from steptune.tuner.strategies.sharding import SIZES, unit_key
 
     current = job.workload.current.get("sharding", {}).get("min_num_params")
@@ -323,7 +323,7 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
 
 
 def _repeats(job: TrainingJob, batch: Any) -> bool:
-    """Whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
+    """Say whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
     import torch
 
     def loss_of(seed: int) -> Any:
@@ -427,7 +427,7 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """What the optimizer's state takes after a step, found on tensors without storage. 0 where it is not known: an
+    """Bytes of the optimizer's state after a step, found on tensors without storage. 0 where it is not known: an
     optimizer that cannot step on such tensors, or that makes its state at another time.
     """
     import torch

@@ -323,7 +323,7 @@ class TrialServer:
         self._send(JobEnded(job=name))
 
     def _kill_the_rest(self) -> None:
-        """What escaped into a session of its own (compile workers do) was orphaned to us."""
+        """Kill what escaped into a session of its own (compile workers do): it was orphaned to us."""
         if self._own_pids or (not kill_descendants() and self._alone):
             kill_all_others()
 

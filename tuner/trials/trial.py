@@ -348,7 +348,7 @@ class TrialRun:
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
     def _memory_over_time(self) -> tuple[MemoryStats, ...]:
-        """Of one more step: recording every allocation would slow down the steps that are looked at."""
+        """Memory of one more step: recording every allocation would slow down the steps that are inspected."""
         path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.memory.json"
         record_memory(self._stepper.step, path)
         try:

@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """What the trials of one study may take together, and all studies of one submitter on a machine.
+    """Limits of the trials of one study together, and of all studies of one submitter on a machine.
 
     Attributes:
         disk_bytes: Size of all files in the study's directory.
@@ -88,7 +88,7 @@ class Watch:
         self._counted = []
 
     def exceeded(self, phase: Phase) -> Failure | None:
-        """What is exceeded now; None also while the last look is recent."""
+        """Failure for the limit that is exceeded now; None also while the last look is recent."""
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()

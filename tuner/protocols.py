@@ -31,7 +31,7 @@ from steptune.tuner.records import (
 
 
 class Progress(Record):
-    """What is going on, for a person who waits."""
+    """Progress for a person who waits."""
 
     trial_id: str
     text: str
@@ -110,7 +110,7 @@ class TrialRunner(Protocol):
         ...
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Whether trials of these peak memories can live at the same time, with a margin."""
+        """Say whether trials of these peak memories can live at the same time, with a margin."""
         ...
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class StudyStore(Protocol):
         ...
 
     def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
-        """What made workloads faster on the same kind of device, with its study: the newest first, at most
+        """Recommendations that made workloads faster on the same kind of device, with its study: the newest first, at most
         `store_rules.NUM_PAST_STUDIES`.
 
         Args:

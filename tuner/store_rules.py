@@ -1,4 +1,4 @@
-"""What every store does alike: records as text, times, short study ids, and what is refused.
+"""Rules that every store follows: records as text, times, short study ids, and what is refused.
 
 A record is kept as JSON and validated by msgspec when it is read. The standard library writes and
 parses the text, because msgspec writes NaN and infinity as null: the loss of a run that diverged
@@ -105,7 +105,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Whether a person who wrote `text` can mean this study."""
+    """Say whether a person who wrote `text` can mean this study."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 

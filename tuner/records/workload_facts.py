@@ -1,4 +1,4 @@
-"""What was found out about a workload: its data, model and optimizer."""
+"""Facts about a workload: its data, model and optimizer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from steptune.tuner.records.choices import Choice, Scalar
 
 
 class SampleUnit(StrEnum):
-    """What the throughput counts."""
+    """Unit that the throughput counts."""
 
     SAMPLE = "sample"
     TOKEN = "token"
 
 
 class DatasetFacts(Record):
-    """What was found out about a dataset.
+    """Facts about a dataset.
 
     Attributes:
         load_deterministic: The same of `load(index)`.
@@ -56,7 +56,7 @@ class UnitFacts(Record):
 
 
 class ModelFacts(Record):
-    """What was found out about a model.
+    """Facts about a model.
 
     Attributes:
         num_parameters: Elements of all parameters.
@@ -119,7 +119,7 @@ class ModelFacts(Record):
 
 
 class OptimizerFacts(Record):
-    """What was found out about an optimizer.
+    """Facts about an optimizer.
 
     Attributes:
         name: Its class.
@@ -157,7 +157,7 @@ class KnobFacts(Record):
 
 
 class WorkloadFacts(Record):
-    """What Steptune found out about a workload once, without importing it into the parent.
+    """Facts that Steptune found out about a workload once, without importing it into the parent.
 
     Attributes:
         reference: How the user named it.

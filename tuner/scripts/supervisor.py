@@ -28,7 +28,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 class _Stop:
-    """Whether this process was told to end. An interrupt from the terminal reaches the command by itself."""
+    """Flag that this process was told to end. An interrupt from the terminal reaches the command by itself."""
 
     def __init__(self) -> None:
         self.told = False

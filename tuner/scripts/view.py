@@ -154,7 +154,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _cuda_status() -> int:
-    """What `cuInit` answers, in a process of its own; no driver counts as no device."""
+    """Answer of `cuInit`, in a process of its own; no driver counts as no device."""
     child = os.fork()
     if child == 0:
         status = CUDA_NO_DEVICE

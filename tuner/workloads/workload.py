@@ -1,4 +1,4 @@
-"""What is tuned: a user's model, data, loss and optimizer, and the settings they use today.
+"""Workload that is tuned: a user's model, data, loss and optimizer, and the settings they use today.
 
 A user subclasses `Workload` and implements three methods. Everything else has the default of plain
 PyTorch. Nothing here imports torch, so that a file which only defines workloads loads anywhere.
@@ -202,7 +202,7 @@ class Workload:
         return type(self).training_step is not Workload.training_step
 
     def knows_lengths(self, dataset: Any) -> bool:
-        """Whether `length` can be asked."""
+        """Say whether `length` can be asked."""
         return type(self).length is not Workload.length or hasattr(dataset, "lengths")
 
     @property

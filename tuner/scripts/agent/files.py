@@ -15,11 +15,11 @@ class SharedFolder:
         self._path = Path(path)
 
     def is_full(self) -> bool:
-        """Whether the script is to run to its end."""
+        """Say whether the script is to run to its end."""
         return bool(json.loads((self._path / "settings.json").read_text(encoding="utf-8"))["full"])
 
     def claim(self, rank: int) -> bool:
-        """Whether this process is the first of its rank that would be recorded."""
+        """Say whether this process is the first of its rank that would be recorded."""
         try:
             (self._path / f"recorder-{rank}").touch(exist_ok=False)
         except FileExistsError:

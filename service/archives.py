@@ -41,7 +41,7 @@ MAX_SEARCHED_BYTES = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveLimits:
-    """What an archive may unpack to.
+    """Limits of what an archive may unpack to.
 
     Attributes:
         members: Files and folders.
@@ -65,7 +65,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked:
-    """What was unpacked."""
+    """Result of unpacking."""
 
     root: Path
     num_files: int
@@ -286,7 +286,7 @@ def _chunk(content: IO[bytes]) -> bytes:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """What the libraries raise on damaged archives is of a dozen kinds, and none is more than "damaged"."""
+    """Turn what the libraries raise on damaged archives, of a dozen kinds, into "damaged"."""
     try:
         yield
     except (ArchiveRefusedError, GeneratorExit, MemoryError):
@@ -377,7 +377,7 @@ def _is_workload(node: ast.ClassDef) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    """Of `a.b.Name` the last part. An expression may be nested too deeply to be looked at as a whole."""
+    """Last part of a name such as `a.b.Name`. An expression may be nested too deeply to be read as a whole."""
     if isinstance(base, ast.Attribute):
         return base.attr
     return base.id if isinstance(base, ast.Name) else ""

@@ -86,7 +86,7 @@ def without_password(url: str) -> str:
 
 
 def is_superuser(engine: Engine) -> bool:
-    """Whether the role by which the database is used may do everything at its server, too; SQLite has none."""
+    """Say whether the role by which the database is used may do everything at its server, too; SQLite has none."""
     if engine.dialect.name != "postgresql":
         return False
     with querying(engine) as connection:
@@ -158,7 +158,7 @@ def _explain(error: BaseException, place: str) -> StoreError:
 
 
 def _will_pass(error: BaseException) -> bool:
-    """Whether the same may succeed a little later: a busy file, a server that restarts or cannot be reached."""
+    """Say whether the same may succeed a little later: a busy file, a server that restarts or cannot be reached."""
     if _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return True
     if isinstance(error, sqlite3.Error | OSError):

@@ -125,7 +125,7 @@ def _schema_of(engine: Engine) -> _Schema:
 
 
 def _state(connection: Connection, place: str) -> _Schema:
-    """What a database holds.
+    """State of a database's schema.
 
     Raises:
         SchemaTooNewError, StoreError: As `check_schema`.

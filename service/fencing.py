@@ -22,7 +22,7 @@ from steptune.tuner.records import Record
 
 
 class Lease(Record):
-    """What a claim gave a worker."""
+    """Lease that a claim gave a worker."""
 
     study_id: str
     worker_id: str

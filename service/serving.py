@@ -155,7 +155,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def is_plain_and_public(settings: Settings) -> bool:
-    """Whether tokens are sent over a network as plain text, for all that the settings say."""
+    """Say whether tokens are sent over a network as plain text, for all that the settings say."""
     is_public = settings.unix_socket is None and not is_loopback(settings.host)
     return is_public and urlsplit(settings.public_url).scheme != "https"
 

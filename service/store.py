@@ -359,7 +359,7 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Of studies that belong to whom this one does; those of commands belong to nobody."""
+    """Condition that studies belong to whom this one does; those of commands belong to nobody."""
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 
@@ -429,7 +429,7 @@ def count_change(session: Session, changed: ColumnElement[bool]) -> None:
 
 
 def _write_strategies(session: Session, recommendation: Recommendation) -> None:
-    """What came of each strategy, by the decisions that are there."""
+    """Write the outcome of each strategy, by the decisions that are there."""
     study_id = recommendation.study_id
     told = session.scalars(select(DecisionRow.record).where(DecisionRow.study_id == study_id))
     decisions = [decode(record, Decision) for record in told]

@@ -1,4 +1,4 @@
-"""What pages of trials read: rows, and the files that are kept beside them."""
+"""Sources that pages of trials read: rows, and the files that are kept beside them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _MAX_KINDS = 1000
 
 
 class KeptRecords:
-    """What a process has read of studies, by its text in the database: most of what a page shows stood on its last
-    version as well, and taking texts apart is slow. Who gets a record must not change it.
+    """Records that a process has read of studies, by their text in the database: most of what a page shows stood on its
+    last version as well, and taking texts apart is slow. Who gets a record must not change it.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -127,7 +127,7 @@ class KeptTrials:
         return {artifact.kind: artifact.size_bytes for artifact in found}
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
-        """What the result says also where the file is gone or cannot be read."""
+        """Profile from the result, also where the file is gone or cannot be read."""
         if trial.result is None:
             return None
         kept = outcomes.find_artifact(self._store.engine, trial.trial_id, "analysis")
@@ -155,7 +155,7 @@ class KeptTrials:
 
 
 def _shown(file: BinaryIO) -> TraceAnalysis:
-    """What the page of a trial shows of a file.
+    """Part of a file that the page of a trial shows.
 
     Raises:
         ValueError: It cannot be read.

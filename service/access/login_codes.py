@@ -66,7 +66,7 @@ class LoginCodes:
 
 
 def is_login_code(text: str) -> bool:
-    """Whether a text has the form of a code, however it is grouped."""
+    """Say whether a text has the form of a code, however it is grouped."""
     return _CODE.fullmatch(_plain(text)) is not None
 
 

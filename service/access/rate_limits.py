@@ -75,7 +75,7 @@ class RateLimit:
 
 
 def client_of(address: str) -> str:
-    """What one client is by its address: a household or host has a whole /64 of IPv6."""
+    """Client that an address stands for: a household or host has a whole /64 of IPv6."""
     try:
         parsed = ip_address(address)
     except ValueError:

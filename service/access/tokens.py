@@ -30,7 +30,7 @@ log = logging.getLogger("steptune.access")
 
 
 class Token(Record):
-    """What may be shown of a token, at any time.
+    """Properties of a token that may be shown at any time.
 
     Attributes:
         token_id: Sortable by time; the part of the token that is no secret.
@@ -237,7 +237,7 @@ def issue_in(
 
 
 def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
-    """What a token may do now: its user may have lost scopes since it was made."""
+    """Scopes that a token has now: its user may have lost some since it was made."""
     return implied(parse_scopes(token_scopes)) & implied(parse_scopes(user_scopes))
 
 

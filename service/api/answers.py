@@ -57,7 +57,7 @@ def tagged(
 
 
 def is_known(request: Request, tag: str) -> bool:
-    """Whether the client has what it reads already, in the state with this tag."""
+    """Say whether the client has what it reads already, in the state with this tag."""
     return request.method == "GET" and tag in _tags(request.headers.get("if-none-match", ""))
 
 

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can serve, and what it counts."""
+"""Health of the process: that it lives, that it can serve, and what it counts."""
 
 from __future__ import annotations
 

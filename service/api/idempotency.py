@@ -27,7 +27,7 @@ _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:
-    """What a request says of itself: its key, if it has one, and a digest of all that it asks for."""
+    """Key of a request, if it has one, and a digest of all that it asks for."""
 
     def __init__(self, key: str | None, request: Request, body: bytes) -> None:
         self._key = key

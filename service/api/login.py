@@ -113,7 +113,7 @@ def _oidc_login(request: Request, access: Access) -> tuple[Login, str]:
 
 
 def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
-    """What the browser kept of the login that it began."""
+    """State that the browser kept of the login that it began."""
     kept = request.cookies.get(cookie_name(OIDC_COOKIE, access.proxies.is_secure(request)), "")
     try:
         text = base64.urlsafe_b64decode(kept + "=" * (-len(kept) % 4))

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, limits of its body, headers for safety, its log line, its metrics.
+"""Middleware around every request: its id, limits of its body, headers for safety, its log line, its metrics.
 
 Plain ASGI, so that streams pass through unbuffered.
 """
@@ -156,7 +156,7 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    """Say whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
     return scope["method"] == "POST" and path == UPLOADS and is_form

@@ -1,4 +1,4 @@
-"""What a study found: findings, decisions, the recommendation and its exports."""
+"""Outcomes of a study: findings, decisions, the recommendation and its exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may see: their own, or everything for administrators. Another's thing is not there."""
+"""Ownership: a caller may see their own, or everything as an administrator. Another's thing is not there."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _MAX_COUNT = 2**53
 
 
 class Limits(Body):
-    """What a user may use; null is the settings' default."""
+    """Limits of a user; null is the settings' default."""
 
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Of their studies; higher ones are run first."
@@ -55,7 +55,7 @@ class UserRequest(Limits):
 
 
 class UserChanges(Limits):
-    """What to change of a user; what is left out stays as it is."""
+    """Changes of a user; what is left out stays as it is."""
 
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."

@@ -65,7 +65,7 @@ class Files(Protocol):
         """Where it is on this machine; None if it is not."""
 
     def find(self, name: str) -> StoredFile | None:
-        """What a listing says of one file, None where there is none."""
+        """Entry of one file in a listing, None where there is none."""
 
     def delete(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -154,7 +154,7 @@ class LocalFiles:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Whether nobody else may go on writing to a file: its owner, or who has it under another name."""
+    """Say whether nobody else may go on writing to a file: its owner, or who has it under another name."""
     try:
         status = path.lstat()
     except OSError:
@@ -270,7 +270,7 @@ class RemoteFiles:
 
 
 def _will_pass(error: Exception) -> bool:
-    """Whether the same may succeed a little later. The libraries' own errors are known by name: none need be there."""
+    """Say whether the same may succeed a little later. The libraries' errors are known by name: none need be there."""
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return True
     return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)

@@ -22,7 +22,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Kept(Record):
-    """What was put."""
+    """File that was put."""
 
     digest: str
     size_bytes: int
@@ -182,7 +182,7 @@ class ArtifactStore:
         return found.modified_s
 
     def is_older(self, digest: str, than_s: float) -> bool:
-        """Whether a file is there and was put before a time."""
+        """Say whether a file is there and was put before a time."""
         found = self._files.find(_name(digest))
         return found is not None and found.modified_s < than_s
 

@@ -31,7 +31,7 @@ _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
 
 
 class BackupReport(Record):
-    """What a backup holds."""
+    """Contents of a backup."""
 
     size_bytes: int
     num_artifacts: int
@@ -40,7 +40,7 @@ class BackupReport(Record):
 
 
 class RestoreReport(Record):
-    """What was put back."""
+    """Contents that were put back."""
 
     revision: str
     is_current: bool

@@ -1,4 +1,4 @@
-"""What commands on a remote service share: its address, and who asks."""
+"""Shared parts of commands on a remote service: its address, and who asks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _group(name: str) -> str:
 
 
 def _flag_type(annotation: Any) -> Any:
-    """What Typer parses; pydantic checks the rest."""
+    """Type that Typer parses; pydantic checks the rest."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation if annotation in (bool, int, float) else str

@@ -1,4 +1,4 @@
-"""What a trace shows, on a terminal: the verdict first, then what it rests on."""
+"""Summary of a trace on a terminal: the verdict first, then what it rests on."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _hanging(mark: Text, text: Text) -> RenderableType:
 
 
 def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> RenderableType:
-    """What to do, the most that it could gain first."""
+    """Advice, with the most to gain first."""
     lines: list[RenderableType] = []
     for finding in findings:
         mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
@@ -121,7 +121,7 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
 
 
 def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
-    """What is not in the sum: phases, and what compute hides."""
+    """Parts that are not in the sum: phases, and what compute hides."""
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
         for row in _records(get_phases_info(analysis))
@@ -152,7 +152,7 @@ def _what_ifs(rank: RankAnalysis) -> RenderableType:
 
 
 def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:
-    """What there is to show, of the rank that the others wait for where there are several."""
+    """Details of the rank that the others wait for where there are several."""
     several = len(analysis.ranks) > 1
     if several:
         yield _ranks(analysis)

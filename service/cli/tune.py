@@ -342,8 +342,8 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its driver
-    could.
+    """Say whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its
+    driver could.
     """
     try:
         state = store.get_study(study.study_id).state

@@ -1,4 +1,4 @@
-"""What the service refuses, as exceptions. Their texts are the service's own: what was violated, and the way out."""
+"""Refusals of the service as exceptions. Their texts are the service's own: what was violated, and the way out."""
 
 from __future__ import annotations
 

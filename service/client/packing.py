@@ -22,7 +22,7 @@ _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What went into an archive, and what did not.
+    """Files that went into an archive, and those that did not.
 
     Attributes:
         files: Paths within the folder.

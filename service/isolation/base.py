@@ -1,4 +1,4 @@
-"""What every isolation level has: a probe, and a sandbox for one study."""
+"""Base of every isolation level: a probe, and a sandbox for one study."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRequest:
-    """What a sandbox is for.
+    """Purpose of a sandbox.
 
     Attributes:
         study_directory: Where trials may write; nowhere else.
@@ -88,13 +88,13 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Whether trials of this process would reach neither its files nor its processes, nor those of other studies:
-        they have a user, or a file system and process numbers, of their own.
+        """Say whether trials of this process would reach neither its files nor its processes, nor those of other
+        studies: they have a user, or a file system and process numbers, of their own.
         """
 
     @abc.abstractmethod
     def missing(self) -> str | None:
-        """What the machine lacks as far as looking tells, with the way out."""
+        """Parts that the machine lacks as far as looking tells, with the way out."""
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:
         """Tries the level out, once in a process."""

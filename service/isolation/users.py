@@ -28,7 +28,7 @@ _STUDY_MODE = 0o2770
 
 
 def has_capabilities(*wanted: int) -> bool:
-    """Whether this process has all of these capabilities now."""
+    """Say whether this process has all of these capabilities now."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:  # not Linux
@@ -38,7 +38,7 @@ def has_capabilities(*wanted: int) -> bool:
 
 
 def can_change_user() -> bool:
-    """Whether this process can run trials as a user of their own."""
+    """Say whether this process can run trials as a user of their own."""
     return has_capabilities(*_TO_CHANGE_USER)
 
 
@@ -195,6 +195,6 @@ def closed_to_others(path: Path) -> Path | None:
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether an ordinary user who got as far as this can read it."""
+    """Say whether an ordinary user who got as far as this can read it."""
     wanted = 0o005 if path.is_dir() else 0o004
     return path.stat().st_mode & wanted == wanted

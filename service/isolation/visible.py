@@ -60,7 +60,7 @@ def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[
 
 
 def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], Path | None]:
-    """What belongs to a workload, and the folder in which it would be run by hand.
+    """Paths that belong to a workload, and the folder in which it would be run by hand.
 
     Raises:
         IsolationUnavailableError: There is too much beside it.

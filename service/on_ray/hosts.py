@@ -171,7 +171,7 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """What the process has said; that it has ended is a failure, if it has not said so itself."""
+        """Events that the process has reported; that it has ended is a failure, if it has not said so itself."""
         if self._process is None:
             return []
         assert self._process.stdout is not None

@@ -62,7 +62,7 @@ def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideN
 
 
 def _version(service: Services, principal: Principal, reference: str) -> Hashable:
-    """Of what is compared, that of its study.
+    """Version of the study that is compared.
 
     Raises:
         RefusalError: There is no such study or trial, or it is another user's.

@@ -1,4 +1,4 @@
-"""What all pages have in common: who may read them, how they are sent, and how a refusal looks in a browser."""
+"""Shared parts of all pages: who may read them, how they are sent, and how a refusal looks in a browser."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PageRoute(APIRoute):
 
 
 def site_of(request: Request, principal: Principal | None = None) -> Site:
-    """What a page of this request says about its surroundings."""
+    """Surroundings of the page of this request."""
     access: Access = request.app.state.access
     cookie = session_cookie(request, access.proxies)
     with_session = principal is not None and principal.method is Method.SESSION and cookie is not None

@@ -65,7 +65,7 @@ def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
 
 
 def study_owner(engine: Engine, study_id: str) -> Owner:
-    """Whether there is such a study, and whose it is."""
+    """Owner of a study, if there is such a study."""
     with querying(engine) as connection:
         row = connection.execute(_OWNER, {"study_id": study_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
@@ -184,7 +184,9 @@ def _summary(
     verdict: str | None,
     gain: float | None,
 ) -> StudySummary:
-    """Of the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the query."""
+    """Summary from the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the
+    query.
+    """
     return StudySummary(
         study_id=study_id,
         title=title,

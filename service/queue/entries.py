@@ -79,8 +79,8 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """What becomes of a study that a worker gives back in a state: one that has not ended is stopped as its user asked,
-    or waits again where a pause was taken back.
+    """State of a study that a worker gives back in a state: one that has not ended is stopped as its user asked, or
+    waits again where a pause was taken back.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state

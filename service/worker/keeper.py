@@ -81,7 +81,7 @@ class LeaseKeeper:
             self._drain_until_s = deadline_s
 
     def check_lease(self) -> None:
-        """Whether the study is still this worker's.
+        """Check that the study is still this worker's.
 
         Raises:
             LeaseLostError: The lease is over.

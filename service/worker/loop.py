@@ -65,7 +65,7 @@ _PASSING = (StoreUnavailableError, StorageFullError)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What becomes of a study.
+    """Outcome of a study.
 
     Attributes:
         failed: The worker or its surroundings failed it, by no fault of its own.

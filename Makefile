@@ -54,6 +54,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/docstrings.py
 
 format: install
 	$(BIN)/ruff format .

@@ -229,8 +229,8 @@ class StudyStore(Protocol):
         ...
 
     def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
-        """Recommendations that made workloads faster on the same kind of device, with its study: the newest first, at most
-        `store_rules.NUM_PAST_STUDIES`.
+        """Recommendations that made workloads faster on the same kind of device, with their studies, newest first: at
+        most `store_rules.NUM_PAST_STUDIES`.
 
         Args:
             study_id: That shall learn from them: only studies of its owner count, where a store knows owners.

@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
 	$$python -c "$(SUPPORTED)" 2>/dev/null && echo $$python && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-TORCH := torch==2.13.0
+TORCH ?= torch==2.13.0
 JOBS ?= 2
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
@@ -16,8 +16,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet,ray]" --group dev
+	sed 's/^torch==.*/$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet,ray]" --group dev
 	@touch $@
 
 install: $(VENV)/.installed
@@ -53,6 +54,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/docstrings.py
 
 format: install
 	$(BIN)/ruff format .

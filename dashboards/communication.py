@@ -1,4 +1,4 @@
-"""What the ranks exchange: how much of it compute hides, how fast it is, and who waits for whom."""
+"""Exchange between the ranks: how much of it compute hides, how fast it is, and who waits for whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile did in a trial: where graphs broke, what was compiled again, what was given up."""
+"""Compilation in a trial: where graphs broke, what was compiled again, what was given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each strategy brought the search, and what it cost to find out."""
+"""Gain of each strategy in the search, and the cost to find it out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ContributionRow(NamedTuple):
 
 @dataclass
 class _Sum:
-    """Of one strategy."""
+    """Sums of one strategy."""
 
     num_tried: int = 0
     num_accepted: int = 0

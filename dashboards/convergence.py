@@ -57,7 +57,7 @@ def get_convergence_info(
 def _accepted(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> dict[str, tuple[float, str]]:
-    """By the last trial of a decision that accepted something: the speed and the name of what it accepted."""
+    """Speed and name of each accepted configuration, by the last trial of the decision that accepted it."""
     numbers = {row.trial_id: row.number for row in history}
     found = {}
     for decision in source.decisions(study_id):
@@ -72,7 +72,7 @@ def _accepted(
 
 
 def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
-    """What was accepted as a line, each trial as a mark, and the budget where it comes near."""
+    """Draw accepted configurations as a line, each trial as a mark, and the budget where it comes near."""
     figure = theme.new_figure(height=320)
     unit, size = ("hours", 3600.0) if budget_s > 3 * 3600 else ("minutes", 60.0) if budget_s > 180 else ("seconds", 1.0)
     accepted = [row for row in info if not math.isnan(row.best)]

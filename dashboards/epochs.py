@@ -1,4 +1,4 @@
-"""What an epoch takes before and after, and when the search has paid for itself."""
+"""Time of an epoch before and after, and when the search has paid for itself."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
 
 
 def plot_limits(info: Sequence[LimitRow]) -> Figure:
-    """Of each kind of hardware two bars on one scale: what limits its studies before and after, in shares."""
+    """Draw two bars for each kind of hardware on one scale: the limits of its studies before and after, in shares."""
     labels = {row.hardware: _bar_label(row.hardware) for row in info}
     totals: dict[str, tuple[int, int]] = {}
     for row in info:
@@ -257,7 +257,7 @@ def _cell_hover(cell: StrategyRow | None) -> str:
 
 
 def fleet_context(studies: Sequence[FleetStudies], parts: Sequence[FleetParts]) -> dict[str, Any]:
-    """What the template `fleet.html` shows."""
+    """Context of the template `fleet.html`."""
     hardware, limits, strategies = get_hardware_info(studies), get_limits_info(studies), get_strategies_info(parts)
     figures = {}
     if limits:

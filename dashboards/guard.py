@@ -1,4 +1,4 @@
-"""Whether a trial was the same training: its losses beside those of the reference."""
+"""Evidence that a trial was the same training: its losses beside those of the reference."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def render_report(source: TrialSource, study_id: str, pages: TrialPageSource | N
         pages: Where the pages of trials read from; without it there are none.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     source = snapshot(source, study_id)
     study_id = source.study.study_id

@@ -1,4 +1,4 @@
-"""What a study's training would take on more hosts: curves of the families of ways to communicate, and all ways."""
+"""Prediction of a study's training on more hosts: curves of the families of ways to communicate, and all ways."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _curves(info: pd.DataFrame, column: str, told: Any) -> Figure:
 
 
 def scaling_context(found: Extrapolation, unit: SampleUnit) -> dict[str, Any]:
-    """What the template `scaling.html` shows of a prediction."""
+    """Context of the template `scaling.html` for a prediction."""
     info = get_scaling_info(found)
     figures = {}
     if info["num_hosts"].nunique() > 1:

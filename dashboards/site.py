@@ -18,7 +18,7 @@ PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What templates ask about their surroundings.
+    """Surroundings of a page, as templates ask for them.
 
     Attributes:
         base_path: Below which a proxy serves the service; empty without one.
@@ -47,7 +47,7 @@ class Site:
         return Markup('<a class="user" href="{}"{}>{}</a>').format(self.url("/login"), csrf, self.user)
 
     def url(self, path: str) -> str:
-        """Of a page or resource of the service, from its path."""
+        """URL of a page or resource of the service, from its path."""
         return f"{self.base_path}{path}"
 
     def asset(self, name: str) -> str:
@@ -63,7 +63,7 @@ class Site:
         return "" if self.standalone else self.url(f"/studies/{study_id}")
 
     def trial_url(self, trial_id: str) -> str:
-        """Of a trial's page; empty where it has none here."""
+        """URL of a trial's page; empty where it has none here."""
         if self.standalone:
             return f"#trial-{trial_id}" if trial_id in self.trials else ""
         return self.url(f"/trials/{trial_id}")

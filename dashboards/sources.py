@@ -10,7 +10,7 @@ from steptune.tuner.records import Decision, Recommendation, Study, Trial
 
 
 class TrialSource(Protocol):
-    """What pages read of a study."""
+    """Source of a study's trials for pages."""
 
     def get_study(self, study_id: str) -> Study: ...
 
@@ -47,7 +47,7 @@ def snapshot(source: TrialSource, study_id: str) -> Snapshot:
     """Reads a study once.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     study = source.get_study(study_id)
     return Snapshot(

@@ -28,7 +28,7 @@ def reference_name(source: TrialSource, study_id: str) -> str:
 
 
 def leading_candidate(source: TrialSource, study_id: str) -> tuple[str, Candidate] | None:
-    """What stands beside today's settings: the recommended candidate, else the last accepted one."""
+    """Candidate that stands beside today's settings: the recommended one, else the last accepted one."""
     recommendation = source.recommendation(study_id)
     if recommendation is not None:
         return (RECOMMENDED, recommendation.candidate) if not recommendation.candidate.is_baseline else None

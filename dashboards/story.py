@@ -1,4 +1,4 @@
-"""What was tried, what was not, and why."""
+"""Table of what was tried, what was not, and why."""
 
 from __future__ import annotations
 

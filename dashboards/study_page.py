@@ -113,7 +113,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     """Collect the variables of the template `study.html`, without those of the site.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     source = snapshot(source, study_id)
     study, recommendation = source.study, source.answer

@@ -63,7 +63,7 @@ class _Call:
 
 
 def kept(macro: Macro, *arguments: Hashable) -> Markup:
-    """What a macro makes of arguments, if nothing else goes into it: made once. Its name must be that of no other."""
+    """Result of a macro for arguments, if nothing else goes into it: made once. Its name must be that of no other."""
     return _called(_Call(macro, arguments))
 
 

@@ -60,7 +60,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-se
 
 
 def categories_in_order() -> list[CategoryInfo]:
-    """By group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
+    """Categories by group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
     return [info for group in GROUPS for info in CATEGORIES if info.group == group]
 
 
@@ -74,7 +74,7 @@ def category_title(category: str) -> str:
 
 
 def kind_title(category: str) -> str:
-    """Of work by itself, whether or not anything hides it: "communication" for "exposed communication"."""
+    """Title of work by itself, whether or not anything hides it: "communication" for "exposed communication"."""
     return category_title(category).removeprefix("exposed ")
 
 

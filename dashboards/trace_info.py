@@ -177,8 +177,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """What was found: what the headline names first, then the most that fixing it could gain. Of a bad capture, once,
-    what to do about that.
+    """Findings: the one that the headline names first, then those with the most to gain. For a bad capture, once, the
+    advice about that.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -216,7 +216,7 @@ def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
-    """Of each rank that of the device that computes most.
+    """Breakdown of the device that computes most, for each rank.
 
     All devices of one process share its steps, so their mean would describe none of them: one that waits half of
     the time beside one that computes all of it would look like a process that waits a quarter.
@@ -294,7 +294,7 @@ def get_late_ns(analysis: TraceAnalysis) -> float:
 
 
 def is_rescaled(analysis: TraceAnalysis) -> bool:
-    """Whether the breakdown is of steps without the profiler, unlike what is beside it."""
+    """Say whether the breakdown is that of steps without the profiler, unlike what is beside it."""
     return any(b.rescaled for b in main_breakdowns(analysis))
 
 

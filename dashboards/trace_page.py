@@ -82,7 +82,7 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
 
 
 def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, Figure]:
-    """By name; only those that have something to show.
+    """Figures by name; only those that have something to show.
 
     Args:
         lanes: As in the context: they take the longest to make.

@@ -1,4 +1,4 @@
-"""What computes, as areas: kernels by category, or a CPU's operators."""
+"""Areas of what computes: kernels by category, or a CPU's operators."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def plot_treemap(info: list[Area]) -> Figure:
 
 
 def _short(name: str, width: int = 22) -> str:
-    """What fits into an area: without what a template was made for."""
+    """Name that fits into an area: without what a template was made for."""
     name = name.partition("<")[0]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -1,4 +1,4 @@
-"""What came of one trial, in a sentence and a few facts."""
+"""Outcome of one trial, in a sentence and a few facts."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _repeats_fact(result: TrialResult) -> Fact | None:
 
 
 def _device_fact(result: TrialResult) -> Fact | None:
-    """What the driver said of the first rank's device in the last window, and what could not be read."""
+    """Driver's account of the first rank's device in the last window, and what could not be read."""
     unread = "; ".join(f"not measured: {text}" for text in result.unmeasured)
     readings = [window.device for window in result.windows if window.device is not None]
     if not readings:

@@ -26,18 +26,18 @@ TOP = 20
 
 
 class SupportsHtml(Protocol):
-    """What stands in a page as it is."""
+    """Object that stands in a page as it is."""
 
     def __html__(self) -> str: ...
 
 
 class TrialPageSource(TrialSource, Protocol):
-    """What the page of a trial reads."""
+    """Source of the page of a trial."""
 
     def get_trial(self, trial_id: str) -> Trial: ...
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
-        """What its profile shows, as `render_profile` makes it; None of a trial without one."""
+        """Profile of a trial, as `render_profile` makes it; None for a trial without one."""
 
     def trial_files(self, trial_id: str) -> Mapping[str, int]:
         """Bytes of what can be fetched of it, by kind: "log", "trace" of rank 0, "trace.1" of rank 1, ..."""
@@ -47,7 +47,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     """Everything that `trial.html` shows.
 
     Raises:
-        StudyNotFound: There is no such study.
+        StudyNotFoundError: There is no such study.
     """
     trial = source.get_trial(trial_id)
     study = source.get_study(trial.study_id)
@@ -82,7 +82,7 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
 
 
 def render_profile(result: TrialResult, kept: TraceAnalysis | None) -> Markup | None:
-    """What the profile of a trial shows, as sections of its page: the same wherever that is shown.
+    """Profile of a trial, as sections of its page: the same wherever that is shown.
 
     Args:
         kept: The analysis that was kept with the trial.
@@ -96,7 +96,7 @@ def render_profile(result: TrialResult, kept: TraceAnalysis | None) -> Markup | 
 
 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:
-    """By name, those beside the profile; only those that have something to show."""
+    """Figures by name, those beside the profile; only those that have something to show."""
     figures: dict[str, Figure] = {}
     if result is not None and result.clean_windows:
         figures["windows"] = plot_windows(get_windows_info(result))
@@ -106,8 +106,8 @@ def result_figures(result: TrialResult | None) -> dict[str, Figure]:
 
 
 def profile_of(result: TrialResult, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """What the profile of a trial shows. Its breakdown and findings are those that the search saw; of a trial whose
-    analysis was not kept, what its record says. None where it was not profiled.
+    """Profile of a trial. Its breakdown and findings are those that the search saw; of a trial whose analysis was not
+    kept, what its record says. None where it was not profiled.
     """
     if not result.breakdowns:
         return None

@@ -18,8 +18,8 @@ COLUMNS = (
 
 
 class Spread(NamedTuple):
-    """What the clean windows say together. `half_width` is relative, of the 95 % interval within this start; NaN or
-    infinite below two windows.
+    """Summary of the clean windows. `half_width` is relative, of the 95 % interval within this start; NaN or infinite
+    below two windows.
     """
 
     num_clean: int

@@ -10,6 +10,8 @@ name; a name that is missing or left over is an error, so that it cannot be forg
 from __future__ import annotations
 
 import argparse
+import ast
+import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +23,6 @@ import msgspec
 import typer
 from pydantic_core import PydanticUndefined
 
-import steptune.tuner.errors
 from steptune.service.app import create_app
 from steptune.service.cli.console import INTERRUPTED
 from steptune.service.cli.main import USER_ERROR, app
@@ -51,6 +52,7 @@ from steptune.tuner.strategies import STRATEGIES, Strategy, Unsupported
 from steptune.tuner.strategies.composition import CONFLICTS, MEANINGLESS, TOGETHER
 
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 NOTE = "<!-- Written by `python docs/generate.py` from the code. Change that, then run it again. -->"
 
 
@@ -257,7 +259,7 @@ ERRORS_TEXT = """\
 
 Every error that is meant for a person is a `SteptuneError`, which is a `ValueError`. Its message names what was
 violated, the value that was found, and the way out. The command line prints it without a traceback (`--debug` shows
-it).
+it) and ends with status {user}.
 """
 
 STATUSES_TEXT = """\
@@ -290,18 +292,40 @@ FAILURES = {
 }
 
 
+def error_classes() -> list[tuple[str, ast.ClassDef]]:
+    """The public errors of all packages with their modules, a base before what derives from it.
+
+    They are read, not imported: a module may need a library that is not installed.
+    """
+    classes = [
+        (".".join(path.relative_to(ROOT).with_suffix("").parts), node)
+        for package in ("tuner", "service", "dashboards", "kernels")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    found: list[tuple[str, ast.ClassDef]] = []
+    known = {name for name, kind in vars(builtins).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
+    while new := [(place, c) for place, c in classes if (place, c) not in found and known.intersection(_bases(c))]:
+        found += new
+        known |= {c.name for _, c in new}
+    return found
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+
+
 def errors() -> str:
     _same("FAILURES", FAILURES, FailureKind)
-    classes = [
-        value
-        for value in vars(steptune.tuner.errors).values()
-        if inspect.isclass(value) and issubclass(value, steptune.tuner.errors.SteptuneError)
+    rows = [
+        (f"`{c.name}`", f"`steptune.{place}`", f"`{_bases(c)[-1]}`", (ast.get_docstring(c) or "").split("\n\n")[0])
+        for place, c in error_classes()
     ]
-    rows = [(f"`{c.__name__}`", f"`{c.__bases__[0].__name__}`", _summary(c), str(USER_ERROR)) for c in classes]
     return "\n".join(
         [
-            ERRORS_TEXT,
-            _table(("class", "is a", "when", "exit status"), rows) + "\n",
+            ERRORS_TEXT.format(user=USER_ERROR),
+            _table(("class", "module", "is a", "when"), rows) + "\n",
             STATUSES_TEXT.format(user=USER_ERROR, interrupted=INTERRUPTED),
             FAILURES_TEXT,
             _table(("kind", "when"), [(f"`{kind.value}`", FAILURES[kind]) for kind in FailureKind]),

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 from steptune.service.connections import FULL_ERRNOS
-from steptune.tuner.errors import ArchiveRefused, StorageFull, WorkloadRejected
+from steptune.tuner.errors import ArchiveRefusedError, StorageFullError, WorkloadRejectedError
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20
@@ -41,7 +41,7 @@ MAX_SEARCHED_BYTES = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveLimits:
-    """What an archive may unpack to.
+    """Limits of what an archive may unpack to.
 
     Attributes:
         members: Files and folders.
@@ -65,7 +65,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked:
-    """What was unpacked."""
+    """Result of unpacking."""
 
     root: Path
     num_files: int
@@ -90,8 +90,8 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) 
         target: A folder that does not exist yet. It does not exist after a refusal either.
 
     Raises:
-        ArchiveRefused: `rule` names what was violated, with `value` and `limit`.
-        StorageFull: The disk is full.
+        ArchiveRefusedError: `rule` names what was violated, with `value` and `limit`.
+        StorageFullError: The disk is full.
     """
     target.mkdir()
     try:
@@ -103,7 +103,7 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) 
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
-            raise StorageFull(f"{target} cannot be written: {error.strerror}; free space") from None
+            raise StorageFullError(f"{target} cannot be written: {error.strerror}; free space") from None
         raise
 
 
@@ -172,7 +172,7 @@ def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
     """The parts of a member's path, which lie below any folder that they are joined to.
 
     Raises:
-        ArchiveRefused: They would not, or no file system should have such names.
+        ArchiveRefusedError: They would not, or no file system should have such names.
     """
     if any(unicodedata.category(character) in ("Cc", "Cs", "Cf") for character in name) or "\\" in name:
         _refuse("name", shown(name), None, "a name has control characters or backslashes")
@@ -286,19 +286,19 @@ def _chunk(content: IO[bytes]) -> bytes:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """What the libraries raise on damaged archives is of a dozen kinds, and none is more than "damaged"."""
+    """Turn what the libraries raise on damaged archives, of a dozen kinds, into "damaged"."""
     try:
         yield
-    except (ArchiveRefused, GeneratorExit, MemoryError):
+    except (ArchiveRefusedError, GeneratorExit, MemoryError):
         raise
     except Exception as error:
         said = str(error) or type(error).__name__
-        raise ArchiveRefused(f"the archive cannot be read: {shown(said)}", rule="damaged", value=said) from None
+        raise ArchiveRefusedError(f"the archive cannot be read: {shown(said)}", rule="damaged", value=said) from None
 
 
 def _refuse(rule: str, value: object, limit: object, what: str) -> NoReturn:
     allowed = "" if limit is None else f" ({value}; {limit} are allowed)"
-    raise ArchiveRefused(
+    raise ArchiveRefusedError(
         f"the archive is refused: {what}{allowed}. It may hold plain files and folders with plain names only",
         rule=rule,
         value=value,
@@ -322,7 +322,7 @@ def find_workloads(root: Path) -> list[str]:
     That is a class that derives from something called a Workload, or has a model, a dataset and a loss.
 
     Raises:
-        WorkloadRejected: There is too much to parse.
+        WorkloadRejectedError: There is too much to parse.
     """
     found = []
     for path in _searched(root):
@@ -333,11 +333,11 @@ def find_workloads(root: Path) -> list[str]:
 def check_source_size(path: Path, name: str) -> None:
     """
     Raises:
-        WorkloadRejected: The file, which is called `name`, is too large to be parsed.
+        WorkloadRejectedError: The file, which is called `name`, is too large to be parsed.
     """
     size = path.stat().st_size
     if size > MAX_SOURCE_BYTES:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{shown(name)} has {size:,} bytes, and a file with a workload may have {MAX_SOURCE_BYTES:,}: "
             "move data or other code to other files, and upload them all as an archive"
         )
@@ -356,8 +356,8 @@ def _searched(root: Path) -> list[Path]:
     return paths
 
 
-def _too_much(what: str, limit: int) -> WorkloadRejected:
-    return WorkloadRejected(
+def _too_much(what: str, limit: int) -> WorkloadRejectedError:
+    return WorkloadRejectedError(
         f"{what} bytes, and a workload is looked for in no more than {limit:,}: name it with `entry`, like "
         "train.py:MyWorkload"
     )
@@ -377,7 +377,7 @@ def _is_workload(node: ast.ClassDef) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    """Of `a.b.Name` the last part. An expression may be nested too deeply to be looked at as a whole."""
+    """Last part of a name such as `a.b.Name`. An expression may be nested too deeply to be read as a whole."""
     if isinstance(base, ast.Attribute):
         return base.attr
     return base.id if isinstance(base, ast.Name) else ""

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from steptune.service.interrupts import held_back
-from steptune.tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.errors import MissingDependencyError, StorageFullError, StoreError, StoreUnavailableError
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for its turn; our transactions take milliseconds."""
@@ -57,7 +57,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 
     Raises:
         StoreError: The URL cannot be read, or the directory cannot be made.
-        MissingDependency: The driver that it names is not installed.
+        MissingDependencyError: The driver that it names is not installed.
     """
     shown = re.sub("://.*@", "://***@", url)
     try:
@@ -69,7 +69,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
     except ArgumentError as error:
         raise StoreError(f"{shown!r} is not a database URL; write it like sqlite:///steptune.db") from error
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"{shown!r} needs the package {error.name}: install it, or use SQLite") from error
+        raise MissingDependencyError(f"{shown!r} needs the package {error.name}: install it, or use SQLite") from error
     raise StoreError(f"{shown!r} is neither SQLite nor PostgreSQL; write it like sqlite:///steptune.db")
 
 
@@ -86,7 +86,7 @@ def without_password(url: str) -> str:
 
 
 def is_superuser(engine: Engine) -> bool:
-    """Whether the role by which the database is used may do everything at its server, too; SQLite has none."""
+    """Say whether the role by which the database is used may do everything at its server, too; SQLite has none."""
     if engine.dialect.name != "postgresql":
         return False
     with querying(engine) as connection:
@@ -130,8 +130,8 @@ def storage_errors(place: str) -> Iterator[None]:
     """Turns errors of a database or of files into ours.
 
     Raises:
-        StorageFull: The disk, or the database, is full.
-        StoreUnavailable: It is busy, or restarts: later it may do.
+        StorageFullError: The disk, or the database, is full.
+        StoreUnavailableError: It is busy, or restarts: later it may do.
         StoreError: It cannot be used for another reason, which the message says.
     """
     try:
@@ -146,10 +146,10 @@ def storage_errors(place: str) -> Iterator[None]:
 
 def _explain(error: BaseException, place: str) -> StoreError:
     if _is_full(error):
-        return StorageFull(
+        return StorageFullError(
             f"{place} is full, or the disk that holds it is: free some space; everything recorded before is kept"
         )
-    kind = StoreUnavailable if _will_pass(error) else StoreError
+    kind = StoreUnavailableError if _will_pass(error) else StoreError
     meaning = _SQLITE_MEANINGS.get(_sqlite_code(error))
     if meaning is not None:
         return kind(f"{place} {meaning} ({error})")
@@ -158,7 +158,7 @@ def _explain(error: BaseException, place: str) -> StoreError:
 
 
 def _will_pass(error: BaseException) -> bool:
-    """Whether the same may succeed a little later: a busy file, a server that restarts or cannot be reached."""
+    """Say whether the same may succeed a little later: a busy file, a server that restarts or cannot be reached."""
     if _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return True
     if isinstance(error, sqlite3.Error | OSError):

@@ -14,7 +14,7 @@ from steptune import __version__
 from steptune.service import advisory_locks
 from steptune.service.connections import create_engine_for, place_of, reading, writing
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import SchemaOutdated, SchemaTooNew, StoreError
+from steptune.tuner.errors import SchemaOutdatedError, SchemaTooNewError, StoreError
 from steptune.tuner.installation import PACKAGE
 
 __all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
@@ -33,7 +33,7 @@ def open_store(url: str) -> SqlStudyStore:
     """The store at a database URL. A database without tables gets them; close the store after use.
 
     Raises:
-        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+        StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
     """
     return SqlStudyStore(open_engine(url))
 
@@ -42,7 +42,7 @@ def open_engine(url: str) -> Engine:
     """An engine for a database of this version's schema; as `open_store`, for what needs more than studies.
 
     Raises:
-        StoreError: It cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+        StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
     """
     engine = create_engine_for(url)
     try:
@@ -65,7 +65,7 @@ def migrate(database: Engine | str) -> str | None:
         The revision before; None where there were no tables.
 
     Raises:
-        StoreError: It cannot be migrated; SchemaTooNew if a newer version wrote it.
+        StoreError: It cannot be migrated; SchemaTooNewError if a newer version wrote it.
     """
     if isinstance(database, str):
         engine = create_engine_for(database)
@@ -90,15 +90,15 @@ def check_schema(engine: Engine) -> None:
     """Checks that a database has the schema of this version.
 
     Raises:
-        SchemaOutdated: It is older, or has no tables.
-        SchemaTooNew: A newer version of Steptune wrote it.
+        SchemaOutdatedError: It is older, or has no tables.
+        SchemaTooNewError: A newer version of Steptune wrote it.
         StoreError: It is the database of another application.
     """
     state = _schema_of(engine)
     if state is _Schema.EMPTY:
-        raise SchemaOutdated(f"{place_of(engine)} has no tables yet: run `steptune db upgrade`")
+        raise SchemaOutdatedError(f"{place_of(engine)} has no tables yet: run `steptune db upgrade`")
     if state is _Schema.OUTDATED:
-        raise SchemaOutdated(
+        raise SchemaOutdatedError(
             f"{place_of(engine)} has an older schema than Steptune {__version__} needs: "
             "make a copy of it, then run `steptune db upgrade`"
         )
@@ -125,17 +125,17 @@ def _schema_of(engine: Engine) -> _Schema:
 
 
 def _state(connection: Connection, place: str) -> _Schema:
-    """What a database holds.
+    """State of a database's schema.
 
     Raises:
-        SchemaTooNew, StoreError: As `check_schema`.
+        SchemaTooNewError, StoreError: As `check_schema`.
     """
     revision = _revision(connection, place)
     if revision is None:
         return _Schema.EMPTY
     known = known_revisions()
     if revision not in known:
-        raise SchemaTooNew(
+        raise SchemaTooNewError(
             f"{place} is at revision {revision!r}, which Steptune {__version__} does not know: "
             "a newer version wrote it; install that version, or name another database"
         )

@@ -18,7 +18,7 @@ from steptune.service.queries.studies import version_of_study
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StateConflict, StorageFull
+from steptune.tuner.errors import StateConflictError, StorageFullError
 from steptune.tuner.records import Study
 
 LOCK_FILE = "command.lock"
@@ -30,20 +30,22 @@ def run_by_this_command(study: Study) -> Iterator[None]:
     """Holds a study, so that no other command of this machine runs or deletes it meanwhile.
 
     Raises:
-        StateConflict: Another command holds it.
-        StorageFull: Its directory cannot be made.
+        StateConflictError: Another command holds it.
+        StorageFullError: Its directory cannot be made.
     """
     directory = Path(study.directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / LOCK_FILE).open("w")
     except OSError as error:
-        raise StorageFull(f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY") from None
+        raise StorageFullError(
+            f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
+        ) from None
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StateConflict(
+            raise StateConflictError(
                 f"study {study.study_id} is running in another `steptune` command: end that with Ctrl-C first"
             ) from None
         yield
@@ -53,7 +55,7 @@ def delete_study(study: Study, store: SqlStudyStore, settings: Settings) -> None
     """Deletes a study with its trials, and everything measured in them.
 
     Raises:
-        StateConflict: A worker or a command runs it.
+        StateConflictError: A worker or a command runs it.
     """
     queue = StudyQueue(store.engine)
     queue.bury(study.study_id)

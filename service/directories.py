@@ -61,7 +61,9 @@ def remove_tree(path: Path) -> None:
 
 
 def _marks(engine: Engine, data_directory: Path) -> Path:
-    """Of one database: workers of several may share a data directory, and know nothing of each other's studies."""
+    """Folder of marks of one database: workers of several may share a data directory, and know nothing of each other's
+    studies.
+    """
     place = place_of(engine)
     return data_directory / "worker_studies" / hashlib.sha256(place.encode()).hexdigest()[:12]
 

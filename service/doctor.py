@@ -1,4 +1,4 @@
-"""What a machine offers to Steptune, and what on it would spoil figures or fail trials."""
+"""Examination of what a machine offers to Steptune, and what on it would spoil figures or fail trials."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _device(environment: Environment) -> Examined:
 
 
 def _device_state(environment: Environment) -> list[Examined]:
-    """Whether clocks, power, temperature and other processes of a CUDA device can be read."""
+    """Examine whether clocks, power, temperature and other processes of a CUDA device can be read."""
     if environment.hardware.device_kind != "cuda":
         return []
     try:

@@ -17,12 +17,12 @@ from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
 from steptune.service.models import QueueEntryRow
-from steptune.tuner.errors import LeaseLost
+from steptune.tuner.errors import LeaseLostError
 from steptune.tuner.records import Record
 
 
 class Lease(Record):
-    """What a claim gave a worker."""
+    """Lease that a claim gave a worker."""
 
     study_id: str
     worker_id: str
@@ -43,10 +43,10 @@ def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
         changes: Columns to set at the same time.
 
     Raises:
-        LeaseLost: The lease is over, was taken by another worker, or is of another study.
+        LeaseLostError: The lease is over, was taken by another worker, or is of another study.
     """
     if study_id != lease.study_id:
-        raise LeaseLost(f"worker {lease.worker_id} holds study {lease.study_id}, not {study_id!r}")
+        raise LeaseLostError(f"worker {lease.worker_id} holds study {lease.study_id}, not {study_id!r}")
     held = (
         update(QueueEntryRow)
         .where(
@@ -59,7 +59,7 @@ def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
         .execution_options(synchronize_session=False)
     )
     if cast(CursorResult[Any], session.execute(held)).rowcount != 1:
-        raise LeaseLost(
+        raise LeaseLostError(
             f"worker {lease.worker_id} no longer holds study {lease.study_id} (claim {lease.fence}): its lease ended, "
             "so another worker goes on with it, and nothing was written"
         )

@@ -1,5 +1,5 @@
-"""What a worker, or `steptune db gc`, does now and then: ends what dead workers began, forgets what is expired,
-and removes files nobody needs.
+"""Cleaning up by a worker or `steptune db gc`: ends what dead workers began, forgets what is expired, and removes files
+nobody needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDEMPOTENCY = timedelta(days=1)
 
 
 class HouseReport(Record):
-    """What was removed."""
+    """Counts of what was removed."""
 
     num_idempotency_keys: int
     num_sessions: int
@@ -40,7 +40,7 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     """Does all of it once; harmless at any time, and where several do it at the same time.
 
     Raises:
-        StoreError: The database or the artifacts cannot be used; CollectionBusy where files are put without a pause.
+        StoreError: The database or the artifacts cannot be used; CollectionBusyError where files are put all the time.
     """
     open_queue(engine, settings).bury()
     with reading(engine) as session:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Held(threading.local):
-    """Of a thread; signals reach the main one only."""
+    """Interrupts that a thread holds back; signals reach the main one only."""
 
     depth = 0
     pending = False

@@ -1,4 +1,4 @@
-"""What a process keeps so as not to make it again, up to a size; what was asked for longest ago goes first."""
+"""Values that a process keeps so as not to make them again, up to a size; what was asked for longest ago goes first."""
 
 from __future__ import annotations
 

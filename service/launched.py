@@ -16,7 +16,7 @@ from steptune.service.isolation import NONE, Level
 from steptune.service.places import host_id
 from steptune.service.settings import Settings
 from steptune.tuner.emulation import num_emulated_hosts
-from steptune.tuner.errors import ChoiceError, IsolationUnavailable, PlatformError, StoreError
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, PlatformError, StoreError
 from steptune.tuner.records import Record, Study
 from steptune.tuner.trials.host_agent import HostAgent
 from steptune.tuner.trials.host_group import HostGroup
@@ -120,7 +120,7 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
     """All hosts of a study, once they are here; None where it runs on this one alone.
 
     Raises:
-        IsolationUnavailable: Its trials were to be isolated.
+        IsolationUnavailableError: Its trials were to be isolated.
         RunnerError: Not all hosts came.
         StoreError: The study was begun on another number of hosts or ranks.
     """
@@ -155,10 +155,10 @@ def refuse_isolated(level: Level) -> None:
     """Refuse to isolate the trials of several hosts.
 
     Raises:
-        IsolationUnavailable: They were to be.
+        IsolationUnavailableError: They were to be.
     """
     if level.name != NONE:
-        raise IsolationUnavailable(
+        raise IsolationUnavailableError(
             f"isolation {level.name} keeps ranks from the network that several hosts need: give --isolation {NONE}"
         )
 

@@ -1,4 +1,4 @@
-"""What the interface answers beyond the engine's records: summaries, pages, and the records with their ids.
+"""Answers of the interface beyond the engine's records: summaries, pages, and the records with their ids.
 
 A message may hold a stored record as JSON (`service.queries.stored`), so that it is not read and written again.
 """
@@ -67,7 +67,7 @@ class StudySummary(Record):
 
 
 class StudyQueueState(Record):
-    """What a submitted study asks of workers, and what became of it.
+    """Requirements of a submitted study on workers, and its state.
 
     Attributes:
         version: Grows with every change; part of the ETag.
@@ -238,7 +238,7 @@ class TrialDetail(TrialSummary):
 
 
 class Health(Record):
-    """That all is well.
+    """Answer that all is well.
 
     Attributes:
         status: "ok" or "ready".
@@ -380,7 +380,7 @@ class TrialFindingPage(Record):
 
 
 class TrialGuard(Record):
-    """Whether a trial still was the same training.
+    """Judgement whether a trial still was the same training.
 
     Attributes:
         trial_id: The trial.
@@ -392,7 +392,7 @@ class TrialGuard(Record):
 
 
 class TrialTimeline(Record):
-    """What the devices did in the profiled steps, thinned out for a picture.
+    """Activity of the devices in the profiled steps, thinned out for a picture.
 
     Attributes:
         trial_id: The trial.
@@ -450,7 +450,7 @@ class ArtifactPage(Record):
 
 
 class EventPage(Record):
-    """What happened, in order.
+    """Events in order.
 
     Attributes:
         items: At most `limit` of them.

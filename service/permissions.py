@@ -49,7 +49,7 @@ def _database_files(settings: Settings) -> list[Path]:
 
 
 def _folders(settings: Settings) -> list[Path]:
-    """That no trial passes through."""
+    """Folders that no trial passes through."""
     own = [settings.data_directory / name for name in ("artifacts", "uploads", "hardware", "worker_studies")]
     place = settings.artifacts_url
     if place is not None and ("://" not in place or place.startswith("file://")):

@@ -42,7 +42,7 @@ def this_place() -> str:
 
 
 def host_id() -> str:
-    """Of this machine, hashed. All containers of a host have the same, for they share its cores: so it is the
+    """Identity of this machine, hashed. All containers of a host have the same, for they share its cores: so it is the
     identity of the running kernel, not that of an image.
     """
     try:

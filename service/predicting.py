@@ -1,4 +1,4 @@
-"""What is asked of a prediction, and its answer: for the command and for the page."""
+"""Questions to a prediction, and its answer: for the command and for the page."""
 
 from __future__ import annotations
 

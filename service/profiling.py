@@ -18,7 +18,7 @@ from steptune.dashboards.trace_info import trusted_step_ns
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.categories import bottleneck
@@ -77,7 +77,7 @@ def profile_workload(
     """Measures and profiles the unchanged workload once.
 
     Raises:
-        BaselineFailed: It could not be measured.
+        BaselineError: It could not be measured.
     """
     reference = format_reference(known_reference(workload))
     with isolated_runner(
@@ -107,7 +107,7 @@ def profile_workload(
         measuring = MeasureSettings(cap_s=5.0, foreign_cpu_share=foreign_load)
         [result] = runner.run([spec], [Purpose.BASELINE], measuring, new_id(), listener)
     if not result.ok or not result.breakdowns:
-        raise BaselineFailed(f"the workload could not be profiled: {why_not(result)}")
+        raise BaselineError(f"the workload could not be profiled: {why_not(result)}")
     if trace is not None:
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)

@@ -1,4 +1,4 @@
-"""What a running study shows, as the data of a `progress` event and back: a remote watcher sees what `tune` shows."""
+"""Progress of a running study as the data of a `progress` event and back: a remote watcher sees what `tune` shows."""
 
 from __future__ import annotations
 

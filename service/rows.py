@@ -151,7 +151,7 @@ def _end_of(attempt: Attempt) -> datetime:
 
 
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
-    """What a result holds that is searched or aggregated by itself."""
+    """Rows of a result that are searched or aggregated by themselves."""
     yield from _window_rows(result)
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
@@ -195,7 +195,7 @@ def _is_speed(recommendation: Recommendation) -> bool:
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
-    """What came of each strategy that was tried or is part of the answer. A gain that nothing confirmed is none."""
+    """Outcome of each strategy that was tried or is part of the answer. A gain that nothing confirmed is none."""
     tried: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":

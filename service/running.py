@@ -15,7 +15,7 @@ from steptune.service.isolation import NONE, STRONGEST, Level, Resources, Sandbo
 from steptune.service.isolation.devices import visible_gpus
 from steptune.service.places import VISIBLE_DEVICES
 from steptune.service.settings import Settings
-from steptune.tuner.errors import StorageFull
+from steptune.tuner.errors import StorageFullError
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -28,7 +28,7 @@ def chosen_level(settings: Settings, *, python: str | None = None) -> Level:
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailable: It was named and cannot be used here.
+        IsolationUnavailableError: It was named and cannot be used here.
     """
     return choose(settings.isolation or AT_HOME, python or sys.executable)
 
@@ -39,7 +39,7 @@ def worker_level(settings: Settings, *, python: str | None = None) -> Level:
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailable: It was named and cannot be used here, or none can.
+        IsolationUnavailableError: It was named and cannot be used here, or none can.
     """
     return choose(settings.isolation or STRONGEST, python or sys.executable, separating=not settings.insecure_no_auth)
 
@@ -62,8 +62,8 @@ def isolated_runner(
         options: Of the `LocalRunner`.
 
     Raises:
-        StorageFull: The directory cannot be made.
-        IsolationUnavailable: The workload cannot be run under this level.
+        StorageFullError: The directory cannot be made.
+        IsolationUnavailableError: The workload cannot be run under this level.
     """
     directory = directory.absolute()
     python = python or sys.executable
@@ -72,7 +72,9 @@ def isolated_runner(
         StudyFiles(directory).make_folders()
         resources = Resources.of_this_machine(directory, settings.study_disk_bytes, settings.study_memory_bytes)
     except OSError as error:
-        raise StorageFull(f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY") from None
+        raise StorageFullError(
+            f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
+        ) from None
     request = SandboxRequest(
         study_directory=directory,
         workload=workload,
@@ -93,7 +95,7 @@ def isolated_runner(
 
 
 def own_files(settings: Settings) -> tuple[Path, ...]:
-    """What belongs to the service and never to a workload: database, studies, settings."""
+    """Files that belong to the service and never to a workload: database, studies, settings."""
     url = make_url(settings.database_url)
     database = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
     return tuple(path.absolute() for path in (*database, settings.data_directory, Path(".env")))

@@ -25,7 +25,7 @@ from steptune.tuner.scripts.record import ScriptRecord, read_records
 
 
 class ScriptProfile(Record):
-    """What a command trains, and where the time of its steps goes.
+    """Profile of a command: what it trains, and where the time of its steps goes.
 
     Attributes:
         status: Exit status of the command; 0 where it was ended because its steps were recorded.

@@ -65,7 +65,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
 
 
 def script_of(study: Study) -> ScriptFacts:
-    """What was recognised when a study of a command began.
+    """Findings of the inspection with which a study of a command began.
 
     Raises:
         StoreError: The folder in which it ran is gone.
@@ -92,7 +92,7 @@ def check_same_script(study: Study, look: Look) -> None:
 
 
 class Choices(NamedTuple):
-    """What is tried and what is not, by strategy."""
+    """Table of what is tried and what is not, by strategy."""
 
     tried: dict[str, list[str]]
     need_workload: dict[str, str]

@@ -44,7 +44,7 @@ def run(settings: Settings) -> None:
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
         PlatformError: The worker beside it would have parts of GPUs.
-        IsolationUnavailable: No level of isolation keeps that worker's trials from the service.
+        IsolationUnavailableError: No level of isolation keeps that worker's trials from the service.
         ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
     """
     if settings.insecure_no_auth:
@@ -155,7 +155,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def is_plain_and_public(settings: Settings) -> bool:
-    """Whether tokens are sent over a network as plain text, for all that the settings say."""
+    """Say whether tokens are sent over a network as plain text, for all that the settings say."""
     is_public = settings.unix_socket is None and not is_loopback(settings.host)
     return is_public and urlsplit(settings.public_url).scheme != "https"
 

@@ -16,7 +16,7 @@ from steptune.tuner.errors import ChoiceError
 
 
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
-    """What the service and the commands need to know. Secrets have no flag: a list of processes would show them."""
+    """Settings of the service and the commands. Secrets have no flag: a list of processes would show them."""
 
     model_config = SettingsConfigDict(
         env_prefix="STEPTUNE_", env_file=".env", extra="ignore", hide_input_in_errors=True
@@ -113,7 +113,7 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting is never shown."""
+    """Say whether a setting is never shown."""
     field = Settings.model_fields.get(name)
     return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 

@@ -58,8 +58,8 @@ class SqlStudyStore:
 
     Args:
         engine: From `steptune.service.database.create_engine_for`, its schema checked; closed with the store.
-        lease: Of the worker that writes: what it writes to its study is refused with LeaseLost once the lease is over.
-            Without one, anybody may write: the command line, which asks the queue first.
+        lease: Of the worker that writes: what it writes to its study is refused with LeaseLostError once the lease is
+            over. Without one, anybody may write: the command line, which asks the queue first.
     """
 
     def __init__(self, engine: Engine, *, lease: Lease | None = None) -> None:
@@ -100,7 +100,7 @@ class SqlStudyStore:
         """Gives a study another budget, in seconds from its beginning; an event says when.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
         """
         with self._writing(study_id) as session:
             stored = decode(_study_row(session, study_id).record, Study)
@@ -328,7 +328,7 @@ class SqlStudyStore:
             changes: To the queue entry, where there is a lease.
 
         Raises:
-            LeaseLost: The lease is over.
+            LeaseLostError: The lease is over.
         """
         with writing(self._engine) as session:
             if self._lease is not None:
@@ -359,7 +359,7 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Of studies that belong to whom this one does; those of commands belong to nobody."""
+    """Condition that studies belong to whom this one does; those of commands belong to nobody."""
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 
@@ -429,7 +429,7 @@ def count_change(session: Session, changed: ColumnElement[bool]) -> None:
 
 
 def _write_strategies(session: Session, recommendation: Recommendation) -> None:
-    """What came of each strategy, by the decisions that are there."""
+    """Write the outcome of each strategy, by the decisions that are there."""
     study_id = recommendation.study_id
     told = session.scalars(select(DecisionRow.record).where(DecisionRow.study_id == study_id))
     decisions = [decode(record, Decision) for record in told]
@@ -512,7 +512,7 @@ def _full_id(session: Session, text: str) -> str:
     """The only study id that begins or ends with `text`.
 
     Raises:
-        StudyNotFound: There is none, or more than one.
+        StudyNotFoundError: There is none, or more than one.
     """
     begins_or_ends = or_(
         StudyRow.study_id.startswith(text, autoescape=True), StudyRow.study_id.endswith(text, autoescape=True)

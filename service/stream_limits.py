@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from steptune.service.access.concurrency import Concurrency
-from steptune.service.access.errors import TooManyRequests
+from steptune.service.access.errors import TooManyRequestsError
 from steptune.service.settings import Settings
 
 
@@ -25,7 +25,7 @@ class StreamLimits:
         """Takes one of each, all or none; what is returned gives them back.
 
         Raises:
-            TooManyRequests: Of one there is none left; it says which.
+            TooManyRequestsError: Of one there is none left; it says which.
         """
         held: list[tuple[Concurrency, str]] = []
 
@@ -36,7 +36,7 @@ class StreamLimits:
         for counter, key in slots:
             try:
                 counter.enter(key)
-            except TooManyRequests:
+            except TooManyRequestsError:
                 leave()
                 raise
             held.append((counter, key))

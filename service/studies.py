@@ -27,7 +27,7 @@ from steptune.service.places import this_place
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import RunnerError, StorageFull, StoreError, StudyNotFound
+from steptune.tuner.errors import RunnerError, StorageFullError, StoreError, StudyNotFoundError
 from steptune.tuner.export import own_for
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.protocols import ProgressListener, StudyStore, TrialRunner
@@ -58,7 +58,7 @@ MAX_KEPT_BYTES = 4 << 30
 """Of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
 
 
-class FileReplaced(StoreError):
+class FileReplacedError(StoreError):
     """Where a file should be is none that can be read."""
 
 
@@ -102,7 +102,7 @@ def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]
     finally:
         try:
             store.get_study(study.study_id)
-        except StudyNotFound:
+        except StudyNotFoundError:
             shutil.rmtree(study.directory, ignore_errors=True)
 
 
@@ -253,7 +253,7 @@ def keep_profiles(
                         store.add_artifact(study.study_id, trial.trial_id, kind, file.digest, file.size_bytes)
             except FileNotFoundError:
                 continue
-            except FileReplaced as error:
+            except FileReplacedError as error:
                 logger.debug("study %s: %s", study.study_id, error)
 
 
@@ -261,7 +261,7 @@ def check_kept(kind: str, packed: Path) -> None:
     """Refuses what pages and clients could not read, before it is kept. Takes the memory of a line, whatever it holds.
 
     Raises:
-        FileReplaced: It is not what a trial writes.
+        FileReplacedError: It is not what a trial writes.
     """
     reader = {"timeline": read_timelines, "analysis": read_analysis}.get(kind)
     if reader is None:
@@ -270,7 +270,9 @@ def check_kept(kind: str, packed: Path) -> None:
         try:
             deque[object](reader(cast(BinaryIO, file)), maxlen=0)
         except ValueError as error:
-            raise FileReplaced(f"the {kind} cannot be kept: {error}; user code has written something else") from None
+            raise FileReplacedError(
+                f"the {kind} cannot be kept: {error}; user code has written something else"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -284,18 +286,20 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
 
     Raises:
         FileNotFoundError: The file is not there.
-        FileReplaced: Something else has taken its place, or it is larger than `MAX_KEPT_BYTES`.
+        FileReplacedError: Something else has taken its place, or it is larger than `MAX_KEPT_BYTES`.
     """
     try:
         source = open_below(directory, path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise FileReplaced(f"{path} cannot be kept: {error.strerror}; user code has put something else there") from None
+        raise FileReplacedError(
+            f"{path} cannot be kept: {error.strerror}; user code has put something else there"
+        ) from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
         size = os.fstat(source.fileno()).st_size
         if last_bytes is None and size > MAX_KEPT_BYTES:
-            raise FileReplaced(f"{path} has {size:,} bytes, and at most {MAX_KEPT_BYTES:,} are kept")
+            raise FileReplacedError(f"{path} has {size:,} bytes, and at most {MAX_KEPT_BYTES:,} are kept")
         if last_bytes is not None:
             source.seek(max(0, source.seek(0, os.SEEK_END) - last_bytes))
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:
@@ -325,7 +329,7 @@ def write_results(study_id: str, source: TrialPageSource, recommendation: Recomm
     """Writes the report and the exports that need no other tool into a folder.
 
     Raises:
-        StoreError: The folder cannot be written; StorageFull where the disk is full. The study itself is
+        StoreError: The folder cannot be written; StorageFullError where the disk is full. The study itself is
             safe in the database.
     """
     report = write_report(study_id, source, folder / REPORT_FILE)
@@ -367,7 +371,7 @@ def _written(folder: Path, study_id: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in FULL_ERRNOS
         way_out = "free space" if full else "name another folder with --output"
-        raise (StorageFull if full else StoreError)(
+        raise (StorageFullError if full else StoreError)(
             f"{folder} cannot be written: {error.strerror or error}. The study is in the database: {way_out}, as in "
             f"`steptune export {study_id} --output FOLDER`"
         ) from None

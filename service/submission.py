@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import steptune
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
 from steptune.tuner.workloads.zoo import known_reference
@@ -16,13 +16,15 @@ def checked_reference(text: str) -> str:
     """A reference to what every worker has: a zoo entry, or a class in an installed module.
 
     Raises:
-        WorkloadNotFound: The zoo has no such entry.
-        WorkloadRejected: It names a file, which only its user has, or no class, or an argument that the entry lacks.
+        WorkloadNotFoundError: The zoo has no such entry.
+        WorkloadRejectedError: It names a file, which only its user has, no class, or an argument that the entry lacks.
     """
     target = text.partition("?")[0]
     source = target.rpartition(":")[0]
     if "/" in source or source.endswith(".py"):  # before any file is looked at
-        raise WorkloadRejected(f"{text!r} is a file, and workers do not have it: upload it with POST /api/v1/workloads")
+        raise WorkloadRejectedError(
+            f"{text!r} is a file, and workers do not have it: upload it with POST /api/v1/workloads"
+        )
     return format_reference(known_reference(text))
 
 

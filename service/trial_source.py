@@ -1,4 +1,4 @@
-"""What pages of trials read: rows, and the files that are kept beside them."""
+"""Sources that pages of trials read: rows, and the files that are kept beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.dashboards.trace_info import main_rank
 from steptune.dashboards.trial_page import SupportsHtml, render_profile
 from steptune.service import rows
 from steptune.service.artifacts import ArtifactStore
-from steptune.service.artifacts.store import ArtifactGone
+from steptune.service.artifacts.store import ArtifactGoneError
 from steptune.service.connections import querying
 from steptune.service.kept import Kept
 from steptune.service.messages import ArtifactInfo
@@ -55,8 +55,8 @@ _MAX_KINDS = 1000
 
 
 class KeptRecords:
-    """What a process has read of studies, by its text in the database: most of what a page shows stood on its last
-    version as well, and taking texts apart is slow. Who gets a record must not change it.
+    """Records that a process has read of studies, by their text in the database: most of what a page shows stood on its
+    last version as well, and taking texts apart is slow. Who gets a record must not change it.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -127,7 +127,7 @@ class KeptTrials:
         return {artifact.kind: artifact.size_bytes for artifact in found}
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
-        """What the result says also where the file is gone or cannot be read."""
+        """Profile from the result, also where the file is gone or cannot be read."""
         if trial.result is None:
             return None
         kept = outcomes.find_artifact(self._store.engine, trial.trial_id, "analysis")
@@ -150,12 +150,12 @@ class KeptTrials:
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))
-        except (ArtifactGone, OSError, EOFError, zlib.error, ValueError):
+        except (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError):
             return None
 
 
 def _shown(file: BinaryIO) -> TraceAnalysis:
-    """What the page of a trial shows of a file.
+    """Part of a file that the page of a trial shows.
 
     Raises:
         ValueError: It cannot be read.

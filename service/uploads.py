@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from steptune.service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
 from steptune.service.connections import storage_errors
-from steptune.tuner.errors import WorkloadError, WorkloadRejected
+from steptune.tuner.errors import WorkloadError, WorkloadRejectedError
 from steptune.tuner.workloads.reference import parse_reference
 
 _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
@@ -89,12 +89,12 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
         folder: An empty one, which the caller removes.
 
     Raises:
-        ArchiveRefused: It cannot be unpacked safely.
+        ArchiveRefusedError: It cannot be unpacked safely.
         WorkloadError: There is no such workload in it, several and `entry` is empty, or it is too large to be parsed.
     """
     is_file = file_name.endswith(".py")
     if is_file and not _FILE_NAME.fullmatch(file_name):
-        raise WorkloadRejected(f"{file_name!r} is no name of a module: letters, digits and underscores, then .py")
+        raise WorkloadRejectedError(f"{file_name!r} is no name of a module: letters, digits and underscores, then .py")
     path = folder / "upload"
     digest = _copy(source, path)
     root = folder / "content"
@@ -125,9 +125,11 @@ def _entry(root: Path, entry: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise WorkloadRejected("no class in it looks like a workload: name one with `entry`, like train.py:MyWorkload")
+        raise WorkloadRejectedError(
+            "no class in it looks like a workload: name one with `entry`, like train.py:MyWorkload"
+        )
     shown = ", ".join(found[:_SHOWN])
-    raise WorkloadRejected(f"it has {len(found)} workloads ({shown}): name one with `entry`")
+    raise WorkloadRejectedError(f"it has {len(found)} workloads ({shown}): name one with `entry`")
 
 
 def _check_entry(root: Path, entry: str) -> None:
@@ -135,9 +137,9 @@ def _check_entry(root: Path, entry: str) -> None:
     file, colon, name = target.rpartition(":")
     parts = checked_parts(file, DEFAULT_LIMITS)
     if not colon or not file.endswith(".py") or not parts:
-        raise WorkloadRejected(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
+        raise WorkloadRejectedError(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
     if ":" in query:
-        raise WorkloadRejected(f"the arguments of `entry` hold a colon ({query!r}): write it as %3A there")
+        raise WorkloadRejectedError(f"the arguments of `entry` hold a colon ({query!r}): write it as %3A there")
     source = root.joinpath(*parts)
     if source.is_file():
         check_source_size(source, file)

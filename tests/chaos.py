@@ -45,7 +45,7 @@ import steptune
 from steptune.service.access.authentication import Access
 from steptune.service.access.scopes import Scope
 from steptune.service.client import Client
-from steptune.service.client.errors import ServiceError, ServiceUnreachable
+from steptune.service.client.errors import ServiceError, ServiceUnreachableError
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import migrate
 from steptune.service.models import (
@@ -60,7 +60,7 @@ from steptune.service.models import (
 )
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
-from steptune.tuner.errors import StoreError, StoreUnavailable
+from steptune.tuner.errors import StoreError, StoreUnavailableError
 from steptune.tuner.hardware import cpu_name
 from steptune.tuner.records import FailureKind, MeasureSettings, Study, StudyState, TrialState
 from steptune.tuner.store_rules import decode, encode
@@ -171,7 +171,7 @@ class Service:
 
     def client(self, name: str) -> Client:
         """That gives up soon: what it was asked may be asked again."""
-        return Client(self.address, self.tokens[name], retries=1, timeout_s=10)
+        return Client(self.address, self.tokens[name], retries=1, timeout_s=60)
 
     def follow(self) -> None:
         """Everybody follows all that is theirs from now on."""
@@ -220,11 +220,11 @@ class Service:
         process.kill()
         process.wait()
         self.keep_running()
-        wait_until(self.is_ready, "the service is ready again", deadline_s=120)
+        wait_until(self.is_ready, "the service is ready again", deadline_s=300)
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=30) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -254,7 +254,7 @@ class Service:
             with self.client(name) as client:
                 study_id = client.submit(WORKLOAD, budget_s=3600, hardware=NOBODYS, **asked).study_id
             self._quicken(study_id, cpu_name()[:8] if number % 3 == 0 else None)
-        except (ServiceError, ServiceUnreachable, StoreError):
+        except (ServiceError, ServiceUnreachableError, StoreError):
             return  # it is asked again; what nobody was told of waits for nobody's hardware, and is removed at the end
         follower = StudyFollower(self.address, self.tokens[name], study_id)
         self.studies.append(follower)
@@ -336,7 +336,7 @@ class Chaos:
         """Kills until there were so many kills or so much time has passed, then lets all studies end."""
         service = self.service
         service.keep_running()
-        wait_until(service.is_ready, "the service is ready", deadline_s=120)
+        wait_until(service.is_ready, "the service is ready", deadline_s=300)
         service.follow()
         submitted = self.refill(0, num_studies)
         wait_until(lambda: len(service.queue.workers()) >= 3, "all workers have arrived", deadline_s=240)
@@ -416,7 +416,7 @@ class Chaos:
         """What users do meanwhile: pause a study, go on with those that are paused, seldom cancel one."""
         try:
             states = self.service.states()
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return
         begun = sorted(study for study, state in states.items() if state is StudyState.RUNNING)
         paused = any(state is StudyState.PAUSED for state in states.values())
@@ -434,7 +434,7 @@ class Chaos:
     def _ask(self, name: str, study_id: str) -> None:
         """Over HTTP, as its owner; the other one is refused."""
         for user in self.service.tokens:
-            with suppress(ServiceError, ServiceUnreachable), self.service.client(user) as client:
+            with suppress(ServiceError, ServiceUnreachableError), self.service.client(user) as client:
                 getattr(client, name)(study_id)
                 self.tally.wishes[name] += 1
 
@@ -459,7 +459,7 @@ class Chaos:
         """What was complete is complete, as it was."""
         try:
             now = self.service.results()
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return
         self.tally.results_lost_or_changed += sum(now.get(name) != digest for name, digest in self._kept.items())
         self._kept = now
@@ -483,7 +483,7 @@ class Chaos:
         """Whether everybody was told everything, once and in order, and each study's end was its last event."""
         service, tally = self.service, self.tally
         with suppress(AssertionError):  # counted below
-            wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=90)
+            wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=300)
         with reading(service.engine) as session:
             rows = session.execute(select(EventRow.event_id, EventRow.study_id, EventRow.owner_id)).all()
             names = {user.user_id: user.name for user in session.scalars(select(UserRow))}
@@ -496,7 +496,7 @@ class Chaos:
         for name, user in zip(service.tokens, service.users, strict=True):
             there = [n for n, _, owner in rows if names.get(owner or "") == name and n > (user.first or 0)]
             with suppress(AssertionError):
-                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=30)
+                wait_until(lambda user=user, there=there: set(there) <= set(user.told), "all is told", deadline_s=300)
             user.leaves.set()
             tally.events_not_told += missed(user.told, there)
             tally.streams += user.num_streams
@@ -504,7 +504,7 @@ class Chaos:
     def count(self) -> None:
         """What is left, and whether what was recorded adds up."""
         service, tally = self.service, self.tally
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while marked(service.mark) and time.monotonic() < deadline:
             time.sleep(0.1)
         tally.processes_left = len(marked(service.mark))

@@ -2,17 +2,22 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.nodeid import NodeId
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from ranks import Ranks
 
 pytest_plugins = ["postgres", "databases"]
+
+# Threads of an operator wait for one another by spinning, which on a busy machine takes several times the time of the
+# operator. torch reads this once, also in the processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs with SIGINT ignored, and what is ignored stays so in child processes.
@@ -31,8 +36,8 @@ def usual_umask() -> Iterator[None]:
     os.umask(UMASK)
 
 
-# A busy machine makes an example slow; that is no failure.
-settings.register_profile("steptune", deadline=None)
+# A busy machine makes an example slow, and slow to draw; that is no failure.
+settings.register_profile("steptune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steptune")
 
 
@@ -47,15 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item._id = NodeId.parse(f"{item.nodeid}@{mark.args[0]}")
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For models too small to share out: threads that wait for each other on a busy machine take seconds."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread computes in this process: models of tests are too small to share out."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

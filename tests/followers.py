@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import httpx
 
 from steptune.service.client import Client
-from steptune.service.client.errors import NotFound, ServiceError, ServiceUnreachable
+from steptune.service.client.errors import NotFoundError, ServiceError, ServiceUnreachableError
 
 RETRY_S = 0.5
 API = "/api/v1"
@@ -37,9 +37,9 @@ class StudyFollower(threading.Thread):
                         self.told.append(event.sequence)
                         self.last = event.kind, str(event.data.get("state", ""))
                     self.has_ended = True
-            except NotFound:
+            except NotFoundError:
                 return
-            except (ServiceUnreachable, ServiceError):
+            except (ServiceUnreachableError, ServiceError):
                 time.sleep(RETRY_S)
 
 

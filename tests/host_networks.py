@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptune.tuner.errors import MissingDependency, PlatformError
+from steptune.tuner.errors import MissingDependencyError, PlatformError
 from steptune.tuner.network.emulated import emulated_hosts
 
 
@@ -21,7 +21,7 @@ def two_hosts(rate: str | None = None, *, needed_in_ci: bool = False) -> Iterato
     with ExitStack() as stack:
         try:
             networks = stack.enter_context(emulated_hosts(2, rate))
-        except MissingDependency as error:
+        except MissingDependencyError as error:
             if os.environ.get("CI") == "true":
                 pytest.fail(str(error))
             pytest.skip(str(error))

@@ -15,7 +15,7 @@ from gpu_model import C, Choices, GpuModel, studied
 from msgspec.structs import replace
 from ranks_model import RanksStep
 
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Candidate,
@@ -118,7 +118,7 @@ class WalledModel(GpuModel):
         self.now_s += ATTEMPT_S
         if not self.fits(request.choices):
             self.num_out_of_memory += 1
-            raise BaselineFailed("out of memory", out_of_memory=True)
+            raise BaselineError("out of memory", out_of_memory=True)
         self.now_s += REFERENCE_STEPS * self.step.step_ms(request.choices) / 1e3
 
     def _trial(self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str) -> TrialResult:

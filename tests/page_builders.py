@@ -274,4 +274,4 @@ def shown(folder: Path, **settings) -> Iterator[Shown]:
     finally:
         app.state.services.events.close()
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)

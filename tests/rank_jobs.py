@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ from steptune.tuner.workloads.batches import EndlessBatches, draw_batches
 from steptune.tuner.workloads.workload import Workload
 
 DEFAULTS: dict[str, Choice] = {s.name: dict(s.defaults) for s in STRATEGIES}
+
+
+_ALONE: dict[tuple[Callable[[], Workload], str, int], Trained] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +94,11 @@ def train(
 def train_alone(
     make_workload: Callable[[], Workload], choices: Mapping[str, Choice] | None = None, num_steps: int = 20
 ) -> Trained:
-    """The same in this process, the whole batch at once."""
-    return train(0, make_workload, choices or {}, num_steps)
+    """The same in this process, the whole batch at once; computed once for all who compare with it."""
+    key = (make_workload, json.dumps(choices or {}, sort_keys=True), num_steps)
+    if key not in _ALONE:
+        _ALONE[key] = train(0, make_workload, choices or {}, num_steps)
+    return copy.deepcopy(_ALONE[key])
 
 
 def emulated(rank: int, num_hosts: int, function: Any, *args: Any) -> Any:

@@ -111,7 +111,7 @@ class Machine(FakeRunner):
         now_s: The clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  named, each with a default
         self,
         surface: Surface,
         *,

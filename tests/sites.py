@@ -96,10 +96,10 @@ class Site:
             assert any(process.poll() is None for process in self.processes), self.log()
             return self.num_complete(study_id) >= count
 
-        wait_until(reached, f"{count} trials are complete", deadline_s=240)
+        wait_until(reached, f"{count} trials are complete", deadline_s=600)
 
     def await_state(self, study_id: str, state: StudyState) -> QueueEntry:
-        wait_until(lambda: self.entry(study_id).state is state, f"{study_id} is {state}: {self.log()}", deadline_s=240)
+        wait_until(lambda: self.entry(study_id).state is state, f"{study_id} is {state}: {self.log()}", deadline_s=600)
         return self.entry(study_id)
 
     def log(self) -> str:

@@ -64,7 +64,7 @@ def _kind(nvml: Any, first: Any, second: Any) -> str:
 
 
 def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
-    """That lead from one to the other: directly, or through a switch, to which both may have a different number."""
+    """Number of links from one to the other: directly, or through a switch, to which both may have another number."""
     second_bus = nvml.nvmlDeviceGetPciInfo(second).busId
     direct = _ends(nvml, first).count(second_bus)
     if direct:

@@ -35,7 +35,7 @@ class Estimate:
     degrees: float
 
     def half_width(self, level: float = 0.95) -> float:
-        """Of the two-sided interval."""
+        """Half width of the two-sided interval."""
         if not math.isfinite(self.standard_error):
             return math.inf
         return student_quantile((1 + level) / 2, self.degrees) * self.standard_error

@@ -1,4 +1,4 @@
-"""What figures depend on: the machine's devices and versions, and their measured ceilings.
+"""Hardware that figures depend on: the machine's devices and versions, and their measured ceilings.
 
 Functions that touch a device or torch run in a rank (the parent has no torch).
 """
@@ -214,7 +214,7 @@ def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
 
 
 def device_memory_bytes(device: torch.device | int) -> int:
-    """Of a GPU, or of one of the parts that ranks are to take for devices."""
+    """Memory of a GPU, or of one of the parts that ranks are to take for devices."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).total_memory) // ranks_per_device(torch.cuda.device_count())

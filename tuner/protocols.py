@@ -31,7 +31,7 @@ from steptune.tuner.records import (
 
 
 class Progress(Record):
-    """What is going on, for a person who waits."""
+    """Progress for a person who waits."""
 
     trial_id: str
     text: str
@@ -88,7 +88,7 @@ class TrialRunner(Protocol):
 
         Raises:
             BudgetError: It was given up.
-            BaselineFailed: The reference configuration cannot be run.
+            BaselineError: The reference configuration cannot be run.
         """
         ...
 
@@ -110,7 +110,7 @@ class TrialRunner(Protocol):
         ...
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Whether trials of these peak memories can live at the same time, with a margin."""
+        """Say whether trials of these peak memories can live at the same time, with a margin."""
         ...
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class StudyStore(Protocol):
 
     A trial is complete when `complete_trials` has returned, and completes once: a second completion is
     refused. Nothing complete is ever changed. Writing to a study that does not exist raises
-    StudyNotFound; reading from it finds nothing. Only `get_study` takes a part of an id.
+    StudyNotFoundError; reading from it finds nothing. Only `get_study` takes a part of an id.
     """
 
     def create_study(self, study: Study) -> None:
@@ -138,7 +138,7 @@ class StudyStore(Protocol):
         """Replaces facts, environment, state and message.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
         """
         ...
 
@@ -146,7 +146,7 @@ class StudyStore(Protocol):
         """The study with this id, or the only one whose id begins or ends with it.
 
         Raises:
-            StudyNotFound: There is none, or more than one.
+            StudyNotFoundError: There is none, or more than one.
         """
         ...
 
@@ -158,7 +158,7 @@ class StudyStore(Protocol):
         """Replaces state and message.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
         """
         ...
 
@@ -166,7 +166,7 @@ class StudyStore(Protocol):
         """Records trials that are about to run: all of them or, on an error, none.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
             StoreError: The id of a trial, or its sequence in its study, is taken.
         """
         ...
@@ -183,7 +183,7 @@ class StudyStore(Protocol):
         """Marks trials that were running when their process died; returns how many.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
         """
         ...
 
@@ -195,7 +195,7 @@ class StudyStore(Protocol):
         """The story of the search so far; replaces what was there.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
             StoreError: Two decisions have the same `sequence`.
         """
         ...
@@ -219,7 +219,7 @@ class StudyStore(Protocol):
                 whoever sees the study ended finds all of its events.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
             StoreError: Two decisions have the same `sequence`.
         """
         ...
@@ -229,8 +229,8 @@ class StudyStore(Protocol):
         ...
 
     def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
-        """What made workloads faster on the same kind of device, with its study: the newest first, at most
-        `store_rules.NUM_PAST_STUDIES`.
+        """Recommendations that made workloads faster on the same kind of device, with their studies, newest first: at
+        most `store_rules.NUM_PAST_STUDIES`.
 
         Args:
             study_id: That shall learn from them: only studies of its owner count, where a store knows owners.
@@ -259,7 +259,7 @@ class StudyStore(Protocol):
         """Appends to what happened in a study.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
         """
         ...
 
@@ -280,7 +280,7 @@ class StudyStore(Protocol):
             digest: Its SHA-256, under which an artifact directory keeps it.
 
         Raises:
-            StudyNotFound: There is no such study.
+            StudyNotFoundError: There is no such study.
             StoreError: There is no such trial.
         """
         ...

@@ -1,4 +1,4 @@
-"""What every store does alike: records as text, times, short study ids, and what is refused.
+"""Rules that every store follows: records as text, times, short study ids, and what is refused.
 
 A record is kept as JSON and validated by msgspec when it is read. The standard library writes and
 parses the text, because msgspec writes NaN and infinity as null: the loss of a run that diverged
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.errors import StoreError, StudyNotFoundError
 from steptune.tuner.records import Decision, Recommendation, Record, Trial, TrialResult, TrialState
 from steptune.tuner.wording import near
 
@@ -105,7 +105,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Whether a person who wrote `text` can mean this study."""
+    """Say whether a person who wrote `text` can mean this study."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 
@@ -116,24 +116,24 @@ def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
         newest: Ids of the newest studies, for the message.
 
     Raises:
-        StudyNotFound: None fits, or more than one.
+        StudyNotFoundError: None fits, or more than one.
     """
     if len(matches) == 1:
         return matches[0]
     if matches:
         shown = ", ".join(sorted(matches)[:NUM_IDS_SHOWN])
-        raise StudyNotFound(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
+        raise StudyNotFoundError(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
     if not newest:
-        raise StudyNotFound(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
+        raise StudyNotFoundError(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
     ends = (end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))
     close = near(text, ["last", *ends]) if text else []
     meant = f": did you mean {close[0]!r}?" if close else ""
     shown = ", ".join(newest[:NUM_IDS_SHOWN])
-    raise StudyNotFound(f"no study's id begins or ends with {text!r}{meant}; the newest here: {shown}")
+    raise StudyNotFoundError(f"no study's id begins or ends with {text!r}{meant}; the newest here: {shown}")
 
 
-def unknown_study(study_id: str) -> StudyNotFound:
-    return StudyNotFound(f"there is no study {study_id!r} in this store; create it before writing to it")
+def unknown_study(study_id: str) -> StudyNotFoundError:
+    return StudyNotFoundError(f"there is no study {study_id!r} in this store; create it before writing to it")
 
 
 def study_repeated(study_id: str) -> StoreError:

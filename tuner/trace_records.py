@@ -164,7 +164,7 @@ class TraceAnalysis(Record):
 
 
 class Timeline(Record):
-    """What a device (or CPU) did, thinned out for a picture: buckets that tile the steps.
+    """Activity of a device (or CPU), thinned out for a picture: buckets that tile the steps.
 
     A bucket has one category, or is of the least width and has what happens in it summed up exactly, so
     that the sums over buckets are those of the breakdown.
@@ -185,7 +185,7 @@ class Timeline(Record):
 
 
 class Lane(Record):
-    """What one device, stream or thread did, thinned out for a picture: spans in order that do not overlap.
+    """Activity of one device, stream or thread, thinned out for a picture: spans in order that do not overlap.
 
     Attributes:
         device: Whose stream it is; empty of a thread of the host.
@@ -238,7 +238,7 @@ class Difference(Record):
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes zero."""
+        """Say whether the interval excludes zero."""
         return self.low_ns is not None and self.high_ns is not None and (self.low_ns > 0 or self.high_ns < 0)
 
 
@@ -258,7 +258,7 @@ class KernelDifference(Record):
 
     @property
     def state(self) -> str:
-        """What happened to it: "new", "gone" or "changed"."""
+        """Change of it: "new", "gone" or "changed"."""
         return "new" if not self.before_count else "gone" if not self.after_count else "changed"
 
 

@@ -1,4 +1,4 @@
-"""What lists show of a trial, worked out once, when it completes."""
+"""Figures of a trial that lists show, worked out once, when it completes."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ _PACKAGES = tuple({Path(sysconfig.get_path(name)) for name in ("purelib", "platl
 
 
 def is_users(path: str) -> bool:
-    """Whether a source file is neither Steptune's nor an installed library's."""
+    """Say whether a source file is neither Steptune's nor an installed library's."""
     return not path.startswith("<") and not _is_under(path, (PACKAGE, _STANDARD_LIBRARY, *_PACKAGES))
 
 
 def is_models(path: str) -> bool:
-    """Whether a source file may define a model or a loss: the user's own, a ready workload, or a library of models."""
+    """Say whether a source file may define a model or a loss: the user's, a ready workload's, or a library's."""
     if path.startswith("<"):
         return False
     if _is_under(path, (PACKAGE,)):

@@ -1,4 +1,5 @@
-"""What kernels that update all parameters of an optimizer at once share: where the tensors lie, and how they are cut.
+"""Shared parts of kernels that update all parameters of an optimizer at once: where the tensors lie, and how they are
+cut.
 
 A launch covers the tensors of one dtype: each is cut into chunks of `CHUNK` elements, one program each. A program finds
 its tensor by its number, and addresses and numbers of that tensor in two tables on the device, which are sent anew for

@@ -1,4 +1,4 @@
-"""What lists and overviews say of a study's answer, as columns
+"""Columns for what lists and overviews say of a study's answer
 
 Revision ID: 0004
 Revises: 0003

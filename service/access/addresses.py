@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address always means this machine."""
+    """Say whether a name or address always means this machine."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from steptune.service.access.audit import AuditLog
 from steptune.service.access.concurrency import Concurrency
 from steptune.service.access.cookies import SAFE_METHODS, session_cookie
-from steptune.service.access.errors import AccessError, CrossSiteRequest, MissingScope, NotAuthenticated
+from steptune.service.access.errors import AccessError, CrossSiteRequestError, MissingScopeError, NotAuthenticatedError
 from steptune.service.access.known import KnownTokens
 from steptune.service.access.login_codes import LoginCodes, is_login_code
 from steptune.service.access.logins import principal_named, principal_of
@@ -71,10 +71,10 @@ class Access:
             csrf_token: From the header or the form; unsafe requests with a session must bring it.
 
         Raises:
-            NotAuthenticated: Nobody is known.
-            TooManyRequests: Too many refused logins from this address.
-            CrossSiteRequest: A browser was made to send it by a page of somebody else.
-            HostRefused: Without authentication, a name that is not loopback.
+            NotAuthenticatedError: Nobody is known.
+            TooManyRequestsError: Too many refused logins from this address.
+            CrossSiteRequestError: A browser was made to send it by a page of somebody else.
+            HostRefusedError: Without authentication, a name that is not loopback.
         """
         try:
             if self.settings.insecure_no_auth:
@@ -96,11 +96,11 @@ class Access:
         """Who a token belongs to.
 
         Raises:
-            NotAuthenticated: It is not valid.
+            NotAuthenticatedError: It is not valid.
         """
         bearer = parse_token(text)
         if bearer is None:
-            raise NotAuthenticated("invalid token: tokens look like stp_<id>_<secret>", token_sent=True)
+            raise NotAuthenticatedError("invalid token: tokens look like stp_<id>_<secret>", token_sent=True)
         return self.tokens.authenticate(bearer)
 
     def limit(self, principal: Principal) -> dict[str, str]:
@@ -109,7 +109,7 @@ class Access:
         All tokens and sessions of a user count together: anybody may make more of them.
 
         Raises:
-            TooManyRequests: Nothing was left.
+            TooManyRequestsError: Nothing was left.
         """
         return self._requests.spend(principal.user_id)
 
@@ -117,19 +117,19 @@ class Access:
         """Counts a refused attempt of an address. Only sending nothing at all does not count.
 
         Raises:
-            TooManyRequests: There were too many; nothing is written about these.
+            TooManyRequestsError: There were too many; nothing is written about these.
         """
-        if not isinstance(refusal, NotAuthenticated) or refusal.token_sent:
+        if not isinstance(refusal, NotAuthenticatedError) or refusal.token_sent:
             self._failures.spend(client_of(self.proxies.client_address(request)))
 
     def check_same_origin(self, request: HTTPConnection) -> None:
         """Checks that an unsafe request does not come from a page of somebody else.
 
         Raises:
-            CrossSiteRequest: A browser says that it does.
+            CrossSiteRequestError: A browser says that it does.
         """
         if _method(request) not in SAFE_METHODS and not self.proxies.is_same_origin(request):
-            raise CrossSiteRequest(
+            raise CrossSiteRequestError(
                 "the browser says that this request comes from another site: send it from this service's own pages "
                 "(behind a proxy, set public_url to how browsers reach the service)"
             )
@@ -138,9 +138,9 @@ class Access:
         """Opens a browser's session for who has a token, or the one-time code that `serve` has shown.
 
         Raises:
-            NotAuthenticated: It is not valid.
-            TooManyRequests: Too many refused logins from this address, or requests of this user.
-            CrossSiteRequest: As `authenticate`.
+            NotAuthenticatedError: It is not valid.
+            TooManyRequestsError: Too many refused logins from this address, or requests of this user.
+            CrossSiteRequestError: As `authenticate`.
         """
         try:
             self.check_same_origin(request)
@@ -160,8 +160,8 @@ class Access:
         """Opens a browser's session for whom a proxy or provider vouches.
 
         Raises:
-            NotAuthenticated: They are not known here.
-            TooManyRequests: As `login_with_token`.
+            NotAuthenticatedError: They are not known here.
+            TooManyRequestsError: As `login_with_token`.
         """
         try:
             principal = principal_named(self.users, self.settings, name)
@@ -178,7 +178,7 @@ class Access:
         """The provider of identities; only where the settings name one.
 
         Raises:
-            MissingDependency: The extra `oidc` is not installed.
+            MissingDependencyError: The extra `oidc` is not installed.
         """
         from steptune.service.access.oidc import OidcProvider  # an extra: most services do without
 
@@ -194,7 +194,7 @@ class Access:
             return self.authenticate_token(text)
         cookie = session_cookie(request, self.proxies)
         if cookie is None:
-            raise NotAuthenticated(NO_CREDENTIALS)
+            raise NotAuthenticatedError(NO_CREDENTIALS)
         principal = self.sessions.authenticate(cookie)
         self._check_proxy_agrees(request, principal)
         if _method(request) not in SAFE_METHODS:
@@ -220,7 +220,7 @@ class Access:
     def _check_proxy_agrees(self, request: HTTPConnection, principal: Principal) -> None:
         name = self.proxies.user_name(request)
         if name is not None and principal.token_id is None and name != principal.name:
-            raise NotAuthenticated("another user has logged in at the proxy: log in again")
+            raise NotAuthenticatedError("another user has logged in at the proxy: log in again")
 
     @functools.cached_property
     def _local(self) -> Principal:
@@ -231,21 +231,21 @@ def check_scope(principal: Principal, scope: Scope) -> None:
     """Checks that somebody may do what needs `scope`.
 
     Raises:
-        MissingScope: They may not.
+        MissingScopeError: They may not.
     """
     if scope not in principal.scopes:
-        raise MissingScope(scope, scopes_text(principal.scopes))
+        raise MissingScopeError(scope, scopes_text(principal.scopes))
 
 
 def check_csrf(cookie: str, csrf_token: str | None) -> None:
     """Checks what proves that a request comes from a page of ours.
 
     Raises:
-        CrossSiteRequest: It is missing, or of another session.
+        CrossSiteRequestError: It is missing, or of another session.
     """
     if csrf_token is None or not equal(csrf_token_for(cookie), csrf_token):
         found = "no" if csrf_token is None else "a wrong"
-        raise CrossSiteRequest(
+        raise CrossSiteRequestError(
             f"the request has {found} CSRF token: send what GET /api/v1/session gives as `csrf_token` "
             "in the header X-CSRF-Token, or in the form field csrf_token"
         )

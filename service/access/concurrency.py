@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from steptune.service.access.errors import TooManyRequests
+from steptune.service.access.errors import TooManyRequestsError
 
 RETRY_AFTER_S = 5
 
@@ -30,13 +30,13 @@ class Concurrency:
         """Counts one more, until `leave`.
 
         Raises:
-            TooManyRequests: As many are open as may be. Nothing was counted.
+            TooManyRequestsError: As many are open as may be. Nothing was counted.
         """
         with self._lock:
             if self._open[key] < self._limit:
                 self._open[key] += 1
                 return
-        raise TooManyRequests(
+        raise TooManyRequestsError(
             f"{self._limit} {self._what} are open already, as many as {self._setting} allows: end some, or wait",
             headers={"Retry-After": str(RETRY_AFTER_S)},
             members={"limit": self._limit, "setting": self._setting},

@@ -1,14 +1,14 @@
 """Refusals: what a request lacks, as the problem details of its answer say it.
 
 AccessError(SteptuneError)
- ├─ NotAuthenticated     401 nobody is known: no token or session, or one that is not valid (any more)
- ├─ MissingScope         403 the token or session lacks a scope
- ├─ CrossSiteRequest     403 a browser's request that does not prove to come from our own pages
- ├─ HostRefused          403 a host name that is not loopback, where everybody on loopback may do everything
- ├─ TooManyRequests      429 more than the rate limit
- ├─ NotFound             404 no token or user has this id
- ├─ NameTaken            409 another user has this name
- └─ LoginFailed          502 the provider of identities did not answer as it must
+ ├─ NotAuthenticatedError401 nobody is known: no token or session, or one that is not valid (any more)
+ ├─ MissingScopeError    403 the token or session lacks a scope
+ ├─ CrossSiteRequestError403 a browser's request that does not prove to come from our own pages
+ ├─ HostRefusedError     403 a host name that is not loopback, where everybody on loopback may do everything
+ ├─ TooManyRequestsError 429 more than the rate limit
+ ├─ NotFoundError        404 no token or user has this id
+ ├─ NameTakenError       409 another user has this name
+ └─ LoginError           502 the provider of identities did not answer as it must
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AccessError(SteptuneError):
         self.members = members or {}
 
 
-class NotAuthenticated(AccessError):
+class NotAuthenticatedError(AccessError):
     """Nobody is known."""
 
     status = 401
@@ -58,7 +58,7 @@ class NotAuthenticated(AccessError):
         self.token_sent = token_sent
 
 
-class MissingScope(AccessError):
+class MissingScopeError(AccessError):
     """The token or session lacks a scope."""
 
     code = "missing-scope"
@@ -73,21 +73,21 @@ class MissingScope(AccessError):
         )
 
 
-class CrossSiteRequest(AccessError):
+class CrossSiteRequestError(AccessError):
     """A browser's request that does not prove to come from our own pages."""
 
     code = "cross-site-request"
     title = "The request does not prove to come from this service's own pages"
 
 
-class HostRefused(AccessError):
+class HostRefusedError(AccessError):
     """A host name that is not loopback."""
 
     code = "host-refused"
     title = "Without authentication, only loopback names are served"
 
 
-class TooManyRequests(AccessError):
+class TooManyRequestsError(AccessError):
     """More requests than the rate limit allows."""
 
     status = 429
@@ -95,7 +95,7 @@ class TooManyRequests(AccessError):
     title = "Too many requests"
 
 
-class NotFound(AccessError):
+class NotFoundError(AccessError):
     """No token or user has this id."""
 
     status = 404
@@ -103,7 +103,7 @@ class NotFound(AccessError):
     title = "There is no such thing"
 
 
-class NameTaken(AccessError):
+class NameTakenError(AccessError):
     """Another user has this name."""
 
     status = 409
@@ -111,7 +111,7 @@ class NameTaken(AccessError):
     title = "Another user has this name"
 
 
-class LoginFailed(AccessError):
+class LoginError(AccessError):
     """The provider of identities did not answer as it must."""
 
     status = 502

@@ -13,7 +13,7 @@ MAX_KNOWN = 10_000
 
 
 class KnownTokens:
-    """Of one process. What this process changes counts at once, what others change after `recheck_s`.
+    """Tokens that one process knows. What this process changes counts at once, what others change after `recheck_s`.
 
     Args:
         recheck_s: How long a token is not looked up again.

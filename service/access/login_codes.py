@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.errors import NotAuthenticatedError
 from steptune.service.access.secrets import equal, sha256
 
 VALID_S = 600.0
@@ -49,7 +49,7 @@ class LoginCodes:
         """The user for whom a code was issued; it is void from now on.
 
         Raises:
-            NotAuthenticated: It is not the code that was issued, was used, or has expired.
+            NotAuthenticatedError: It is not the code that was issued, was used, or has expired.
         """
         code = _plain(text)
         with self._lock:
@@ -57,7 +57,7 @@ class LoginCodes:
             if right:
                 self._sha256 = ""
         if not right:
-            raise NotAuthenticated(
+            raise NotAuthenticatedError(
                 "the login code is wrong, was used, or is older than ten minutes: restart `steptune serve` on a "
                 "terminal for a new one, or log in with a token",
                 token_sent=True,
@@ -66,7 +66,7 @@ class LoginCodes:
 
 
 def is_login_code(text: str) -> bool:
-    """Whether a text has the form of a code, however it is grouped."""
+    """Say whether a text has the form of a code, however it is grouped."""
     return _CODE.fullmatch(_plain(text)) is not None
 
 

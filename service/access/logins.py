@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from steptune.service.access.errors import NameTaken, NotAuthenticated, NotFound
+from steptune.service.access.errors import NameTakenError, NotAuthenticatedError, NotFoundError
 from steptune.service.access.first_start import FIRST_ADMIN
 from steptune.service.access.open_access import LOCAL_USER
 from steptune.service.access.principal import Method, Principal
@@ -21,10 +21,12 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
     """The user whom a proxy or provider calls `name`, made on the first login where the settings say so.
 
     Raises:
-        NotAuthenticated: There is no such user, they are disabled, or the name is the service's own.
+        NotAuthenticatedError: There is no such user, they are disabled, or the name is the service's own.
     """
     if name in OWN_NAMES:
-        raise NotAuthenticated(f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True)
+        raise NotAuthenticatedError(
+            f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True
+        )
     user, is_new = _user_named(users, settings, name)
     return principal_of(user, is_new=is_new)
 
@@ -33,10 +35,10 @@ def principal_of(user: User, *, is_new: bool = False) -> Principal:
     """A user who logs in without a token.
 
     Raises:
-        NotAuthenticated: They are disabled.
+        NotAuthenticatedError: They are disabled.
     """
     if user.disabled_at is not None:
-        raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
+        raise NotAuthenticatedError("the user is disabled: ask an administrator", token_sent=True)
     return Principal(
         user_id=user.user_id,
         name=user.name,
@@ -48,15 +50,15 @@ def principal_of(user: User, *, is_new: bool = False) -> Principal:
 
 def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[User, bool]:
     """The user, and whether they were made for this login."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         return users.named(name), False
     if not settings.new_user_scopes.strip():
-        raise NotAuthenticated(
+        raise NotAuthenticatedError(
             f"nobody here is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
         )
     try:
-        with suppress(NameTaken):  # another request of theirs was faster
+        with suppress(NameTakenError):  # another request of theirs was faster
             return users.create(name, parse_scopes(settings.new_user_scopes)), True
     except ChoiceError as error:
-        raise NotAuthenticated(str(error), token_sent=True) from error
+        raise NotAuthenticatedError(str(error), token_sent=True) from error
     return users.named(name), False

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from steptune.service.access.errors import LoginFailed, NotAuthenticated
+from steptune.service.access.errors import LoginError, NotAuthenticatedError
 from steptune.service.access.pending import PendingLogin
 from steptune.service.access.secrets import equal
 from steptune.service.access.settings import AccessSettings, is_private_enough
-from steptune.tuner.errors import MissingDependency
+from steptune.tuner.errors import MissingDependencyError
 
 try:
     from authlib.integrations.base_client.errors import OAuthError
@@ -27,7 +27,7 @@ try:
     from joserfc.errors import JoseError
     from joserfc.jwk import KeySet
 except ModuleNotFoundError as error:
-    raise MissingDependency(
+    raise MissingDependencyError(
         f"login with OpenID Connect needs the package {error.name}: pip install 'steptune[oidc]'"
     ) from error
 
@@ -66,7 +66,7 @@ class OidcProvider:
         """Where to send the browser, and what it must bring back.
 
         Raises:
-            LoginFailed: The provider cannot be reached, or describes itself in a way that cannot be used.
+            LoginError: The provider cannot be reached, or describes itself in a way that cannot be used.
         """
         pending = PendingLogin(state=token_urlsafe(32), nonce=token_urlsafe(32), verifier=token_urlsafe(48))
         endpoint = self._described()["authorization_endpoint"]
@@ -85,16 +85,18 @@ class OidcProvider:
             redirect_uri: As in `begin`.
 
         Raises:
-            NotAuthenticated: The provider refused, or what came back does not belong to this login.
-            LoginFailed: The provider's answer cannot be used.
+            NotAuthenticatedError: The provider refused, or what came back does not belong to this login.
+            LoginError: The provider's answer cannot be used.
         """
         if not equal(answer.get("state", ""), pending.state):
-            raise NotAuthenticated("the answer belongs to another login: begin again at /login", token_sent=True)
+            raise NotAuthenticatedError("the answer belongs to another login: begin again at /login", token_sent=True)
         if "iss" in answer and answer["iss"] != self._issuer:
-            raise NotAuthenticated("the answer comes from another provider: begin again at /login", token_sent=True)
+            raise NotAuthenticatedError(
+                "the answer comes from another provider: begin again at /login", token_sent=True
+            )
         if "code" not in answer:
             reason = answer.get("error", "no code")[:100]
-            raise NotAuthenticated(f"the provider did not log anybody in ({reason!r})")
+            raise NotAuthenticatedError(f"the provider did not log anybody in ({reason!r})")
         id_token = self._exchange(answer["code"], pending.verifier, redirect_uri)
         return self._user_name(self._checked_claims(id_token, pending.nonce))
 
@@ -109,12 +111,12 @@ class OidcProvider:
                     redirect_uri=redirect_uri,
                 )
         except OAuthError as error:
-            raise NotAuthenticated(f"the provider did not accept its own code ({error.error!r})") from error
+            raise NotAuthenticatedError(f"the provider did not accept its own code ({error.error!r})") from error
         except (httpx.HTTPError, ValueError) as error:
             raise self._failed(error) from error
         id_token = tokens.get("id_token")
         if not isinstance(id_token, str):
-            raise LoginFailed("the provider sent no ID token: has oidc_scopes the scope `openid`?")
+            raise LoginError("the provider sent no ID token: has oidc_scopes the scope `openid`?")
         return id_token
 
     def _checked_claims(self, id_token: str, nonce: str) -> dict[str, Any]:
@@ -132,9 +134,9 @@ class OidcProvider:
             rules.validate(claims)
         except (JoseError, ValueError) as error:
             log.warning("the provider's ID token is refused: %s", type(error).__name__)
-            raise NotAuthenticated(f"the provider's ID token is not valid ({error})", token_sent=True) from error
+            raise NotAuthenticatedError(f"the provider's ID token is not valid ({error})", token_sent=True) from error
         if claims.get("azp", self._client_id) != self._client_id:
-            raise NotAuthenticated("the provider's ID token was made for another client", token_sent=True)
+            raise NotAuthenticatedError("the provider's ID token was made for another client", token_sent=True)
         return claims
 
     def _decoded(self, id_token: str) -> jwt.Token:
@@ -152,12 +154,12 @@ class OidcProvider:
     def _user_name(self, claims: dict[str, Any]) -> str:
         name = claims.get(self._user_claim)
         if not isinstance(name, str) or not name:
-            raise LoginFailed(
+            raise LoginError(
                 f"the provider's ID token has no claim {self._user_claim!r}: "
                 "ask for more in oidc_scopes, or name another claim in oidc_user_claim"
             )
         if self._user_claim == "email" and claims.get("email_verified") is not True:
-            raise NotAuthenticated("the provider has not verified the e-mail address", token_sent=True)
+            raise NotAuthenticatedError("the provider has not verified the e-mail address", token_sent=True)
         return name
 
     def _described(self, *, afresh: bool = False) -> dict[str, Any]:
@@ -200,9 +202,9 @@ class OidcProvider:
         offered = self._described().get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         return "client_secret_basic" if "client_secret_basic" in offered else "client_secret_post"
 
-    def _failed(self, error: Exception) -> LoginFailed:
+    def _failed(self, error: Exception) -> LoginError:
         log.warning("login with %s failed: %s", self._issuer, error)
-        return LoginFailed("the provider of identities cannot be reached, or its answer cannot be used; see the log")
+        return LoginError("the provider of identities cannot be reached, or its answer cannot be used; see the log")
 
 
 def _document(client: httpx.Client, url: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
 from steptune.service.access.addresses import is_loopback
-from steptune.service.access.errors import HostRefused, NameTaken
+from steptune.service.access.errors import HostRefusedError, NameTakenError
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import ALL_SCOPES, Scope
 from steptune.service.access.users import UserStore
@@ -39,11 +39,11 @@ def check_host_header(request: HTTPConnection) -> None:
     """Checks that a request asks for a loopback name.
 
     Raises:
-        HostRefused: It asks for another.
+        HostRefusedError: It asks for another.
     """
     host = request.headers.get("Host", "")
     if not is_loopback(_without_port(host)):
-        raise HostRefused(
+        raise HostRefusedError(
             f"the request is for {host[:200]!r}: without authentication only localhost, 127.0.0.1 and [::1] are served"
         )
 
@@ -51,7 +51,7 @@ def check_host_header(request: HTTPConnection) -> None:
 def local_principal(engine: Engine) -> Principal:
     """The one user there is without authentication; made on first use."""
     users = UserStore(engine)
-    with suppress(NameTaken):  # it was made before, or by another process at this moment
+    with suppress(NameTakenError):  # it was made before, or by another process at this moment
         users.create(LOCAL_USER, {Scope.ADMIN})
     user = users.named(LOCAL_USER)
     return Principal(user_id=user.user_id, name=user.name, scopes=ALL_SCOPES, method=Method.OPEN)

@@ -1,4 +1,4 @@
-"""What a browser keeps while its user logs in elsewhere."""
+"""State that a browser keeps while its user logs in elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class PendingLogin:
-    """Of OpenID Connect: what the second half of a login is compared with."""
+    """Values of OpenID Connect that the second half of a login is compared with."""
 
     state: str = field(repr=False)
     nonce: str = field(repr=False)

@@ -42,5 +42,5 @@ class Principal:
         return Scope.ADMIN in self.scopes
 
     def may_see(self, owner_id: str | None) -> bool:
-        """Whether what belongs to `owner_id` is theirs to see; administrators see all."""
+        """Say whether what belongs to `owner_id` is theirs to see; administrators see all."""
         return self.is_admin or self.user_id == owner_id

@@ -48,7 +48,7 @@ class Proxies:
         return "unknown" if address is None else str(address)
 
     def is_secure(self, request: HTTPConnection) -> bool:
-        """Whether the browser speaks https, to us or to the trusted proxy."""
+        """Say whether the browser speaks https, to us or to the trusted proxy."""
         if self._public.scheme:
             return self._public.scheme == "https"
         forwarded = request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower()
@@ -74,7 +74,7 @@ class Proxies:
         return names[0].strip() or None
 
     def is_same_origin(self, request: HTTPConnection) -> bool:
-        """Whether a browser says that the request comes from a page of ours; programs say nothing, and pass."""
+        """Say whether a browser states that the request comes from a page of ours; programs state nothing, and pass."""
         site = request.headers.get("Sec-Fetch-Site")
         if site is not None and site not in ("same-origin", "none"):
             return False
@@ -85,7 +85,7 @@ class Proxies:
         return urlsplit(origin).netloc.lower() == host.lower() != ""
 
     def is_trusted(self, request: HTTPConnection) -> bool:
-        """Whether a request comes through the proxy, whose headers about the client are believed."""
+        """Say whether a request comes through the proxy, whose headers about the client are believed."""
         if self._behind_socket:
             return True
         given = request.headers.getlist(SECRET_HEADER)

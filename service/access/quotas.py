@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.artifacts.retention import user_artifact_bytes
 from steptune.service.models import UserRow
-from steptune.tuner.errors import QuotaExceeded
+from steptune.tuner.errors import QuotaExceededError
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:
@@ -18,7 +18,7 @@ def check_artifact_bytes(session: Session, user_id: str, default_limit: int | No
         default_limit: Where the user has no limit of their own; None for none.
 
     Raises:
-        QuotaExceeded: It is too much now.
+        QuotaExceededError: It is too much now.
     """
     user = session.get_one(UserRow, user_id, with_for_update=True)
     limit = default_limit if user.max_artifact_bytes is None else user.max_artifact_bytes
@@ -26,7 +26,7 @@ def check_artifact_bytes(session: Session, user_id: str, default_limit: int | No
         return
     size = user_artifact_bytes(session, user_id)
     if size > limit:
-        raise QuotaExceeded(
+        raise QuotaExceededError(
             f"uploads, traces and logs would take {size} bytes, and the limit is {limit}: delete workloads or studies "
             "that are not needed, or ask an administrator for more",
             quota="max_artifact_bytes",

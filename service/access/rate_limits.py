@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
-from steptune.service.access.errors import TooManyRequests
+from steptune.service.access.errors import TooManyRequestsError
 
 MAX_CLIENTS = 10_000
 """Buckets kept; the one unused for longest goes first, so that many clients cannot fill the memory."""
@@ -39,7 +39,7 @@ class RateLimit:
         """Counts a request; the headers that say what is left.
 
         Raises:
-            TooManyRequests: Nothing was left.
+            TooManyRequestsError: Nothing was left.
         """
         now = self._clock()
         with self._lock:
@@ -65,9 +65,9 @@ class RateLimit:
             "RateLimit": f'"{self._name}";r={int(left)};t={full_after_s}',
         }
 
-    def _refusal(self, left: float) -> TooManyRequests:
+    def _refusal(self, left: float) -> TooManyRequestsError:
         wait_s = max(1, math.ceil((1 - left) * WINDOW_S / self._per_minute))
-        return TooManyRequests(
+        return TooManyRequestsError(
             f"more than {self._per_minute} {self._name} a minute: wait {wait_s} s, then go on more slowly",
             headers={"Retry-After": str(wait_s), **self._headers(left)},
             members={"limit": self._per_minute, "retry_after_s": wait_s},
@@ -75,7 +75,7 @@ class RateLimit:
 
 
 def client_of(address: str) -> str:
-    """What one client is by its address: a household or host has a whole /64 of IPv6."""
+    """Client that an address stands for: a household or host has a whole /64 of IPv6."""
     try:
         parsed = ip_address(address)
     except ValueError:

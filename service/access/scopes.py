@@ -1,4 +1,4 @@
-"""What a token, a session or a user may do."""
+"""Scopes of a token, a session or a user."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ def parse_token(text: str) -> BearerToken | None:
 
 
 def new_cookie() -> str:
-    """What a browser's session is known by."""
+    """Secret by which a browser's session is known."""
     return secrets.token_urlsafe(32)
 
 
 def csrf_token_for(cookie: str) -> str:
-    """What proves that a request comes from a page of ours: derived, so that only who has the cookie can make it, and
-    the cookie cannot be found from it.
+    """Proof that a request comes from a page of ours: derived, so that only who has the cookie can make it, and the
+    cookie cannot be found from it.
     """
     return hmac.new(cookie.encode(), b"steptune csrf token", hashlib.sha256).hexdigest()
 
@@ -60,7 +60,7 @@ def sha256(secret: str) -> str:
 
 
 def equal(one: str, other: str) -> bool:
-    """Whether two texts are the same, in a time that does not say where they differ."""
+    """Say whether two texts are the same, in a time that does not say where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

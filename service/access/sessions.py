@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Row, bindparam, delete, select, update
 
-from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.errors import NotAuthenticatedError
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import scopes_text
 from steptune.service.access.secrets import csrf_token_for, new_cookie, sha256
@@ -85,13 +85,13 @@ class SessionStore:
         """Whose browser sent a cookie; this also counts as activity.
 
         Raises:
-            NotAuthenticated: The session is unknown or over, its token has ended, or its user is disabled.
+            NotAuthenticatedError: The session is unknown or over, its token has ended, or its user is disabled.
         """
         now = self._clock()
         with reading(self._engine) as session:
             found = session.execute(_SESSION_WITH_USER, {"wanted": sha256(cookie)}).first()
         if found is None or min(found.session_ends_at, found.created_at + self._longest) <= now:
-            raise NotAuthenticated("the session is over: log in again")
+            raise NotAuthenticatedError("the session is over: log in again")
         check_alive(found, now)
         self._extend(sha256(cookie), found, now)
         return Principal(

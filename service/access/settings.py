@@ -159,6 +159,6 @@ def none_if_empty(value: object) -> object:
 
 
 def is_private_enough(url: str) -> bool:
-    """Whether nobody on the network reads or changes what this address answers."""
+    """Say whether nobody on the network reads or changes what this address answers."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from steptune.service.access.errors import MissingScope, NotAuthenticated, NotFound
+from steptune.service.access.errors import MissingScopeError, NotAuthenticatedError, NotFoundError
 from steptune.service.access.known import KnownTokens
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import Scope, implied, parse_scopes, scopes_text
@@ -30,7 +30,7 @@ log = logging.getLogger("steptune.access")
 
 
 class Token(Record):
-    """What may be shown of a token, at any time.
+    """Properties of a token that may be shown at any time.
 
     Attributes:
         token_id: Sortable by time; the part of the token that is no secret.
@@ -99,9 +99,9 @@ class TokenStore:
                 that made it, directly or by a session, and no later.
 
         Raises:
-            NotFound: No user has this id.
+            NotFoundError: No user has this id.
             ChoiceError: More scopes than allowed, the user is disabled, or the time cannot be used.
-            NotAuthenticated: What `by` used was revoked or expired a moment ago.
+            NotAuthenticatedError: What `by` used was revoked or expired a moment ago.
         """
         with writing(self._engine) as session:
             return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
@@ -110,7 +110,7 @@ class TokenStore:
         """Who sent a token.
 
         Raises:
-            NotAuthenticated: It is unknown or wrong, has expired, was revoked, or its user is disabled.
+            NotAuthenticatedError: It is unknown or wrong, has expired, was revoked, or its user is disabled.
         """
         now = self._clock()
         generation = self._known.generation
@@ -118,7 +118,7 @@ class TokenStore:
             found = connection.execute(_TOKEN_WITH_USER, {"wanted": bearer.token_id}).first()
         right = equal(sha256(bearer.secret), found.secret_sha256 if found else NO_HASH)
         if found is None or not right:
-            raise NotAuthenticated(_REFUSED, token_sent=True)
+            raise NotAuthenticatedError(_REFUSED, token_sent=True)
         check_alive(found, now)
         self._note_use(bearer.token_id, found.last_used_at, now)
         principal = Principal(
@@ -142,8 +142,8 @@ class TokenStore:
                 it may do what they may.
 
         Raises:
-            NotFound: There is no such token.
-            MissingScope: The token may do more than `by`.
+            NotFoundError: There is no such token.
+            MissingScopeError: The token may do more than `by`.
         """
         with writing(self._engine) as session:
             row = session.get(ApiTokenRow, token_id, with_for_update=True)
@@ -165,7 +165,7 @@ class TokenStore:
     def get(self, token_id: str, *, owner_id: str | None = None) -> Token:
         """
         Raises:
-            NotFound: There is no such token of `owner_id` (of anybody if None).
+            NotFoundError: There is no such token of `owner_id` (of anybody if None).
         """
         with reading(self._engine) as session:
             row = session.get(ApiTokenRow, token_id)
@@ -237,7 +237,7 @@ def issue_in(
 
 
 def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
-    """What a token may do now: its user may have lost scopes since it was made."""
+    """Scopes that a token has now: its user may have lost some since it was made."""
     return implied(parse_scopes(token_scopes)) & implied(parse_scopes(user_scopes))
 
 
@@ -245,14 +245,14 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
     """Checks that a token, whose secret was right, has not ended.
 
     Raises:
-        NotAuthenticated: It has; the message says why, as whoever holds the secret may know it.
+        NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
     """
     if found.revoked_at is not None:
-        raise NotAuthenticated(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+        raise NotAuthenticatedError(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
     if found.expires_at is not None and found.expires_at <= now:
         raise _expired(found.expires_at)
     if found.disabled_at is not None:
-        raise NotAuthenticated("the user is disabled: ask an administrator", token_sent=True)
+        raise NotAuthenticatedError("the user is disabled: ask an administrator", token_sent=True)
 
 
 def token_of(row: ApiTokenRow) -> Token:
@@ -309,7 +309,7 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
         return
     made_by_it = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id.in_(_family(by.token_id or "")))
     if row.token_id not in session.scalars(made_by_it).all():
-        raise MissingScope(missing[0], scopes_text(by.scopes))
+        raise MissingScopeError(missing[0], scopes_text(by.scopes))
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
@@ -318,14 +318,14 @@ def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRo
         return None
     parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
     if parent is None or parent.revoked_at is not None:
-        raise NotAuthenticated("the token was revoked", token_sent=True)
+        raise NotAuthenticatedError("the token was revoked", token_sent=True)
     if parent.expires_at is not None and parent.expires_at <= now:
         raise _expired(parent.expires_at)
     return parent
 
 
-def _expired(at: datetime) -> NotAuthenticated:
-    return NotAuthenticated(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+def _expired(at: datetime) -> NotAuthenticatedError:
+    return NotAuthenticatedError(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
 
 
 def _family(token_id: str) -> Select[str]:
@@ -338,5 +338,5 @@ def _family(token_id: str) -> Select[str]:
     )
 
 
-def _unknown_token(token_id: str) -> NotFound:
-    return NotFound(f"no token has the id {token_id!r}")
+def _unknown_token(token_id: str) -> NotFoundError:
+    return NotFoundError(f"no token has the id {token_id!r}")

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from steptune.service.access.errors import NameTaken, NotFound
+from steptune.service.access.errors import NameTakenError, NotFoundError
 from steptune.service.access.known import KnownTokens
 from steptune.service.access.scopes import Scope, parse_scopes, scopes_text
 from steptune.service.connections import reading, writing
@@ -70,7 +70,7 @@ class UserStore:
         """A new user; `changes` as in `change`.
 
         Raises:
-            NameTaken: Another user has the name.
+            NameTakenError: Another user has the name.
             ChoiceError: The name is empty, too long, or has control characters.
         """
         with writing(self._engine) as session:
@@ -87,7 +87,7 @@ class UserStore:
             changes: Names and new values.
 
         Raises:
-            NotFound: No user has this id.
+            NotFoundError: No user has this id.
             ChoiceError: A limit below zero, or no administrator would be left.
         """
         with writing(self._engine) as session:
@@ -110,7 +110,7 @@ class UserStore:
     def get(self, user_id: str) -> User:
         """
         Raises:
-            NotFound: No user has this id.
+            NotFoundError: No user has this id.
         """
         with reading(self._engine) as session:
             row = session.get(UserRow, user_id)
@@ -121,12 +121,12 @@ class UserStore:
     def named(self, name: str) -> User:
         """
         Raises:
-            NotFound: No user has this name.
+            NotFoundError: No user has this name.
         """
         with reading(self._engine) as session:
             row = session.scalar(select(UserRow).where(UserRow.name == name))
             if row is None:
-                raise NotFound(f"no user is called {name!r}: `steptune user list` shows all")
+                raise NotFoundError(f"no user is called {name!r}: `steptune user list` shows all")
             return user_of(row)
 
     def first_administrator(self, *, but: str) -> User | None:
@@ -149,7 +149,7 @@ def add_user(session: Session, name: str, scopes: Iterable[Scope]) -> UserRow:
     """Adds a user in a transaction.
 
     Raises:
-        NameTaken, ChoiceError: As `UserStore.create`.
+        NameTakenError, ChoiceError: As `UserStore.create`.
     """
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise ChoiceError(
@@ -178,12 +178,12 @@ def user_of(row: UserRow) -> User:
     )
 
 
-def unknown_user(user_id: str) -> NotFound:
-    return NotFound(f"no user has the id {user_id!r}")
+def unknown_user(user_id: str) -> NotFoundError:
+    return NotFoundError(f"no user has the id {user_id!r}")
 
 
-def _taken(name: str) -> NameTaken:
-    return NameTaken(f"a user is called {name!r} already: choose another name")
+def _taken(name: str) -> NameTakenError:
+    return NameTakenError(f"a user is called {name!r} already: choose another name")
 
 
 def _apply(row: UserRow, changes: Mapping[str, Any]) -> None:

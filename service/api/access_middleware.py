@@ -1,5 +1,5 @@
-"""What access does around every request: loopback names only where nobody is asked who they are, the headers of the
-rate limit, and the audit log.
+"""Access control around every request: loopback names only where nobody is asked who they are, the headers of the rate
+limit, and the audit log.
 
 Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
 went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so
@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steptune.service.access.authentication import Access
 from steptune.service.access.cookies import SAFE_METHODS
-from steptune.service.access.errors import AccessError, HostRefused, NotAuthenticated, TooManyRequests
+from steptune.service.access.errors import AccessError, HostRefusedError, NotAuthenticatedError, TooManyRequestsError
 from steptune.service.access.open_access import check_host_header
 from steptune.service.access.principal import Principal
 from steptune.service.access.rate_limits import client_of
-from steptune.service.api.problems import Refusal, problem_response
+from steptune.service.api.problems import RefusalError, problem_response
 from steptune.tuner.errors import StoreError
 
 log = logging.getLogger("steptune.access")
@@ -42,13 +42,13 @@ class AccessMiddleware:
         try:
             if self._access.settings.insecure_no_auth:
                 check_host_header(HTTPConnection(scope))
-        except HostRefused as error:
+        except HostRefusedError as error:
             await _refuse(error, scope, receive, send)
             return
         client = _counted_as(scope, client_of(self._access.proxies.client_address(HTTPConnection(scope))))
         try:
             self._access.open_of_client.enter(client)
-        except TooManyRequests as error:
+        except TooManyRequestsError as error:
             await _refuse(error, scope, receive, send)
             return
         state: dict[str, Any] = scope.setdefault("state", {})
@@ -112,14 +112,14 @@ def _counted_as(scope: Scope, client: str) -> str:
 
 
 async def _refuse(error: AccessError, scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = Refusal(error.status, error.code, error.detail, headers=error.headers, context=error.members)
+    refusal = RefusalError(error.status, error.code, error.detail, headers=error.headers, context=error.members)
     await problem_response(Request(scope), refusal)(scope, receive, send)
 
 
 def _is_worth_an_entry(is_change: bool, principal: Principal | None, refusal: AccessError | None) -> bool:
-    if isinstance(refusal, TooManyRequests):
+    if isinstance(refusal, TooManyRequestsError):
         return False  # a flood must not fill the database
     if refusal is not None and principal is None:
         # Without any token it is a browser that has not logged in, or a scanner: of no use, and without end.
-        return not isinstance(refusal, NotAuthenticated) or refusal.token_sent
+        return not isinstance(refusal, NotAuthenticatedError) or refusal.token_sent
     return refusal is not None or (principal is not None and is_change)

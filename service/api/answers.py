@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Header, Request
 from fastapi.responses import Response
 
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.tuner.records import Record
 
 IfMatch = Annotated[
@@ -57,7 +57,7 @@ def tagged(
 
 
 def is_known(request: Request, tag: str) -> bool:
-    """Whether the client has what it reads already, in the state with this tag."""
+    """Say whether the client has what it reads already, in the state with this tag."""
     return request.method == "GET" and tag in _tags(request.headers.get("if-none-match", ""))
 
 
@@ -71,12 +71,12 @@ def check_version(wanted: str | None, version: int) -> int | None:
         The version, for the change itself to be made at no other one; None where any will do.
 
     Raises:
-        Refusal: 412, where it is given and does not fit.
+        RefusalError: 412, where it is given and does not fit.
     """
     if wanted is None or wanted.strip() == "*":
         return None
     if str(version) not in {tag.partition(".")[0] for tag in _tags(wanted)}:
-        raise Refusal(
+        raise RefusalError(
             412,
             "changed-meanwhile",
             f"it is at version {version} now, not {wanted[:100]}: read it, then change it",

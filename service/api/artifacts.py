@@ -18,7 +18,7 @@ from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from steptune.service.api.ownership import check_study, check_trial
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.security import Requires
 from steptune.service.artifacts.retention import trace_kind
 from steptune.service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
@@ -117,7 +117,7 @@ def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Resp
     size = _unpacked_bytes(file)
     if size is None:
         file.close()
-        raise Refusal(
+        raise RefusalError(
             404, "timeline-not-found", f"the timeline of trial {trial_id} is damaged, or too large to be sent"
         )
     before, after = f'{{"trial_id":"{trial_id}","timelines":'.encode(), b"}"
@@ -147,7 +147,7 @@ def get_logs(
 def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
     artifact = queries.find_artifact(service.engine, trial_id, kind)
     if artifact is None:
-        raise Refusal(404, f"{kind.partition('.')[0]}-not-found", f"no {kind} is kept of trial {trial_id}")
+        raise RefusalError(404, f"{kind.partition('.')[0]}-not-found", f"no {kind} is kept of trial {trial_id}")
     return artifact
 
 

@@ -1,4 +1,4 @@
-"""What every endpoint has at hand, made once, by `steptune.service.app.create_app`."""
+"""Services that every endpoint has at hand, made once, by `steptune.service.app.create_app`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptune.service.uploads import UploadSpace
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What the endpoints of one application share."""
+    """Services that the endpoints of one application share."""
 
     settings: Settings
     engine: Engine

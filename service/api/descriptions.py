@@ -1,4 +1,4 @@
-"""What the fields of a class mean, from its source: `Attributes:` of its docstring, and the texts below fields."""
+"""Meaning of a class's fields, from its source: `Attributes:` of its docstring, and the texts below fields."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def summary_of(documented: type) -> str:
 
 @functools.cache
 def _texts_below(module: str) -> dict[str, dict[str, str]]:
-    """By class and field: the string that stands directly below the field."""
+    """Strings that stand directly below fields, by class and field."""
     path = sys.modules[module].__file__
     assert path is not None
     classes: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""What happened, as it happens: server-sent events that a client can take up again where it was, or pages."""
+"""Events as they happen: server-sent events that a client can take up again where it was, or pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, Responses, refuses, returns, unchanged
 from steptune.service.api.ownership import check_study
 from steptune.service.api.pagination import Page, Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.security import Requires
 from steptune.service.event_hub import EventHub, Subscription
 from steptune.service.messages import EventPage
@@ -68,7 +68,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What one stream sends: one study, or all that somebody may see, after an event.
+    """Events that one stream sends: of one study, or of all that somebody may see, after an event.
 
     Attributes:
         owner_id: Whose studies; None for everybody's.
@@ -146,7 +146,9 @@ def _last_known(after: int | None, last_event_id: str | None) -> int | None:
     if last_event_id is None:
         return after
     if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) > _MAX_NUMBER:
-        raise Refusal(400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number")
+        raise RefusalError(
+            400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number"
+        )
     return int(last_event_id)
 
 
@@ -217,7 +219,7 @@ class EventStream(StreamingResponse):
             self._gauge.dec()
 
     async def _missed(self, last: int, until: int) -> AsyncIterator[OwnedEvent]:
-        """What is in the database already."""
+        """Events that are in the database already."""
         study_id, owner_id = self._followed.study_id, self._followed.owner_id
         full = last < until
         while full and not self._hub.closed:
@@ -230,7 +232,7 @@ class EventStream(StreamingResponse):
             full = len(found) == _PAGE
 
     async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
-        """What happens from now on, until there is nothing more to wait for."""
+        """Events from now on, until there is nothing more to wait for."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
@@ -251,7 +253,7 @@ class EventStream(StreamingResponse):
                 yield b": still here\n\n"
 
     async def _may_still_read(self) -> bool:
-        """Whether the token or session that opened the stream is still good for all that it sends."""
+        """Say whether the token or session that opened the stream is still good for all that it sends."""
         access: Access = self._request.app.state.access
         try:
             principal = await self._hub.in_thread(access.authenticate, self._request, None)

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can serve, and what it counts."""
+"""Health of the process: that it lives, that it can serve, and what it counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptune.service.api.answers import answer
 from steptune.service.api.context import services
 from steptune.service.api.known_parameters import check_query
 from steptune.service.api.openapi import refuses, returns, returns_file
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.database import check_schema
 from steptune.service.messages import Health
 from steptune.tuner.errors import StoreError
@@ -42,7 +42,7 @@ def readyz(request: Request) -> Response:
         check_schema(service.engine)
     except StoreError as error:
         request.scope["steptune.error"] = error
-        raise Refusal(
+        raise RefusalError(
             503, "not-ready", "the database cannot be used, or its schema is not this version's; see the log"
         ) from error
     return answer(request, Health(status="ready"))
@@ -63,8 +63,10 @@ def metrics(request: Request) -> Response:
 
 def _check_may_scrape(request: Request, token: SecretStr | None) -> None:
     if token is None:
-        raise Refusal(403, "forbidden", "metrics are off: set STEPTUNE_METRICS_TOKEN, and send it as a bearer token")
+        raise RefusalError(
+            403, "forbidden", "metrics are off: set STEPTUNE_METRICS_TOKEN, and send it as a bearer token"
+        )
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):
         challenge = {"WWW-Authenticate": 'Bearer realm="metrics"'}
-        raise Refusal(401, "not-authenticated", "send the metrics token as a bearer token", headers=challenge)
+        raise RefusalError(401, "not-authenticated", "send the metrics token as a bearer token", headers=challenge)

@@ -17,7 +17,7 @@ from fastapi import Depends, Header, Request
 from fastapi.responses import Response
 from sqlalchemy import Engine
 
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.queries import idempotency as queries
 from steptune.tuner.records import new_id
 
@@ -27,7 +27,7 @@ _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:
-    """What a request says of itself: its key, if it has one, and a digest of all that it asks for."""
+    """Key of a request, if it has one, and a digest of all that it asks for."""
 
     def __init__(self, key: str | None, request: Request, body: bytes) -> None:
         self._key = key
@@ -47,7 +47,7 @@ class Idempotency:
             work: Is given the id for what it makes; there may be such a thing already, from a process that died.
 
         Raises:
-            Refusal: 409 while the first is at work, 422 where it asked for something else.
+            RefusalError: 409 while the first is at work, 422 where it asked for something else.
         """
         if self._key is None:
             return work(new_id())
@@ -67,13 +67,13 @@ class Idempotency:
 
     def _repeated(self, earlier: queries.Earlier) -> Response:
         if earlier.request_sha256 != self._digest:
-            raise Refusal(
+            raise RefusalError(
                 422,
                 "idempotency-key-reused",
                 f"the Idempotency-Key {self._key!r} was sent with another request before: use a new one",
             )
         if earlier.status is None:
-            raise Refusal(
+            raise RefusalError(
                 409,
                 "request-in-progress",
                 "the first request with this Idempotency-Key is still at work: try again soon",

@@ -1,4 +1,4 @@
-"""What studies run on, and who asks."""
+"""Hardware that studies run on, and the user who asks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def check_query(request: Request) -> None:
 
 
 def _names(needed: Dependant) -> Iterator[str]:
-    """Of what an endpoint asks for, and what its dependencies do."""
+    """Names of the parameters that an endpoint and its dependencies ask for."""
     yield from (field.alias for field in needed.query_params)
     for inner in needed.dependencies:
         yield from _names(inner)

@@ -18,12 +18,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from steptune.service.access.authentication import Access
 from steptune.service.access.cookies import cookie_name, delete_cookie, session_cookie, set_cookie
-from steptune.service.access.errors import AccessError, NotAuthenticated
+from steptune.service.access.errors import AccessError, NotAuthenticatedError
 from steptune.service.access.pending import PendingLogin
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.secrets import csrf_token_for
 from steptune.service.access.sessions import Login
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.security import RequestAccess, Requires, noted_refusals
 from steptune.service.api.session import end_session, start_session
 
@@ -113,13 +113,13 @@ def _oidc_login(request: Request, access: Access) -> tuple[Login, str]:
 
 
 def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
-    """What the browser kept of the login that it began."""
+    """State that the browser kept of the login that it began."""
     kept = request.cookies.get(cookie_name(OIDC_COOKIE, access.proxies.is_secure(request)), "")
     try:
         text = base64.urlsafe_b64decode(kept + "=" * (-len(kept) % 4))
         state, nonce, verifier, after = msgspec.json.decode(text, type=tuple[str, str, str, str])
     except (binascii.Error, ValueError) as error:
-        raise NotAuthenticated(
+        raise NotAuthenticatedError(
             "this browser did not begin a login in the last minutes: begin again at /login", token_sent=True
         ) from error
     return PendingLogin(state=state, nonce=nonce, verifier=verifier), after
@@ -127,7 +127,9 @@ def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
 
 def _check_oidc(access: Access) -> None:
     if not access.settings.oidc_issuer:
-        raise Refusal(404, "not-found", "this service has no provider of identities: log in with a token at /login")
+        raise RefusalError(
+            404, "not-found", "this service has no provider of identities: log in with a token at /login"
+        )
 
 
 def _callback(access: Access) -> str:
@@ -141,7 +143,7 @@ def _known(request: Request, access: Access) -> Principal | None:
         return None
     try:
         return access.authenticate(request, None)
-    except NotAuthenticated:
+    except NotAuthenticatedError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests of this process, and the queue and the workers as the database has them."""
+"""Metrics for Prometheus: requests of this process, and the queue and the workers as the database has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, limits of its body, headers for safety, its log line, its metrics.
+"""Middleware around every request: its id, limits of its body, headers for safety, its log line, its metrics.
 
 Plain ASGI, so that streams pass through unbuffered.
 """
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steptune.service.api.logs import LOGGER
 from steptune.service.api.metrics import Metrics
-from steptune.service.api.problems import MEDIA_TYPE, Refusal, problem_bytes
+from steptune.service.api.problems import MEDIA_TYPE, RefusalError, problem_bytes
 
 REQUEST_ID = "steptune.request_id"
 _random = random.Random()
@@ -107,7 +107,9 @@ def _template(scope: Scope) -> str:
     return PREFIX + path if below else path  # routers know their own part only
 
 
-_INTERNAL = Refusal(500, "internal-error", "the service made a mistake; its log has the details under the request's id")
+_INTERNAL = RefusalError(
+    500, "internal-error", "the service made a mistake; its log has the details under the request's id"
+)
 
 
 class BodyLimitMiddleware:
@@ -154,34 +156,34 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    """Say whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
     return scope["method"] == "POST" and path == UPLOADS and is_form
 
 
-def _refused_length(length: str, limit: int) -> Refusal | None:
+def _refused_length(length: str, limit: int) -> RefusalError | None:
     if not (length.isascii() and length.isdecimal()):
-        return Refusal(
+        return RefusalError(
             400, "malformed-length", f"Content-Length is {length[:50]!r}: it has to be a whole number of bytes"
         )
     return _too_large(limit) if int(length) > limit else None
 
 
-def _too_large(limit: int) -> Refusal:
+def _too_large(limit: int) -> RefusalError:
     detail = f"the body is larger than the limit of {limit} bytes"
-    return Refusal(413, "content-too-large", detail, headers={"Connection": "close"})
+    return RefusalError(413, "content-too-large", detail, headers={"Connection": "close"})
 
 
-def _too_slow() -> Refusal:
+def _too_slow() -> RefusalError:
     detail = (
         f"the body did not arrive in time: within {BODY_GRACE_S:g} s, and {SLOWEST_BYTES_PER_S >> 10} KiB in each "
         "second beyond; send it faster"
     )
-    return Refusal(408, "request-timeout", detail, headers={"Connection": "close"})
+    return RefusalError(408, "request-timeout", detail, headers={"Connection": "close"})
 
 
-async def _send_problem(scope: Scope, send: Send, refusal: Refusal) -> None:
+async def _send_problem(scope: Scope, send: Send, refusal: RefusalError) -> None:
     body = problem_bytes(refusal, scope["path"], scope.get(REQUEST_ID, ""))
     given = [(name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()]
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()), *given]

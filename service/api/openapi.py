@@ -179,7 +179,7 @@ def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str
 
 
 def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """What `examples` of a schema say, or of its fields; fields without any are left out."""
+    """Example from `examples` of a schema, or of its fields; fields without any are left out."""
     schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if "examples" in schema:
         return schema["examples"][0]

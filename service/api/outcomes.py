@@ -1,4 +1,4 @@
-"""What a study found: findings, decisions, the recommendation and its exports."""
+"""Outcomes of a study: findings, decisions, the recommendation and its exports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from steptune.service.api.ownership import check_study
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.security import Requires
 from steptune.service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
@@ -107,7 +107,7 @@ def get_recommendation(
         return _exported(request, service, study_id, exporter_named(format))
     accepted = preferred(request.headers.get("accept", "*/*"), (JSON, *NEGOTIATED))
     if accepted is None:
-        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join((JSON, *NEGOTIATED))}")
+        raise RefusalError(406, "not-acceptable", f"it can be had as {', '.join((JSON, *NEGOTIATED))}")
     if accepted == JSON:
         text = _existing(queries.recommendation_text(service.engine, study_id), study_id)
         return tagged(request, bytes(stored(text)), JSON, headers={"Vary": "Accept"})
@@ -152,7 +152,7 @@ def get_export(
 
 def _existing(found: Found | None, study_id: str) -> Found:
     if found is None:
-        raise Refusal(404, "recommendation-not-found", f"study {study_id} has no recommendation yet")
+        raise RefusalError(404, "recommendation-not-found", f"study {study_id} has no recommendation yet")
     return found
 
 
@@ -169,9 +169,9 @@ def _recommendation(service: Services, study_id: str, trial: str | None) -> Reco
     try:
         return recommendation_of_trial(study, recommendation, trials, trial)
     except ChoiceError as error:
-        raise Refusal(404, "trial-not-found", str(error)) from error
+        raise RefusalError(404, "trial-not-found", str(error)) from error
     except RecommendationError as error:
-        raise Refusal(409, "not-expressible", str(error)) from error
+        raise RefusalError(409, "not-expressible", str(error)) from error
 
 
 def _exported(
@@ -181,7 +181,7 @@ def _exported(
     try:
         text = exported(exporter, recommendation)
     except RecommendationError as error:
-        raise Refusal(409, "not-expressible", str(error)) from error
+        raise RefusalError(409, "not-expressible", str(error)) from error
     name = exporter.file_name(recommendation)
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Vary": "Accept"}
     return tagged(request, text.encode(), _media_type(name), headers=headers)

@@ -1,4 +1,4 @@
-"""What a caller may see: their own, or everything for administrators. Another's thing is not there."""
+"""Ownership: a caller may see their own, or everything as an administrator. Another's thing is not there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_study(engine: Engine, study_id: str, principal: Principal) -> str | No
         Whose it is; None for nobody's.
 
     Raises:
-        Refusal: 404.
+        RefusalError: 404.
     """
     owner = study_owner(engine, study_id)
     if not owner.exists or not principal.may_see(owner.owner_id):
@@ -29,7 +29,7 @@ def check_study(engine: Engine, study_id: str, principal: Principal) -> str | No
 def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
     """
     Raises:
-        Refusal: 404.
+        RefusalError: 404.
     """
     owner = trial_owner(engine, trial_id)
     if not owner.exists or not principal.may_see(owner.owner_id):
@@ -39,7 +39,7 @@ def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
 def own_workload(engine: Engine, workload_id: str, principal: Principal) -> WorkloadInfo:
     """
     Raises:
-        Refusal: 404.
+        RefusalError: 404.
     """
     workload = find_workload(engine, workload_id)
     if workload is None or not principal.may_see(workload.owner_id):

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Query
 
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
@@ -38,7 +38,7 @@ class Page:
         """The place in a list that is ordered by a number.
 
         Raises:
-            Refusal: The cursor is of another list.
+            RefusalError: The cursor is of another list.
         """
         if self.after is None:
             return None
@@ -49,7 +49,7 @@ class Page:
         """The place in a list that is ordered by two numbers.
 
         Raises:
-            Refusal: The cursor is of another list.
+            RefusalError: The cursor is of another list.
         """
         if self.after is None:
             return None
@@ -95,5 +95,5 @@ def _decode(cursor: str) -> str:
     return place
 
 
-def _invalid(cursor: str) -> Refusal:
-    return Refusal(400, "invalid-cursor", f"{cursor!r} is not a cursor of this list: take `next_cursor` as it is")
+def _invalid(cursor: str) -> RefusalError:
+    return RefusalError(400, "invalid-cursor", f"{cursor!r} is not a cursor of this list: take `next_cursor` as it is")

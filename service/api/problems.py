@@ -1,7 +1,7 @@
 """Errors as problem details (RFC 9457): one shape for whatever is refused, by whatever part of the service.
 
-An endpoint raises `Refusal`, or lets an error of `tuner.errors` pass; nothing else becomes text for a client. What is
-not expected is a 500 that says nothing but the request's id, under which the log has it.
+An endpoint raises `RefusalError`, or lets an error of `tuner.errors` pass; nothing else becomes text for a client.
+What is not expected is a 500 that says nothing but the request's id, under which the log has it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from steptune.service.access.errors import AccessError
-from steptune.service.artifacts.store import ArtifactGone, TooLarge
+from steptune.service.artifacts.store import ArtifactGoneError, ArtifactTooLargeError
 from steptune.tuner.errors import (
-    ArchiveRefused,
+    ArchiveRefusedError,
     ChoiceError,
-    QuotaExceeded,
-    StateConflict,
-    StorageFull,
+    QuotaExceededError,
+    StateConflictError,
+    SteptuneError,
+    StorageFullError,
     StoreError,
-    StudyNotFound,
-    VersionConflict,
+    StudyNotFoundError,
+    VersionConflictError,
     WorkloadError,
 )
 from steptune.tuner.records import Record
@@ -77,7 +78,7 @@ class Problem(Record):
     context: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Refusal(HTTPException):
+class RefusalError(HTTPException, SteptuneError):
     """A request that is refused. FastAPI lets an `HTTPException` through wherever it is raised.
 
     Args:
@@ -105,12 +106,14 @@ class Refusal(HTTPException):
         self.context = dict(context or {})
 
 
-def not_found(what: str, identity: str) -> Refusal:
+def not_found(what: str, identity: str) -> RefusalError:
     """For what is not there, and for what belongs to somebody else: the answers cannot be told apart."""
-    return Refusal(404, f"{what}-not-found".replace(" ", "-"), f"there is no {what} {identity!r}, or it is not yours")
+    return RefusalError(
+        404, f"{what}-not-found".replace(" ", "-"), f"there is no {what} {identity!r}, or it is not yours"
+    )
 
 
-def problem_bytes(refusal: Refusal, path: str, request_id: str) -> bytes:
+def problem_bytes(refusal: RefusalError, path: str, request_id: str) -> bytes:
     """The body of a refusal."""
     problem = Problem(
         type=f"{TYPE_PREFIX}{refusal.code}",
@@ -126,7 +129,7 @@ def problem_bytes(refusal: Refusal, path: str, request_id: str) -> bytes:
     return msgspec.json.encode(problem)
 
 
-def problem_response(request: Request, refusal: Refusal) -> Response:
+def problem_response(request: Request, refusal: RefusalError) -> Response:
     body = problem_bytes(refusal, request.url.path, request.scope.get("steptune.request_id", ""))
     return Response(body, refusal.status_code, refusal.headers, MEDIA_TYPE)
 
@@ -134,8 +137,8 @@ def problem_response(request: Request, refusal: Refusal) -> Response:
 def add_handlers(app: FastAPI) -> None:
     """Makes every error of the application a problem."""
 
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, error: Refusal) -> Response:
+    @app.exception_handler(RefusalError)
+    async def refused(request: Request, error: RefusalError) -> Response:
         return problem_response(request, error)
 
     @app.exception_handler(RequestValidationError)
@@ -148,7 +151,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(AccessError)
     async def no_access(request: Request, error: AccessError) -> Response:
-        refusal = Refusal(error.status, error.code, error.detail, headers=error.headers, context=error.members)
+        refusal = RefusalError(error.status, error.code, error.detail, headers=error.headers, context=error.members)
         return problem_response(request, refusal)
 
     for kind in KNOWN_ERRORS:
@@ -156,16 +159,16 @@ def add_handlers(app: FastAPI) -> None:
 
 
 _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
-    VersionConflict: (412, "changed-meanwhile"),
-    StateConflict: (409, "state-conflict"),
-    QuotaExceeded: (403, "quota-exceeded"),
-    ArchiveRefused: (422, "archive-refused"),
-    TooLarge: (413, "content-too-large"),
-    StudyNotFound: (404, "study-not-found"),
+    VersionConflictError: (412, "changed-meanwhile"),
+    StateConflictError: (409, "state-conflict"),
+    QuotaExceededError: (403, "quota-exceeded"),
+    ArchiveRefusedError: (422, "archive-refused"),
+    ArtifactTooLargeError: (413, "content-too-large"),
+    StudyNotFoundError: (404, "study-not-found"),
     WorkloadError: (422, "invalid-workload"),
     ChoiceError: (422, "invalid-choice"),
-    ArtifactGone: (410, "file-gone"),
-    StorageFull: (507, "storage-full"),
+    ArtifactGoneError: (410, "file-gone"),
+    StorageFullError: (507, "storage-full"),
     StoreError: (503, "database-unavailable"),
 }
 """The first class that fits."""
@@ -177,18 +180,18 @@ async def known_error(request: Request, error: Exception) -> Response:
     if status >= 500:  # its text may name paths and hosts
         request.scope["steptune.error"] = error
         detail = "the service cannot reach or write its database or its files at the moment; try again"
-        return problem_response(request, Refusal(status, code, detail, headers={"Retry-After": "5"}))
-    if isinstance(error, ArtifactGone):
+        return problem_response(request, RefusalError(status, code, detail, headers={"Retry-After": "5"}))
+    if isinstance(error, ArtifactGoneError):
         request.scope["steptune.error"] = error
         detail = "the file is recorded, but it is not where files are kept: it was removed, or is elsewhere"
-        return problem_response(request, Refusal(status, code, detail))
+        return problem_response(request, RefusalError(status, code, detail))
     context = {}
-    if isinstance(error, QuotaExceeded):
+    if isinstance(error, QuotaExceededError):
         context = {"quota": error.quota, "value": error.value, "limit": error.limit}
-    return problem_response(request, Refusal(status, code, str(error), context=context))
+    return problem_response(request, RefusalError(status, code, str(error), context=context))
 
 
-def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal:
+def _refusal_of_http(request: Request, error: StarletteHTTPException) -> RefusalError:
     """Starlette's own: no such path, no such method, a body that cannot be read."""
     status = error.status_code
     code = http.HTTPStatus(status).phrase.lower().replace(" ", "-").replace("'", "")
@@ -199,7 +202,7 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
     headers = dict(error.headers or {})
     if status == 405:
         headers["Allow"] = ", ".join(sorted({*headers.get("Allow", "").split(", "), *_methods(request)} - {""}))
-    return Refusal(status, code, detail, headers=headers)
+    return RefusalError(status, code, detail, headers=headers)
 
 
 def _methods(request: Request) -> set[str]:
@@ -212,18 +215,18 @@ def _methods(request: Request) -> set[str]:
     return set()
 
 
-def _refusal_of_validation(request: Request, error: RequestValidationError) -> Refusal:
+def _refusal_of_validation(request: Request, error: RequestValidationError) -> RefusalError:
     mistakes: Sequence[Any] = error.errors()
     in_body = any(mistake["loc"][0] == "body" for mistake in mistakes)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(mistake["type"] == "json_invalid" for mistake in mistakes):
-        return Refusal(400, "malformed-json", f"the body is not JSON: {mistakes[0]['ctx']['error']}")
+        return RefusalError(400, "malformed-json", f"the body is not JSON: {mistakes[0]['ctx']['error']}")
     if (
         in_body
         and media_type not in ("application/json", "multipart/form-data")
         and request.headers.get("content-length", "0") != "0"
     ):
-        return Refusal(
+        return RefusalError(
             415, "unsupported-media-type", f"the body is {media_type or 'of no type'!r}; send application/json"
         )
     fields = tuple(
@@ -231,7 +234,7 @@ def _refusal_of_validation(request: Request, error: RequestValidationError) -> R
         for mistake in mistakes
     )
     detail = "; ".join(f"{field.pointer}: {field.message}" for field in fields)
-    return Refusal(422, "invalid-request", detail, errors=fields)
+    return RefusalError(422, "invalid-request", detail, errors=fields)
 
 
 def _pointer(location: Sequence[str | int]) -> str:

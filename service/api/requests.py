@@ -1,4 +1,4 @@
-"""What clients send, checked on arrival. What would be ignored is refused."""
+"""Requests of clients, checked on arrival. What would be ignored is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Body(BaseModel):
 
 
 class Constraints(Body):
-    """What a configuration must keep to."""
+    """Constraints that a configuration must keep to."""
 
     memory_limit_bytes: int | None = Field(
         default=None,
@@ -184,7 +184,7 @@ class StudyRequest(Body):
 
 
 class StudyChange(Body):
-    """What may be changed of a study. What is left out stays."""
+    """Changes of a study. What is left out stays."""
 
     title: Text | None = Field(default=None, max_length=200, description="For people.", examples=["ViT-L, again"])
     priority: int | None = Field(

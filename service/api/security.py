@@ -42,13 +42,13 @@ SESSION_SCHEME = {
 
 
 async def access_of(request: Request) -> Access:
-    """What `create_app` put there."""
+    """Access control that `create_app` put there."""
     access: Access = request.app.state.access
     return access
 
 
 async def csrf_token_of(request: Request) -> str | None:
-    """What a request brings to prove that it comes from a page of ours: a header, or a field of a plain form."""
+    """Proof of a request that it comes from a page of ours: a header, or a field of a plain form."""
     header = request.headers.get(CSRF_HEADER)
     if header is not None:
         return header

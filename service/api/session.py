@@ -17,7 +17,7 @@ from steptune.service.access.secrets import csrf_token_for
 from steptune.service.access.sessions import Login
 from steptune.service.api.known_parameters import check_query
 from steptune.service.api.openapi import COMMON, refuses, returns
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body
 from steptune.service.api.security import RequestAccess, Requires, noted_refusals
 from steptune.tuner.records import Record
@@ -94,7 +94,7 @@ def get_session(request: Request, access: RequestAccess, principal: Anybody) -> 
 )
 def close_session(request: Request, access: RequestAccess, principal: Anybody) -> Response:
     if principal.method is not Method.SESSION:
-        raise Refusal(409, "no-session", "there is no session to end; a token ends with POST /tokens/{id}/revoke")
+        raise RefusalError(409, "no-session", "there is no session to end; a token ends with POST /tokens/{id}/revoke")
     response = Response(status_code=204)
     end_session(request, response, access)
     return response

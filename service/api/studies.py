@@ -17,7 +17,7 @@ from steptune.service.api.idempotency import Idempotency, Once
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.ownership import check_study, own_workload
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.requests import StudyChange, StudyRequest
 from steptune.service.api.security import Requires
@@ -26,7 +26,7 @@ from steptune.service.queries import studies as queries
 from steptune.service.queries.studies import StudyFilter
 from steptune.service.queue.records import BEGUN
 from steptune.service.submission import checked_reference, new_study
-from steptune.tuner.errors import WorkloadNotFound
+from steptune.tuner.errors import WorkloadNotFoundError
 from steptune.tuner.records import StudyState
 
 router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
@@ -207,7 +207,7 @@ def _submit(request: Request, service: Services, principal: Principal, body: Stu
                 required_hardware=body.hardware,
                 num_devices=body.num_ranks // body.num_hosts if body.device == "cuda" else 1,
             )
-        except WorkloadNotFound as error:  # deleted since it was found
+        except WorkloadNotFoundError as error:  # deleted since it was found
             raise not_found("workload", body.workload_id or "") from error
     headers = {"Location": _location(request, study_id)}
     return _study_answer(request, service, principal, study_id, status=201, headers=headers)
@@ -241,12 +241,12 @@ def _checked_version(service: Services, principal: Principal, study_id: str, if_
     """The version at which a study that the caller may change has to be; None where they do not ask for one.
 
     Raises:
-        Refusal: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
+        RefusalError: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
     """
     check_study(service.engine, study_id, principal)
     version = queries.version_of_study(service.engine, study_id)
     if version is None:
-        raise Refusal(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
+        raise RefusalError(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
     return check_version(if_match, version)
 
 

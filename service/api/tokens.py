@@ -16,7 +16,7 @@ from steptune.service.access.users import MAX_NAME
 from steptune.service.api.answers import answer
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Id, Text
 from steptune.service.api.security import RequestAccess, Requires, note
 from steptune.tuner.records import Record
@@ -86,10 +86,12 @@ def create_token(
     idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     if idempotency_key is not None:
-        raise Refusal(400, "no-idempotency", "a token cannot be given out twice: send this without Idempotency-Key")
+        raise RefusalError(
+            400, "no-idempotency", "a token cannot be given out twice: send this without Idempotency-Key"
+        )
     user_id = body.user_id or principal.user_id
     if not principal.may_see(user_id):
-        raise Refusal(403, "forbidden", "only administrators make tokens for others: leave out `user_id`")
+        raise RefusalError(403, "forbidden", "only administrators make tokens for others: leave out `user_id`")
     days = access.settings.token_days if body.expires_in_days is None else body.expires_in_days
     token, bearer = access.tokens.issue(user_id, name=body.name, scopes=body.scopes, days=days, by=principal)
     note(request, token_id=token.token_id, user_id=user_id, scopes=" ".join(token.scopes))

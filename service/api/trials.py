@@ -18,7 +18,7 @@ from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from steptune.service.api.ownership import check_study, check_trial
 from steptune.service.api.pagination import Page, Paging
-from steptune.service.api.problems import Refusal, not_found
+from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.security import Requires
 from steptune.service.messages import (
@@ -36,7 +36,7 @@ from steptune.service.models import CollectiveStatsRow, FindingRow, GapStatsRow,
 from steptune.service.queries import profiles
 from steptune.service.queries import trials as queries
 from steptune.service.queries.stored import value_of
-from steptune.tuner.errors import MissingDependency
+from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.records import TrialState
 
@@ -216,12 +216,12 @@ def _accepted(request: Request) -> TrialFormat:
     """The form that the client prefers.
 
     Raises:
-        Refusal: There is none that it accepts.
+        RefusalError: There is none that it accepts.
     """
     forms = {JSON: TrialFormat.JSON, **{media_type: TrialFormat(name) for name, media_type in TABLES.items()}}
     media_type = preferred(request.headers.get("accept", "*/*"), tuple(forms))
     if media_type is None:
-        raise Refusal(406, "not-acceptable", f"it can be had as {', '.join(forms)}")
+        raise RefusalError(406, "not-acceptable", f"it can be had as {', '.join(forms)}")
     return forms[media_type]
 
 
@@ -237,8 +237,8 @@ def _study_file(
     known = _FORMATS[name]
     try:
         content = known.content(*found)
-    except MissingDependency as error:
-        raise Refusal(406, "not-acceptable", str(error)) from error
+    except MissingDependencyError as error:
+        raise RefusalError(406, "not-acceptable", str(error)) from error
     headers = {"Content-Disposition": f'attachment; filename="{known.file_name}"', "Vary": "Accept"}
     return tagged(request, content, known.media_type, headers=headers)
 

@@ -18,7 +18,7 @@ from steptune.service.api.context import services
 from steptune.service.api.idempotency import Once
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Text
 from steptune.service.api.security import RequestAccess, Requires, note
 from steptune.tuner.records import Record
@@ -32,7 +32,7 @@ _MAX_COUNT = 2**53
 
 
 class Limits(Body):
-    """What a user may use; null is the settings' default."""
+    """Limits of a user; null is the settings' default."""
 
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Of their studies; higher ones are run first."
@@ -55,7 +55,7 @@ class UserRequest(Limits):
 
 
 class UserChanges(Limits):
-    """What to change of a user; what is left out stays as it is."""
+    """Changes of a user; what is left out stays as it is."""
 
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."
@@ -149,9 +149,9 @@ def _limits(body: Limits) -> dict[str, Any]:
 def _check_unchanged(if_match: str | None, user: User) -> None:
     """
     Raises:
-        Refusal: 412, where `If-Match` is given and is not the user's ETag.
+        RefusalError: 412, where `If-Match` is given and is not the user's ETag.
     """
     wanted = if_match or "*"
     tag = hashlib.sha256(msgspec.json.encode(user)).hexdigest()[:16]
     if wanted.strip() != "*" and f'"{tag}"' not in wanted:
-        raise Refusal(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")
+        raise RefusalError(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")

@@ -22,7 +22,7 @@ from steptune.service.api.idempotency import Once
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.ownership import own_workload
 from steptune.service.api.pagination import Paging
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import UploadForm, WorkloadRequest
 from steptune.service.api.security import Requires
 from steptune.service.connections import storage_errors
@@ -73,7 +73,7 @@ async def _read(request: Request) -> WorkloadRequest | SentFile:
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=media_type == "application/json")
         raise RequestValidationError([{**m, "loc": ("body", *m["loc"])} for m in mistakes]) from error
-    raise Refusal(
+    raise RefusalError(
         415,
         "unsupported-media-type",
         f"the body is {media_type or 'of no type'!r}; send application/json or multipart/form-data",
@@ -85,7 +85,7 @@ async def _sent_file(request: Request) -> SentFile:
         with storage_errors("the folder for temporary files"):
             form = await request.form(max_files=1, max_fields=8, max_part_size=1 << 14)
     except MultiPartException as error:
-        raise Refusal(400, "malformed-form", f"the form cannot be read: {error.message}") from error
+        raise RefusalError(400, "malformed-form", f"the form cannot be read: {error.message}") from error
     fields: dict[str, Any] = {name: value for name, value in form.items() if isinstance(value, str)}
     file = form.get("file")
     if not isinstance(file, UploadFile):
@@ -169,7 +169,7 @@ def delete_workload(request: Request, principal: Submitter, workload_id: Workloa
 def _upload(request: Request, service: Services, principal: Principal, sent: SentFile, once: Once) -> Response:
     with service.uploads.taken() as folder:
         if folder is None:
-            raise Refusal(
+            raise RefusalError(
                 503,
                 "too-many-uploads",
                 "other uploads are being unpacked, as many as may be at once: try again in a few seconds",

@@ -34,7 +34,7 @@ def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float,
         dry_run: Only count.
 
     Raises:
-        CollectionBusy: Files are being put without a pause. What was removed before stays removed.
+        CollectionBusyError: Files are being put without a pause. What was removed before stays removed.
     """
     now_s = artifacts.clock_s()
     before_s = now_s - grace_s

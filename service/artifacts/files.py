@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from steptune.service.connections import storage_errors
-from steptune.tuner.errors import MissingDependency, StoreError, StoreUnavailable
+from steptune.tuner.errors import MissingDependencyError, StoreError, StoreUnavailableError
 from steptune.tuner.records import Record
 
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -65,7 +65,7 @@ class Files(Protocol):
         """Where it is on this machine; None if it is not."""
 
     def find(self, name: str) -> StoredFile | None:
-        """What a listing says of one file, None where there is none."""
+        """Entry of one file in a listing, None where there is none."""
 
     def delete(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -154,7 +154,7 @@ class LocalFiles:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Whether nobody else may go on writing to a file: its owner, or who has it under another name."""
+    """Say whether nobody else may go on writing to a file: its owner, or who has it under another name."""
     try:
         status = path.lstat()
     except OSError:
@@ -181,7 +181,7 @@ class RemoteFiles:
 
     Raises:
         StoreError: The URL cannot be used.
-        MissingDependency: The library for it is not installed.
+        MissingDependencyError: The library for it is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -192,7 +192,7 @@ class RemoteFiles:
             self._system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         except ImportError as error:
             extra = "; for s3:// install steptune[s3]" if url.startswith("s3") else ""
-            raise MissingDependency(f"{self.place!r} needs a library: {error}{extra}") from error
+            raise MissingDependencyError(f"{self.place!r} needs a library: {error}{extra}") from error
         except ValueError as error:
             raise StoreError(f"{self.place!r} is no place for artifacts: {error}; write s3://BUCKET/FOLDER") from error
         self._root = root.rstrip("/")
@@ -262,7 +262,7 @@ class RemoteFiles:
             raise
         except Exception as error:
             if _will_pass(error):
-                raise StoreUnavailable(f"{self.place} cannot be reached at this moment: {error}") from error
+                raise StoreUnavailableError(f"{self.place} cannot be reached at this moment: {error}") from error
             with storage_errors(self.place):
                 if isinstance(error, OSError):
                     raise
@@ -270,7 +270,7 @@ class RemoteFiles:
 
 
 def _will_pass(error: Exception) -> bool:
-    """Whether the same may succeed a little later. The libraries' own errors are known by name: none need be there."""
+    """Say whether the same may succeed a little later. The libraries' errors are known by name: none need be there."""
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return True
     return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)

@@ -25,7 +25,7 @@ COLLECTION_PATIENCE_S = 10.0
 _POLL_S = 0.01
 
 
-class CollectionBusy(StoreError):
+class CollectionBusyError(StoreError):
     """Files are being put without a pause; garbage is collected the next time."""
 
 
@@ -37,7 +37,7 @@ class CollectionLock(Protocol):
         """Held while files are collected.
 
         Raises:
-            CollectionBusy: Others hold it, for longer than the patience of a collection.
+            CollectionBusyError: Others hold it, for longer than the patience of a collection.
         """
 
 
@@ -120,7 +120,7 @@ class PostgresLock:
 
 def _wait(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise CollectionBusy(
+        raise CollectionBusyError(
             f"artifacts have been put for {COLLECTION_PATIENCE_S:g} s without a pause: garbage is collected next time"
         )
     time.sleep(_POLL_S)

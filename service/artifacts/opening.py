@@ -16,7 +16,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     """The store at `artifacts_url`, by default in the data directory.
 
     Raises:
-        StoreError: The URL cannot be used; MissingDependency where its library is not installed.
+        StoreError: The URL cannot be used; MissingDependencyError where its library is not installed.
     """
     files = files_at(settings.artifacts_url or settings.data_directory / "artifacts")
     return ArtifactStore(files, _lock_for(files, settings))
@@ -26,7 +26,7 @@ def files_at(place: Path | str) -> Files:
     """The files of a path, a `file://` URL, or another URL that fsspec knows.
 
     Raises:
-        StoreError, MissingDependency: As `open_artifacts`.
+        StoreError, MissingDependencyError: As `open_artifacts`.
     """
     text = str(place)
     if "://" not in text:

@@ -67,7 +67,7 @@ def apply_quotas(engine: Engine, settings: Settings) -> int:
 
 
 def user_artifact_bytes(session: Session, user_id: str) -> int:
-    """What the studies and uploads of a user take; content that several have counts once."""
+    """Bytes of the studies and uploads of a user; content that several have counts once."""
     return _usage(session, _scope_of_user(user_id))
 
 

@@ -22,17 +22,17 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Kept(Record):
-    """What was put."""
+    """File that was put."""
 
     digest: str
     size_bytes: int
 
 
-class TooLarge(StoreError):
+class ArtifactTooLargeError(StoreError):
     """More bytes came than were allowed."""
 
 
-class ArtifactGone(StoreError):
+class ArtifactGoneError(StoreError):
     """A file that was kept is not there."""
 
 
@@ -68,8 +68,8 @@ class ArtifactStore:
             limit: Most bytes that may come.
 
         Raises:
-            TooLarge: More than `limit` bytes came.
-            StorageFull: The disk is full.
+            ArtifactTooLargeError: More than `limit` bytes came.
+            StorageFullError: The disk is full.
             StoreError: The source cannot be read, or the store cannot be written.
         """
         incoming = f"{INCOMING}/{new_id()}"
@@ -110,7 +110,7 @@ class ArtifactStore:
         """The file with this content, to read; seekable.
 
         Raises:
-            ArtifactGone: It is not kept here.
+            ArtifactGoneError: It is not kept here.
         """
         self.size_bytes(digest)
         return self._files.open(_name(digest))
@@ -119,11 +119,11 @@ class ArtifactStore:
         """The size of the file with this content.
 
         Raises:
-            ArtifactGone: It is not kept here.
+            ArtifactGoneError: It is not kept here.
         """
         found = self._files.find(_name(digest))
         if found is None:
-            raise ArtifactGone(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
+            raise ArtifactGoneError(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
         return found.size_bytes
 
     @contextmanager
@@ -132,7 +132,7 @@ class ArtifactStore:
         content is checked: what is unpacked and run is what was uploaded.
 
         Raises:
-            ArtifactGone: It is not kept here.
+            ArtifactGoneError: It is not kept here.
             StoreError: It cannot be copied, or has changed since it was put.
         """
         self.size_bytes(digest)
@@ -182,7 +182,7 @@ class ArtifactStore:
         return found.modified_s
 
     def is_older(self, digest: str, than_s: float) -> bool:
-        """Whether a file is there and was put before a time."""
+        """Say whether a file is there and was put before a time."""
         found = self._files.find(_name(digest))
         return found is not None and found.modified_s < than_s
 
@@ -216,7 +216,9 @@ class _Measured:
         for chunk in chunks:
             self._size_bytes += len(chunk)
             if self._limit is not None and self._size_bytes > self._limit:
-                raise TooLarge(f"more than the {self._limit:,} bytes that are allowed: send less, or raise the limit")
+                raise ArtifactTooLargeError(
+                    f"more than the {self._limit:,} bytes that are allowed: send less, or raise the limit"
+                )
             self._hash.update(chunk)
             yield chunk
 

@@ -34,7 +34,7 @@ class BackedUpFile(Record):
 
 
 class Manifest(Record):
-    """What a backup holds."""
+    """Contents of a backup."""
 
     format: int
     steptune_version: str

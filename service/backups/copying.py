@@ -23,7 +23,7 @@ from steptune.service.backups.archive import (
 )
 from steptune.service.connections import create_engine_for, place_of, storage_errors
 from steptune.service.database import known_revisions, revision_of
-from steptune.tuner.errors import SchemaTooNew, StoreError
+from steptune.tuner.errors import SchemaTooNewError, StoreError
 from steptune.tuner.records import Record
 
 _DUMP = {"sqlite": sqlite.dump, "postgresql": postgresql.dump}
@@ -31,7 +31,7 @@ _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
 
 
 class BackupReport(Record):
-    """What a backup holds."""
+    """Contents of a backup."""
 
     size_bytes: int
     num_artifacts: int
@@ -40,7 +40,7 @@ class BackupReport(Record):
 
 
 class RestoreReport(Record):
-    """What was put back."""
+    """Contents that were put back."""
 
     revision: str
     is_current: bool
@@ -57,7 +57,7 @@ def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: boo
 
     Raises:
         StoreError: The database is empty, not ours or cannot be read, or the file cannot be written.
-        MissingDependency: PostgreSQL's tools are not installed.
+        MissingDependencyError: PostgreSQL's tools are not installed.
     """
     if path.exists() and not force:
         raise StoreError(f"{path} exists: name another file, or replace it with --force")
@@ -96,8 +96,8 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
 
     Raises:
         StoreError: The backup is damaged, of another database, or the database holds something.
-        SchemaTooNew: A newer version of Steptune made the backup.
-        MissingDependency: PostgreSQL's tools are not installed.
+        SchemaTooNewError: A newer version of Steptune made the backup.
+        MissingDependencyError: PostgreSQL's tools are not installed.
     """
     engine = create_engine_for(url)
     try:
@@ -126,7 +126,7 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
 
 def _known_revision(revision: str | None, place: str) -> str | None:
     if revision is not None and revision not in known_revisions():
-        raise SchemaTooNew(
+        raise SchemaTooNewError(
             f"{place} is at revision {revision!r}, which Steptune {steptune.__version__} does not know: a newer "
             "version wrote it; install that version"
         )

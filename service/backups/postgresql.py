@@ -17,7 +17,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from steptune.service.backups.references import referenced_digests
 from steptune.service.connections import place_of, writing
-from steptune.tuner.errors import MissingDependency, StoreError
+from steptune.tuner.errors import MissingDependencyError, StoreError
 
 REPLACED = "steptune_replaced"
 """The schema that holds what is being replaced."""
@@ -95,7 +95,7 @@ def _move(connection: Connection, source: str, target: str) -> None:
 def _tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"{name} is not installed: install PostgreSQL's client tools (Debian: postgresql-client, no older than "
             "the server)"
         )

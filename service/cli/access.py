@@ -1,4 +1,6 @@
-"""What the commands `token` and `user` share: they work on the database itself, as who may read it may do anything."""
+"""Shared parts of the commands `token` and `user`: they work on the database itself, as who may read it may do
+anything.
+"""
 
 from __future__ import annotations
 

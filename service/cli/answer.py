@@ -72,7 +72,7 @@ def _prospect(console: Console, recommendation: Recommendation | None) -> list[T
 
 
 def _proof(console: Console, recommendation: Recommendation | None) -> list[Text]:
-    """What the claim rests on, and what it cost to find."""
+    """Evidence for the claim, and the cost of finding it."""
     if recommendation is None:
         return []
     parts = []
@@ -88,7 +88,7 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 
 
 def _training(guard: GuardVerdict) -> str:
-    """Whether it is the same training, as far as anything could be compared."""
+    """Say whether it is the same training, as far as anything could be compared."""
     if not guard.checks:
         return "not guarded: nothing could be compared"
     return "same training" if guard.passed else "not the same training"
@@ -104,7 +104,7 @@ def _compared(recommendation: Recommendation) -> list[Text]:
 
 
 def _facts(source: TrialSource, study_id: str) -> list[Text]:
-    """Of a study without a recommendation: its state, its trials, rates so far."""
+    """Facts about a study without a recommendation: its state, its trials, rates so far."""
     lines = []
     for fact in get_headline_info(source, study_id).facts:
         note = f" ({fact.note})" if fact.note else ""

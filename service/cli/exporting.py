@@ -79,7 +79,7 @@ def export_remote(
         trial: Whose configuration is exported; None exports the recommended one.
 
     Raises:
-        NotFound: There is no such study or trial, or it has no recommendation yet.
+        NotFoundError: There is no such study or trial, or it has no recommendation yet.
         ChoiceError: The service has no such format.
         StoreError: The folder cannot be written.
     """

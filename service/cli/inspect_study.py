@@ -21,7 +21,7 @@ from steptune.service.cli.console import (
 from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
 from steptune.service.cli.remote import Token, TokenFile, Url, connected, study_id_of
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.errors import StoreError, StudyNotFoundError
 from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 
@@ -39,7 +39,7 @@ def resolve(store: SqlStudyStore, study_id: str) -> Study:
         return store.get_study(study_id)
     newest = store.list_studies(limit=1)
     if not newest:
-        raise StudyNotFound("there is no study yet: `steptune tune WORKLOAD` makes one")
+        raise StudyNotFoundError("there is no study yet: `steptune tune WORKLOAD` makes one")
     return newest[0]
 
 

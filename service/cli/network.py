@@ -44,7 +44,7 @@ def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> No
 
 
 def _printable(text: str) -> str:
-    """Of files and logs of others, which may hold what moves a cursor or colours text."""
+    """Printable text from files and logs of others, which may hold what moves a cursor or colours text."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -1,4 +1,4 @@
-"""What commands on a remote service share: its address, and who asks."""
+"""Shared parts of commands on a remote service: its address, and who asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from steptune.service.client import Client
 from steptune.service.connections import storage_errors
-from steptune.tuner.errors import ChoiceError, StudyNotFound
+from steptune.tuner.errors import ChoiceError, StudyNotFoundError
 
 Url = Annotated[
     str | None,
@@ -65,5 +65,7 @@ def study_id_of(client: Client, study_id: str) -> str:
         return study_id
     newest = next(client.studies(), None)
     if newest is None:
-        raise StudyNotFound(f"there is no study of yours at {client.url} yet: `steptune submit WORKLOAD` makes one")
+        raise StudyNotFoundError(
+            f"there is no study of yours at {client.url} yet: `steptune submit WORKLOAD` makes one"
+        )
     return newest.study_id

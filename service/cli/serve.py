@@ -25,7 +25,7 @@ def serve(settings: Settings) -> None:
     """Serves until it is told to stop.
 
     Raises:
-        StoreError: The database cannot be used; SchemaOutdated and SchemaTooNew say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
         ChoiceError: Settings that contradict each other.
     """
     from steptune.service.serving import run
@@ -67,7 +67,7 @@ def _group(name: str) -> str:
 
 
 def _flag_type(annotation: Any) -> Any:
-    """What Typer parses; pydantic checks the rest."""
+    """Type that Typer parses; pydantic checks the rest."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation if annotation in (bool, int, float) else str

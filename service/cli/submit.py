@@ -23,7 +23,7 @@ from steptune.service.cli.remote import Token, TokenFile, Url, connected
 from steptune.service.cli.watch import follow_to_its_end
 from steptune.service.client import Client
 from steptune.service.quantities import parse_bytes, parse_duration_s
-from steptune.tuner.errors import ChoiceError, WorkloadNotFound
+from steptune.tuner.errors import ChoiceError, WorkloadNotFoundError
 from steptune.tuner.records import MeasureSettings
 from steptune.tuner.workloads.reference import imported_modules, parse_reference
 from steptune.tuner.workloads.zoo import known_reference
@@ -141,7 +141,7 @@ def _given(client: Client, workload: str, folder: Path | None) -> dict[str, str]
     if path is None:
         return {"workload": workload}
     if not path.exists():
-        raise WorkloadNotFound(f"{path} does not exist")
+        raise WorkloadNotFoundError(f"{path} does not exist")
     sent = client.upload(path, entry=entry)
     say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {sent.entry}", style="dim")
     return {"workload_id": sent.workload_id}

@@ -1,4 +1,4 @@
-"""What a trace shows, on a terminal: the verdict first, then what it rests on."""
+"""Summary of a trace on a terminal: the verdict first, then what it rests on."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _hanging(mark: Text, text: Text) -> RenderableType:
 
 
 def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> RenderableType:
-    """What to do, the most that it could gain first."""
+    """Advice, with the most to gain first."""
     lines: list[RenderableType] = []
     for finding in findings:
         mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
@@ -121,7 +121,7 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
 
 
 def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
-    """What is not in the sum: phases, and what compute hides."""
+    """Parts that are not in the sum: phases, and what compute hides."""
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
         for row in _records(get_phases_info(analysis))
@@ -152,7 +152,7 @@ def _what_ifs(rank: RankAnalysis) -> RenderableType:
 
 
 def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:
-    """What there is to show, of the rank that the others wait for where there are several."""
+    """Details of the rank that the others wait for where there are several."""
     several = len(analysis.ranks) > 1
     if several:
         yield _ranks(analysis)
@@ -336,25 +336,39 @@ def _variation(info: pd.DataFrame) -> RenderableType:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Prints the difference of the step, of its categories, and what explains it."""
-    step = comparison.measured or comparison.step
-    ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
-    verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
-    if comparison.measured is None and not comparison.trusted:
-        verdict = "no verdict: a profile cannot be trusted"
-    elif step.low_ns is not None and not step.significant:
-        verdict += f"; no difference beyond the noise of the {'windows' if comparison.measured else 'steps'}"
-    console.print(Text(verdict, style="bold"))
+    console.print(Text(_verdict(comparison), style="bold"))
     if comparison.stated_how:
         interval = f", 95 % interval {units.ratio_interval(comparison.stated)}" if comparison.stated else ""
         console.print(Text(f"as the study states it: {comparison.stated_how}{interval}", style="dim"))
     elif comparison.measured is not None:
-        console.print(Text(f"measured without the profiler{_interval(step, ', change ')}", style="dim"))
-    step = comparison.step
+        change = _interval(comparison.measured, ", change ")
+        console.print(Text(f"measured without the profiler{change}", style="dim"))
     console.print(Text(f"from {comparison.before} ({units.counted(comparison.num_steps[0], 'step')})", style="dim"))
     console.print(Text(f"to   {comparison.after} ({units.counted(comparison.num_steps[1], 'step')})", style="dim"))
     for note in comparison.notes:
         console.print(Text(f"note: {note}", style="yellow"))
     console.print()
+    console.print(_changes(comparison))
+    for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
+        if rows:
+            console.print()
+            console.print(_explaining(rows, title))
+
+
+def _verdict(comparison: Comparison) -> str:
+    step = comparison.measured or comparison.step
+    if comparison.measured is None and not comparison.trusted:
+        return "no verdict: a profile cannot be trusted"
+    ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
+    verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
+    if step.low_ns is not None and not step.significant:
+        verdict += f"; no difference beyond the noise of the {'windows' if comparison.measured else 'steps'}"
+    return verdict
+
+
+def _changes(comparison: Comparison) -> Table:
+    """The step and its categories, before and after."""
+    step = comparison.step
     table = plain_table("per step", "before", "after", "change", "95 % interval")
     for column in table.columns[1:]:
         column.no_wrap, column.justify = True, "right"
@@ -368,11 +382,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
                 Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns) if certain else "dim"),
                 Text(_interval(row), style="dim"),
             )
-    console.print(table)
-    for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
-        if rows:
-            console.print()
-            console.print(_explaining(rows, title))
+    return table
 
 
 def _interval(row: Difference, before: str = "") -> str:

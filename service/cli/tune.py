@@ -42,7 +42,7 @@ from steptune.service.interrupts import interruptible
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import ChoiceError, StorageFull, StoreError, StudyNotFound
+from steptune.tuner.errors import ChoiceError, StorageFullError, StoreError, StudyNotFoundError
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Study, StudySettings, StudyState
 from steptune.tuner.trials.launch import Launch, num_lone_tasks
@@ -459,8 +459,8 @@ def _driven(
             before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
         say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
         raise typer.Exit(INTERRUPTED) from None
-    except StorageFull as error:
-        raise StorageFull(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+    except StorageFullError as error:
+        raise StorageFullError(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
 
 
 def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recommendation) -> None:
@@ -495,12 +495,12 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its driver
-    could.
+    """Say whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its
+    driver could.
     """
     try:
         state = store.get_study(study.study_id).state
-    except StudyNotFound:
+    except StudyNotFoundError:
         return False
     if state is StudyState.RUNNING:
         store.set_state(study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")

@@ -98,7 +98,7 @@ def quota(
 
 
 def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
-    """What was given, by the name of the column.
+    """Changes that were given, by the name of the column.
 
     Raises:
         ChoiceError: A limit that is neither a number nor `default`.

@@ -13,7 +13,7 @@ from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import Decision, Event, Recommendation, StudyState, choice_label
 from steptune.tuner.speeds import answer_of, contribution_of, proven_gain
 
@@ -42,7 +42,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
     """Shows progress, then the answer.
 
     Raises:
-        BaselineFailed: The study failed.
+        BaselineError: The study failed.
         typer.Exit: Status 1 where it was cancelled without an answer.
     """
     with live_progress(console, quiet=as_json) as show:
@@ -59,7 +59,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
     elif recommendation is not None:
         print_answer(output, study_id, recommendation)
     if recommendation is None and study.state is StudyState.FAILED:
-        raise BaselineFailed(f"study {study_id} has failed: {study.message}")
+        raise BaselineError(f"study {study_id} has failed: {study.message}")
     if recommendation is None:
         say(f"study {study_id} is {study.state.value}{f': {study.message}' if study.message else ''}")
         raise typer.Exit(1)

@@ -12,24 +12,41 @@
 happens, `packing.py` how a folder becomes an upload. It loads neither torch nor the server.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from steptune.service.client.client import Client
 from steptune.service.client.errors import (
-    AccessRefused,
-    Conflict,
-    InvalidRequest,
-    NotFound,
+    AccessRefusedError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
     ServiceError,
-    ServiceUnreachable,
-    TooManyRequests,
+    ServiceUnreachableError,
+    TooManyRequestsError,
 )
+from steptune.tuner.errors import by_earlier_name
 
 __all__ = [
-    "AccessRefused",
+    "AccessRefusedError",
     "Client",
-    "Conflict",
-    "InvalidRequest",
-    "NotFound",
+    "ConflictError",
+    "InvalidRequestError",
+    "NotFoundError",
     "ServiceError",
-    "ServiceUnreachable",
-    "TooManyRequests",
+    "ServiceUnreachableError",
+    "TooManyRequestsError",
 ]
+
+EARLIER_NAMES = {
+    "AccessRefused": "AccessRefusedError",
+    "Conflict": "ConflictError",
+    "InvalidRequest": "InvalidRequestError",
+    "NotFound": "NotFoundError",
+    "ServiceUnreachable": "ServiceUnreachableError",
+    "TooManyRequests": "TooManyRequestsError",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return by_earlier_name(name, globals(), EARLIER_NAMES)

@@ -1,4 +1,4 @@
-"""What can be asked of the service, typed: answers are the records of `service.messages` and `tuner.records`."""
+"""Typed requests to the service: answers are the records of `service.messages` and `tuner.records`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from steptune.service.client.errors import NotFound
+from steptune.service.client.errors import NotFoundError
 from steptune.service.client.events import follow
 from steptune.service.client.packing import pack
 from steptune.service.client.transport import Transport
@@ -62,9 +62,9 @@ Item = TypeVar("Item")
 class Client:
     """A service, as one user sees it. Close it after use; threads may share it.
 
-    Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and `ServiceUnreachable`
-    where it does not answer. What is safe to send again is sent again, with pauses; what is posted carries an
-    idempotency key, so that it is done once.
+    Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and
+    `ServiceUnreachableError` where it does not answer. What is safe to send again is sent again, with pauses;
+    what is posted carries an idempotency key, so that it is done once.
 
     Args:
         url: Of the service: https://host, with a base path where it has one.
@@ -185,7 +185,7 @@ class Client:
         return self.study(study_id)
 
     def events(self, study_id: str, after: int = 0) -> Iterator[Event]:
-        """What happens in a study, from its beginning (or after an event's number) to its end, as it happens.
+        """Events of a study, from its beginning (or after an event's number) to its end, as they happen.
 
         A connection that breaks is made again, and nothing is missed or repeated.
         """
@@ -199,14 +199,14 @@ class Client:
         return self._all(f"/studies/{study_id}/decisions", DecisionPage)
 
     def findings(self, study_id: str) -> Iterator[TrialFinding]:
-        """What breakdowns show, the newest trial first."""
+        """Findings of breakdowns, the newest trial first."""
         return self._all(f"/studies/{study_id}/findings", TrialFindingPage)
 
     def recommendation(self, study_id: str) -> Recommendation | None:
         """The answer; None while there is none."""
         try:
             text = self._transport.get_text(f"/studies/{study_id}/recommendation", format=None)
-        except NotFound as error:
+        except NotFoundError as error:
             if error.problem.code == "recommendation-not-found":
                 return None
             raise
@@ -252,7 +252,7 @@ class Client:
         return self._all(f"/trials/{trial_id}/collectives", CollectivePage)
 
     def guard(self, trial_id: str) -> TrialGuard:
-        """Whether it still was the same training."""
+        """Judgement whether it still was the same training."""
         return self._transport.get(f"/trials/{trial_id}/guard", TrialGuard)
 
     def log(self, trial_id: str, tail_bytes: int = 1 << 16) -> str:
@@ -282,7 +282,7 @@ class Client:
         return self._all("/workers", WorkerPage)
 
     def hardware_profiles(self) -> Iterator[HardwareSummary]:
-        """Of workers and of past studies."""
+        """Hardware of workers and of past studies."""
         return self._all("/hardware-profiles", HardwarePage)
 
     # --- how -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the service refuses, as exceptions. Their texts are the service's own: what was violated, and the way out."""
+"""Refusals of the service as exceptions. Their texts are the service's own: what was violated, and the way out."""
 
 from __future__ import annotations
 
@@ -43,41 +43,41 @@ class ServiceError(SteptuneError):
         self.problem = problem
 
 
-class AccessRefused(ServiceError):
+class AccessRefusedError(ServiceError):
     """401 or 403: the token is missing, unknown, expired or revoked, or may not do this."""
 
 
-class NotFound(ServiceError):
+class NotFoundError(ServiceError):
     """404: it is not there, or is not yours."""
 
 
-class Conflict(ServiceError):
+class ConflictError(ServiceError):
     """409 or 412: its state does not allow it, or it was changed meanwhile."""
 
 
-class InvalidRequest(ServiceError):
+class InvalidRequestError(ServiceError):
     """400, 413, 415 or 422: what was sent is wrong; `problem.errors` names the fields."""
 
 
-class TooManyRequests(ServiceError):
+class TooManyRequestsError(ServiceError):
     """429: also after waiting."""
 
 
-class ServiceUnreachable(SteptuneError):
+class ServiceUnreachableError(SteptuneError):
     """The service could not be reached, or its answer broke off, also after trying again."""
 
 
 KINDS: dict[int, type[ServiceError]] = {
-    400: InvalidRequest,
-    401: AccessRefused,
-    403: AccessRefused,
-    404: NotFound,
-    409: Conflict,
-    412: Conflict,
-    413: InvalidRequest,
-    415: InvalidRequest,
-    422: InvalidRequest,
-    429: TooManyRequests,
+    400: InvalidRequestError,
+    401: AccessRefusedError,
+    403: AccessRefusedError,
+    404: NotFoundError,
+    409: ConflictError,
+    412: ConflictError,
+    413: InvalidRequestError,
+    415: InvalidRequestError,
+    422: InvalidRequestError,
+    429: TooManyRequestsError,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import msgspec
 
-from steptune.service.client.errors import ServiceError, ServiceUnreachable
+from steptune.service.client.errors import ServiceError, ServiceUnreachableError
 from steptune.service.client.transport import RETRIED_STATUSES, Transport
 from steptune.tuner.records import Event
 
@@ -25,7 +25,7 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None
 
     Raises:
         ServiceError: It is refused.
-        ServiceUnreachable: The service stays away.
+        ServiceUnreachableError: The service stays away.
     """
     failures = 0
     while True:
@@ -39,7 +39,7 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None
                     if event is not None:
                         after = event.sequence
                     yield event
-        except ServiceUnreachable:
+        except ServiceUnreachableError:
             failures += 1
             if failures >= MAX_FAILURES:
                 raise

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from steptune.service.archives import DEFAULT_LIMITS, ArchiveLimits
 from steptune.service.connections import storage_errors
-from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
 """Folders of caches and results, beside all that is hidden (`.git`, `.venv`, …)."""
@@ -22,7 +22,7 @@ _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What went into an archive, and what did not.
+    """Files that went into an archive, and those that did not.
 
     Attributes:
         files: Paths within the folder.
@@ -37,12 +37,12 @@ def pack(folder: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> 
     """Writes a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
 
     Raises:
-        WorkloadNotFound: There is no such folder.
-        WorkloadRejected: It is larger than the service unpacks, or is empty.
+        WorkloadNotFoundError: There is no such folder.
+        WorkloadRejectedError: It is larger than the service unpacks, or is empty.
         StoreError: A file cannot be read, or the archive cannot be written.
     """
     if not folder.is_dir():
-        raise WorkloadNotFound(f"{folder} is not a folder")
+        raise WorkloadNotFoundError(f"{folder} is not a folder")
     left_out: list[str] = []
     files = [path.relative_to(folder).as_posix() for path in _files(folder, folder, left_out)]
     _check_size(folder, files, limits)
@@ -79,20 +79,20 @@ def _files(root: Path, folder: Path, left_out: list[str]) -> Iterator[Path]:
 
 def _check_size(folder: Path, files: list[str], limits: ArchiveLimits) -> None:
     if not files:
-        raise WorkloadRejected(f"{folder} has no files to send")
+        raise WorkloadRejectedError(f"{folder} has no files to send")
     if len(files) > limits.members:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{folder} has {len(files):,} files, and the service unpacks {limits.members:,}: send less"
         )
     sizes = {name: (folder / name).stat().st_size for name in files}
     largest = max(sizes, key=sizes.__getitem__)
     if sizes[largest] > limits.file_bytes:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{folder / largest} has {sizes[largest]:,} bytes, and one file may have {limits.file_bytes:,}: "
             "leave data where workers can read it"
         )
     if sum(sizes.values()) > limits.total_bytes:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{folder} has {sum(sizes.values()):,} bytes, and the service unpacks {limits.total_bytes:,}: leave data "
             "where workers can read it"
         )

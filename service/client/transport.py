@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 import steptune
-from steptune.service.client.errors import ServiceUnreachable, error_of
+from steptune.service.client.errors import ServiceUnreachableError, error_of
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import new_id
 
@@ -144,14 +144,14 @@ class Transport:
         try:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.MsgspecError as error:
-            raise ServiceUnreachable(
+            raise ServiceUnreachableError(
                 f"{self.url} gave an answer that Steptune {steptune.__version__} cannot read ({error}): is it "
                 "Steptune's address, and of the same version?"
             ) from error
 
-    def _unreachable(self, error: Exception) -> ServiceUnreachable:
+    def _unreachable(self, error: Exception) -> ServiceUnreachableError:
         reason = str(error) or type(error).__name__
-        return ServiceUnreachable(f"{self.url} cannot be reached: {reason}; check the address, and that it runs")
+        return ServiceUnreachableError(f"{self.url} cannot be reached: {reason}; check the address, and that it runs")
 
 
 def _once(key: str | None) -> dict[str, str]:

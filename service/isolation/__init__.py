@@ -9,7 +9,7 @@ from steptune.service.isolation.bubblewrap import Bubblewrap
 from steptune.service.isolation.limits import Limits
 from steptune.service.isolation.none import NoIsolation
 from steptune.service.isolation.resources import Resources
-from steptune.tuner.errors import ChoiceError, IsolationUnavailable
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError
 from steptune.tuner.wording import no_such
 
 LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
@@ -52,14 +52,14 @@ def choose(name: str, python: str = sys.executable, *, separating: bool = False)
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailable: It was named and cannot be used here, or none can.
+        IsolationUnavailableError: It was named and cannot be used here, or none can.
     """
     if name == STRONGEST:
         return _strongest(python, separating=separating)
     level = level_named(name)
     reason = _obstacle(level, python, separating=separating and level.name != NONE)
     if reason is not None:
-        raise IsolationUnavailable(
+        raise IsolationUnavailableError(
             f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the levels that can; choose "
             "another with --isolation or STEPTUNE_ISOLATION"
         )
@@ -75,7 +75,7 @@ def _strongest(python: str, *, separating: bool) -> Level:
         if reason is None:
             return level
         reasons.append(f"{level.name}: {reason}")
-    raise IsolationUnavailable(
+    raise IsolationUnavailableError(
         f"no isolation level can be used here ({'; '.join(reasons)}). Mend one of them, or let trials do whatever this "
         "user can with --isolation none or STEPTUNE_ISOLATION=none"
     )

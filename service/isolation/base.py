@@ -1,4 +1,4 @@
-"""What every isolation level has: a probe, and a sandbox for one study."""
+"""Base of every isolation level: a probe, and a sandbox for one study."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from steptune.service.isolation.resources import Resources
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.trials.connection import server_environment
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.scratch import scratch_directory
@@ -46,7 +46,7 @@ class Unavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRequest:
-    """What a sandbox is for.
+    """Purpose of a sandbox.
 
     Attributes:
         study_directory: Where trials may write; nowhere else.
@@ -83,18 +83,18 @@ class Level(abc.ABC):
         """A sandbox for one study; what runs in it is gone at the end.
 
         Raises:
-            IsolationUnavailable: This study cannot be run so: a file that it needs is out of its reach.
+            IsolationUnavailableError: This study cannot be run so: a file that it needs is out of its reach.
         """
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Whether trials of this process would reach neither its files nor its processes, nor those of other studies:
-        they have a user, or a file system and process numbers, of their own.
+        """Say whether trials of this process would reach neither its files nor its processes, nor those of other
+        studies: they have a user, or a file system and process numbers, of their own.
         """
 
     @abc.abstractmethod
     def missing(self) -> str | None:
-        """What the machine lacks as far as looking tells, with the way out."""
+        """Parts that the machine lacks as far as looking tells, with the way out."""
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:
         """Tries the level out, once in a process."""
@@ -132,7 +132,7 @@ def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
                 timeout=PROBE_TIMEOUT_S,
                 check=False,
             )
-    except IsolationUnavailable as error:
+    except IsolationUnavailableError as error:
         return Unavailable(str(error))
     except (OSError, subprocess.TimeoutExpired) as error:
         return Unavailable(f"{level.name} does not work here: {error}")

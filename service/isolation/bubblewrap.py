@@ -33,7 +33,7 @@ from steptune.service.isolation.users import (
     own_user,
 )
 from steptune.service.isolation.visible import interpreter_paths, system_paths, workload_paths
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.trials.memory_use import Taker
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.study_files import StudyFiles
@@ -130,9 +130,9 @@ def _check_readable(paths: Sequence[Path]) -> None:
     """Refuses, before anything is run, what the server's user could see and not read."""
     for path in paths:
         if not path.exists():
-            raise IsolationUnavailable(f"{path} does not exist: correct STEPTUNE_READABLE")
+            raise IsolationUnavailableError(f"{path} does not exist: correct STEPTUNE_READABLE")
         if not open_to_others(path):
-            raise IsolationUnavailable(
+            raise IsolationUnavailableError(
                 f"trials run as a user of their own, to whom {path} is closed: open it (chmod o+rX {path})"
             )
 

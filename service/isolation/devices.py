@@ -41,7 +41,7 @@ def visible_gpus(text: str | None) -> tuple[int, ...] | None:
 
 
 def _minors() -> list[int]:
-    """Of the GPUs that this process can open, in the order of the PCI bus."""
+    """Minor numbers of the GPUs that this process can open, in the order of the PCI bus."""
     found = []
     for information in sorted(DRIVER.glob("*/information")):
         minor = re.search(r"^Device Minor:\s*(\d+)", information.read_text(errors="replace"), re.MULTILINE)

@@ -24,7 +24,7 @@ SECRET = re.compile(
 
 
 def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What is allowed by name, without what sounds like a secret all the same."""
+    """Variables that are allowed by name, without what sounds like a secret all the same."""
     kept = {
         name: value
         for name, value in inherited.items()

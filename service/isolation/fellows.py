@@ -63,7 +63,7 @@ def _others(folder: Path, own: Path, owner: str) -> Iterator[Taker]:
 
 
 def _is_left(descriptor: int) -> bool:
-    """Whether nobody holds the lock of a file: who made it was killed."""
+    """Say whether nobody holds the lock of a file: who made it was killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

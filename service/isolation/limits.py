@@ -31,7 +31,7 @@ from steptune.service.isolation.users import (
     remove_left,
 )
 from steptune.service.isolation.visible import interpreter_paths
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.installation import trial_folders
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.study_files import StudyFiles
@@ -114,7 +114,7 @@ def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> No
     for path in paths:
         closed = closed_to_others(path)
         if closed is not None and closed != request.study_directory:
-            raise IsolationUnavailable(
+            raise IsolationUnavailableError(
                 f"trials run as a user of their own, who cannot read {path} because {closed} is closed to other users. "
                 "Use bubblewrap, or move the files outside of it, to /opt or /srv"
             )

@@ -47,7 +47,7 @@ class Resources:
     def of_this_machine(
         cls, directory: Path, disk_bytes: int | None = None, memory_bytes: int | None = None
     ) -> Resources:
-        """What leaves room for others: half of the free disk, four fifths of the memory, all of the cores."""
+        """Resources that leave room for others: half of the free disk, four fifths of the memory, all of the cores."""
         total = psutil.virtual_memory().total
         return cls(
             num_tasks=NUM_TASKS_BASE + NUM_TASKS_PER_CORE * (os.cpu_count() or 1),

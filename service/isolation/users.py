@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from steptune.tuner.errors import IsolationUnavailable
-from steptune.tuner.trials.as_user import Disturbed, run_as
+from steptune.tuner.errors import IsolationUnavailableError
+from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
@@ -28,7 +28,7 @@ _STUDY_MODE = 0o2770
 
 
 def has_capabilities(*wanted: int) -> bool:
-    """Whether this process has all of these capabilities now."""
+    """Say whether this process has all of these capabilities now."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:  # not Linux
@@ -38,7 +38,7 @@ def has_capabilities(*wanted: int) -> bool:
 
 
 def can_change_user() -> bool:
-    """Whether this process can run trials as a user of their own."""
+    """Say whether this process can run trials as a user of their own."""
     return has_capabilities(*_TO_CHANGE_USER)
 
 
@@ -77,18 +77,18 @@ def _free_user(directory: Path) -> Iterator[int]:
             remove_left(uid)
             yield uid
             return
-    raise IsolationUnavailable(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
+    raise IsolationUnavailableError(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
 
 
 def private_folder(folder: Path) -> Path:
     """Makes a folder that no other user may enter.
 
     Raises:
-        IsolationUnavailable: Somebody else has it.
+        IsolationUnavailableError: Somebody else has it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise IsolationUnavailable(f"{folder} belongs to somebody else: remove it")
+        raise IsolationUnavailableError(f"{folder} belongs to somebody else: remove it")
     return folder
 
 
@@ -124,7 +124,7 @@ def become(uid: int) -> tuple[str, ...]:
 
 def kill_all_of(uid: int) -> None:
     """Kills every process of a user at one stroke: only one of the same user can do that."""
-    with contextlib.suppress(Disturbed):
+    with contextlib.suppress(DisturbedError):
         run_as(become(uid), "/bin/sh", "-c", "kill -9 -1")
 
 
@@ -146,7 +146,7 @@ def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> 
         deep: Whether to search every folder in there that everybody may write, which takes a while.
     """
     places = [str(place) for place in SHARED_PLACES if place.is_dir()]
-    with contextlib.suppress(Disturbed):  # it does what it can while processes of that user live
+    with contextlib.suppress(DisturbedError):  # it does what it can while processes of that user live
         found = run_as(become(uid), "/bin/sh", "-c", _FIND, "sh", "" if deep else "-maxdepth 0", *places).stdout
         left = [path for path in found.split("\0") if path and Path(path) not in kept]
         if left:
@@ -170,7 +170,9 @@ def give(directory: Path, uid: int) -> None:
     # What is in a directory first: it cannot be entered any more where it is not ours and closed to our group.
     done = run_as((), *find, "-depth", *changed)
     if done.returncode:
-        raise IsolationUnavailable(f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}")
+        raise IsolationUnavailableError(
+            f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}"
+        )
 
 
 def take_back(directory: Path) -> None:
@@ -179,7 +181,7 @@ def take_back(directory: Path) -> None:
     uid = directory.stat().st_uid
     if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:
         return
-    with contextlib.suppress(Disturbed):
+    with contextlib.suppress(DisturbedError):
         run_as(become(uid), "chmod", "-R", "u+rwX,g+rwX", str(directory))
     run_as((), "chown", "-R", "-h", f"--from={uid}", f"{os.geteuid()}:{os.getegid()}", str(directory))
 
@@ -193,6 +195,6 @@ def closed_to_others(path: Path) -> Path | None:
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether an ordinary user who got as far as this can read it."""
+    """Say whether an ordinary user who got as far as this can read it."""
     wanted = 0o005 if path.is_dir() else 0o004
     return path.stat().st_mode & wanted == wanted

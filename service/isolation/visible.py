@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.installation import trial_folders
 from steptune.tuner.workloads.reference import parse_reference
 
@@ -52,7 +52,7 @@ def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[
             [python, "-P", "-c", _LOOK], env=environment, capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise IsolationUnavailable(
+        raise IsolationUnavailableError(
             f"{python} cannot be asked for its folders: {error}; name another --python"
         ) from None
     places = json.loads(done.stdout)
@@ -60,10 +60,10 @@ def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[
 
 
 def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], Path | None]:
-    """What belongs to a workload, and the folder in which it would be run by hand.
+    """Paths that belong to a workload, and the folder in which it would be run by hand.
 
     Raises:
-        IsolationUnavailable: There is too much beside it.
+        IsolationUnavailableError: There is too much beside it.
     """
     reference = parse_reference(workload)
     if reference.kind == "file":
@@ -80,12 +80,12 @@ def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
     In a home directory that is its Python files.
 
     Raises:
-        IsolationUnavailable: That would be hundreds of pieces.
+        IsolationUnavailableError: That would be hundreds of pieces.
     """
     hidden = [path.absolute() for path in hidden]
     parts = list(_parts(folder, hidden))
     if len(parts) > MAX_PARTS:
-        raise IsolationUnavailable(
+        raise IsolationUnavailableError(
             f"{folder} holds {len(parts)} files and folders, which a sandbox would show one by one ({MAX_PARTS} are "
             "allowed): put the workload into a folder of its own, and its data into folders"
         )

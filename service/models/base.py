@@ -1,4 +1,4 @@
-"""What every table shares: the naming of constraints, times in UTC, and keys of owners."""
+"""Base of every table: the naming of constraints, times in UTC, and keys of owners."""
 
 from __future__ import annotations
 

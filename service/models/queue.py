@@ -51,7 +51,7 @@ class QueueEntryRow(Base):
 
 
 class DeletedUsageRow(Base):
-    """What a study had used that was deleted: quotas and turns still count it, until it is old."""
+    """Usage of a study that was deleted: quotas and turns still count it, until it is old."""
 
     __tablename__ = "deleted_usage"
 

@@ -16,7 +16,7 @@ from steptune.service.models.base import COUNTER, Base, study_key, trial_key
 
 
 class WorkloadRow(Base):
-    """What was tuned, as it was last inspected."""
+    """Workload that was tuned, as it was last inspected."""
 
     __tablename__ = "workloads"
     __table_args__ = (UniqueConstraint("reference", "signature"), Index(None, "signature"))
@@ -260,7 +260,7 @@ class RecommendationRow(Base):
 
 
 class StrategyOutcomeRow(Base):
-    """What came of one strategy in a study with an answer: how often it was tried, what it is worth in the answer."""
+    """Outcome of one strategy in a study with an answer: how often it was tried, what it is worth in the answer."""
 
     __tablename__ = "strategy_outcomes"
 

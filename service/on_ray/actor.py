@@ -69,5 +69,5 @@ def agent_environment(variables: Mapping[str, str], order: AgentOrder) -> dict[s
 
 
 def is_of_ray(name: str) -> bool:
-    """Whether a variable is Ray's, as its token is."""
+    """Say whether a variable is Ray's, as its token is."""
     return name.startswith("RAY_")

@@ -22,7 +22,7 @@ from steptune.service.on_ray.actor import CHANGED_BY_RAY, is_of_ray
 from steptune.service.on_ray.messages import AgentOrder, Event, Failed, ReservationRequest, Reserved, Waiting
 from steptune.service.places import VISIBLE_DEVICES
 from steptune.service.settings import Settings
-from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
+from steptune.tuner.errors import ChoiceError, MissingDependencyError, PlatformError, RunnerError
 from steptune.tuner.records import Study
 from steptune.tuner.trials.host_group import HostGroup
 
@@ -50,11 +50,11 @@ def take_cluster(address: str, *, insecure: bool) -> Cluster:
     """Return the cluster to use, and take Ray's variables, its token among them, out of this process's environment.
 
     Raises:
-        MissingDependency: The extra `ray` is not installed.
+        MissingDependencyError: The extra `ray` is not installed.
         PlatformError: Ray's token authentication is off.
     """
     if importlib.util.find_spec("ray") is None:
-        raise MissingDependency("--runner ray needs Ray: pip install 'steptune[ray]'")
+        raise MissingDependencyError("--runner ray needs Ray: pip install 'steptune[ray]'")
     if os.environ.get(AUTH_MODE) != "token" and not insecure:
         raise PlatformError(
             f"{AUTH_MODE} is {os.environ.get(AUTH_MODE, '')!r}, and without a token everybody who can connect to Ray "
@@ -171,7 +171,7 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """What the process has said; that it has ended is a failure, if it has not said so itself."""
+        """Events that the process has reported; that it has ended is a failure, if it has not said so itself."""
         if self._process is None:
             return []
         assert self._process.stdout is not None
@@ -233,7 +233,7 @@ def reserved_hosts(
         check_waiting: Called some times a second while the study waits and no trial runs; what it raises ends that.
 
     Raises:
-        IsolationUnavailable: Its trials were to be isolated, on several hosts.
+        IsolationUnavailableError: Its trials were to be isolated, on several hosts.
         RunnerError: The cluster cannot be reached, or has not got the hosts.
     """
     num_hosts, ranks_per_host = study.settings.num_hosts, ranks_of_each(study)

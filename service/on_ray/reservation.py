@@ -247,7 +247,7 @@ def require_token(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, with the last line of what it came from."""
+    """Reason of an error, with the last line of what it came from."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__

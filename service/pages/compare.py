@@ -62,10 +62,10 @@ def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideN
 
 
 def _version(service: Services, principal: Principal, reference: str) -> Hashable:
-    """Of what is compared, that of its study.
+    """Version of the study that is compared.
 
     Raises:
-        Refusal: There is no such study or trial, or it is another user's.
+        RefusalError: There is no such study or trial, or it is another user's.
     """
     name, _, which = reference.partition(":")
     if not which and trial_owner(service.engine, name).exists:
@@ -94,7 +94,7 @@ def _meant(service: Services, principal: Principal, reference: str) -> tuple[Stu
     """The trial of a side; a study stands for what it recommends, or what leads so far, or its baseline.
 
     Raises:
-        Refusal: There is no such study or trial, or it is another user's.
+        RefusalError: There is no such study or trial, or it is another user's.
         StoreError: There is no such trial in it, or it is not complete.
     """
     store = SqlStudyStore(service.engine)

@@ -1,4 +1,4 @@
-"""What all pages have in common: who may read them, how they are sent, and how a refusal looks in a browser."""
+"""Shared parts of all pages: who may read them, how they are sent, and how a refusal looks in a browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptune.dashboards.site import Site
 from steptune.dashboards.templating import render
 from steptune.service.access.authentication import Access
 from steptune.service.access.cookies import session_cookie
-from steptune.service.access.errors import AccessError, NotAuthenticated
+from steptune.service.access.errors import AccessError, NotAuthenticatedError
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import csrf_token_for
@@ -44,7 +44,7 @@ class PageRoute(APIRoute):
         async def handle_or_explain(request: Request) -> Response:
             try:
                 return await handle(request)
-            except NotAuthenticated:
+            except NotAuthenticatedError:
                 return _login(request)
             except AccessError as error:
                 return _problem(request, error.status, error.detail, error.headers)
@@ -66,7 +66,7 @@ class PageRoute(APIRoute):
 
 
 def site_of(request: Request, principal: Principal | None = None) -> Site:
-    """What a page of this request says about its surroundings."""
+    """Surroundings of the page of this request."""
     access: Access = request.app.state.access
     cookie = session_cookie(request, access.proxies)
     with_session = principal is not None and principal.method is Method.SESSION and cookie is not None

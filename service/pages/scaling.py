@@ -1,4 +1,4 @@
-"""What a study's training would take on more hosts."""
+"""Prediction of a study's training on more hosts."""
 
 from __future__ import annotations
 

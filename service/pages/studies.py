@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from steptune.dashboards.site import Site
 from steptune.dashboards.studies_list import SORTS
 from steptune.service.api.context import services
-from steptune.service.api.problems import Refusal
+from steptune.service.api.problems import RefusalError
 from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.events import horizon
 from steptune.service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
@@ -51,7 +51,7 @@ def studies_page(
     try:
         found = list_page(service.engine, wanted, NUM_ROWS)
     except ValueError as error:
-        raise Refusal(404, "invalid-cursor", str(error)) from error
+        raise RefusalError(404, "invalid-cursor", str(error)) from error
     given: dict[str, Any] = {"q": q, "state": state, "hardware": hardware, "bottleneck": bottleneck, "sort": sort}
     given = {name: value for name, value in given.items() if value and (name, value) != ("sort", "newest")}
     counts = num_by_state(service.engine, owner_id)

@@ -27,7 +27,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/studies/{study_id}")
 def study_page(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    """What a study found, and why; live while it runs."""
+    """Page of a study, with its answer and the reasons; live while it runs."""
     service = services(request)
     check_study(service.engine, study_id, principal)
     last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
@@ -69,7 +69,7 @@ def study_report(request: Request, principal: Reader, study_id: StudyId) -> Resp
 
 
 def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
-    """Whether it can be paused and the like, and what it waits for."""
+    """Actions that are possible in the queue, such as a pause, and what the study waits for."""
     detail = find_study(service.engine, study_id)
     if detail is None:
         raise not_found("study", study_id)

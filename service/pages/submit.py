@@ -21,7 +21,7 @@ ASKED = {
 
 @router.get("/submit")
 def submit_page(request: Request, principal: Submitter) -> Response:
-    """What can be asked of a study, for people."""
+    """Form for a study, for people."""
     return page(
         request,
         site_of(request, principal),

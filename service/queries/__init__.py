@@ -1,1 +1,1 @@
-"""What the REST interface reads. Each query uses an index; see tests/unit/test_query_plans.py."""
+"""Queries of the REST interface. Each uses an index; see tests/unit/test_query_plans.py."""

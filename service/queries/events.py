@@ -137,7 +137,7 @@ def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
 
 
 def is_over(engine: Engine, study_id: str, after: int) -> bool:
-    """Whether a study has ended and has no event above a number."""
+    """Say whether a study has ended and has no event above a number."""
     if not ended_studies(engine, [study_id]):
         return False
     return not events_after(engine, after, 1, study_id=study_id)

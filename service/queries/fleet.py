@@ -36,7 +36,7 @@ class Block:
 
 
 class FleetSums:
-    """What overviews of a process are made of; several threads may ask."""
+    """Sums that overviews of a process are made of; several threads may ask."""
 
     def __init__(self) -> None:
         self._owners: Kept[dict[str, Block]] = Kept(NUM_OWNERS)
@@ -75,7 +75,7 @@ def _summed(engine: Engine, owner_id: str | None, versions: dict[str, Hashable])
 
 @functools.cache
 def _studies(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
-    """By what they have in common. Seconds are those of devices; without a queue, of the search."""
+    """Studies by what they have in common. Seconds are those of devices; without a queue, of the search."""
     common = (
         block_of(StudyRow.study_id).label("block"),
         HardwareProfileRow.label,

@@ -1,4 +1,4 @@
-"""What there is to run on, and how much waits for it."""
+"""Hardware to run on, and how much waits for it."""
 
 from __future__ import annotations
 

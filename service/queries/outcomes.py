@@ -1,4 +1,4 @@
-"""What a study found: findings, decisions, its recommendation, its files."""
+"""Outcomes of a study: findings, decisions, its recommendation, its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured in a trial: windows, breakdown, kernels, gaps, collectives, findings, guard."""
+"""Measurements of a trial: windows, breakdown, kernels, gaps, collectives, findings, guard."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from steptune.service.messages import StudyDetail, StudyQueueState, StudySummary
 from steptune.service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from steptune.service.queries.packed import packed_rows
 from steptune.service.queries.stored import iso, iso_or_none, parts_of
-from steptune.tuner.errors import VersionConflict
+from steptune.tuner.errors import VersionConflictError
 from steptune.tuner.records import StudyState, Verdict
 from steptune.tuner.store_rules import unknown_study
 
@@ -65,7 +65,7 @@ def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
 
 
 def study_owner(engine: Engine, study_id: str) -> Owner:
-    """Whether there is such a study, and whose it is."""
+    """Owner of a study, if there is such a study."""
     with querying(engine) as connection:
         row = connection.execute(_OWNER, {"study_id": study_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
@@ -93,8 +93,8 @@ def change_study(
         version: At which the study must be; None for any.
 
     Raises:
-        StudyNotFound: It was not submitted to the service.
-        VersionConflict: It is at another version.
+        StudyNotFoundError: It was not submitted to the service.
+        VersionConflictError: It is at another version.
     """
     entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
     if version is not None:
@@ -105,7 +105,7 @@ def change_study(
         if not session.scalars(changed).all():
             if version is None:
                 raise unknown_study(study_id)
-            raise VersionConflict(f"study {study_id} is at version {version} no more: read it again")
+            raise VersionConflictError(f"study {study_id} is at version {version} no more: read it again")
         if title is not None:
             session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
 
@@ -184,7 +184,9 @@ def _summary(
     verdict: str | None,
     gain: float | None,
 ) -> StudySummary:
-    """Of the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the query."""
+    """Summary from the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the
+    query.
+    """
     return StudySummary(
         study_id=study_id,
         title=title,

@@ -20,7 +20,7 @@ from steptune.tuner.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ListQuery:
-    """What of the list is wanted; empty is any.
+    """Part of the list that is wanted; empty is any.
 
     Attributes:
         owner_id: Only of this user; None for everybody's.

@@ -59,7 +59,7 @@ def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> t
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:
-    """Whether there is such a trial, and whose study it belongs to."""
+    """Owner of a trial's study, if there is such a trial."""
     with querying(engine) as connection:
         row = connection.execute(_OWNER, {"trial_id": trial_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
@@ -108,7 +108,7 @@ def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
     return query.order_by(TrialRow.sequence).limit(bindparam("limit", type_=Integer))
 
 
-def _summary(
+def _summary(  # noqa: PLR0913  a column each
     trial_id: str,
     study_id: str,
     sequence: int,
@@ -124,7 +124,7 @@ def _summary(
     num_windows: int,
     gain: float | None,
 ) -> dict[str, Any]:
-    """Of the columns of `_COLUMNS`, in their order."""
+    """Summary from the columns of `_COLUMNS`, in their order."""
     record = parts_of(stored_record)
     return {
         "trial_id": trial_id,

@@ -53,7 +53,7 @@ _NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
 
 
 def study_version(engine: Engine, study_id: str) -> Hashable:
-    """Of a study's page: its revision, which the store counts, and its place in the queue."""
+    """Version of a study's page: its revision, which the store counts, and its place in the queue."""
     with querying(engine) as connection:
         row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
         return None if row is None else tuple(row)
@@ -67,7 +67,7 @@ def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
 
 
 def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
-    """Of the overview of a user's studies, or of all, from an index alone.
+    """Version of the overview of a user's studies, or of all, from an index alone.
 
     An overview shows answers and costs. A study under way has none yet, so its revisions do not count: that it comes,
     begins, or ends does.
@@ -83,7 +83,7 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
 
 
 def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
-    """By the name of a block the version of what an overview shows of its studies, as `fleet_version` says it."""
+    """Version of the studies that each block of an overview shows, by its name, as `fleet_version` says it."""
     asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
     with querying(engine) as connection:
         num_profiles = connection.scalar(_NUM_PROFILES)

@@ -11,7 +11,7 @@ from steptune.service.connections import reading, writing
 from steptune.service.messages import WorkloadInfo
 from steptune.service.models import QueueEntryRow, WorkloadSourceRow
 from steptune.service.queries.stored import iso
-from steptune.tuner.errors import StateConflict
+from steptune.tuner.errors import StateConflictError
 
 
 def add_workload(
@@ -32,7 +32,7 @@ def add_workload(
         max_bytes: That the owner may keep, where nothing else is set for them.
 
     Raises:
-        QuotaExceeded: The owner keeps more than they may with it.
+        QuotaExceededError: The owner keeps more than they may with it.
     """
     row = WorkloadSourceRow(
         source_id=source_id,
@@ -73,12 +73,12 @@ def delete_workload(engine: Engine, source_id: str) -> None:
     """Forgets a workload; garbage collection removes what was uploaded.
 
     Raises:
-        StateConflict: Studies refer to it.
+        StateConflictError: Studies refer to it.
     """
     with writing(engine) as session:
         row = session.get(WorkloadSourceRow, source_id, with_for_update=True)  # no study refers to it from now on
         if session.scalar(select(exists().where(QueueEntryRow.source_id == source_id))):
-            raise StateConflict(f"studies refer to workload {source_id}: delete them first")
+            raise StateConflictError(f"studies refer to workload {source_id}: delete them first")
         if row is not None:
             session.delete(row)
 

@@ -67,12 +67,12 @@ def claimable(now: datetime) -> ColumnElement[bool]:
 
 
 def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
-    """Whether hardware is what a study requires: this fingerprint, or a part of this label."""
+    """Say whether hardware is what a study requires: this fingerprint, or a part of this label."""
     return required is not None and (required == fingerprint or required.lower() in label.lower())
 
 
 def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnElement[bool]:
-    """Whether a study of so many devices, or fewer, may run on a worker's hardware."""
+    """Condition that a study of so many devices, or fewer, may run on a worker's hardware."""
     wanted = QueueEntryRow.required_hardware
     all_wanted = session.scalars(select(wanted).where(wanted.is_not(None)).distinct()).all()
     shapes: list[ColumnElement[bool]] = [false()]

@@ -14,7 +14,7 @@ from steptune.service.queue.records import BEGUN, ENDED, QueueEntry, Source
 from steptune.service.queue.waiting import Entry
 from steptune.service.store import lose_trials, write_event, write_state
 from steptune.tuner import store_rules
-from steptune.tuner.errors import StateConflict, VersionConflict, WorkloadNotFound
+from steptune.tuner.errors import StateConflictError, VersionConflictError, WorkloadNotFoundError
 from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
@@ -31,15 +31,15 @@ def locked(session: Session, study_id: str, version: int | None = None) -> Entry
         version: At which the entry must be; None for any.
 
     Raises:
-        StudyNotFound: It was not submitted to the service.
-        VersionConflict: It is at another version.
+        StudyNotFoundError: It was not submitted to the service.
+        VersionConflictError: It is at another version.
     """
     entry = session.get(QueueEntryRow, study_id, with_for_update=True)
     study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
     if entry is None or study is None:
         raise store_rules.unknown_study(study_id)
     if version is not None and entry.version != version:
-        raise VersionConflict(f"study {study_id} is at version {entry.version} now, not {version}: read it again")
+        raise VersionConflictError(f"study {study_id} is at version {entry.version} now, not {version}: read it again")
     return study, entry
 
 
@@ -52,11 +52,11 @@ def keep_source(session: Session, source_id: str | None) -> None:
     """Lets nobody delete what was uploaded until the transaction ends.
 
     Raises:
-        WorkloadNotFound: It is deleted already.
+        WorkloadNotFoundError: It is deleted already.
     """
     with_lock = {"read": True, "key_share": True}
     if source_id is not None and session.get(WorkloadSourceRow, source_id, with_for_update=with_lock) is None:
-        raise WorkloadNotFound(f"there is no workload {source_id!r}: it was deleted; upload it again")
+        raise WorkloadNotFoundError(f"there is no workload {source_id!r}: it was deleted; upload it again")
 
 
 def is_held(entry: QueueEntryRow, now: datetime) -> bool:
@@ -72,15 +72,15 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
     """Refuses to stop or to forget what a command is running.
 
     Raises:
-        StateConflict: One is.
+        StateConflictError: One is.
     """
     if is_of_command_line(study, entry):
-        raise StateConflict(f"study {study.study_id} is run by a command: end that with Ctrl-C")
+        raise StateConflictError(f"study {study.study_id} is run by a command: end that with Ctrl-C")
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """What becomes of a study that a worker gives back in a state: one that has not ended is stopped as its user asked,
-    or waits again where a pause was taken back.
+    """State of a study that a worker gives back in a state: one that has not ended is stopped as its user asked, or
+    waits again where a pause was taken back.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state

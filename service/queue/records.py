@@ -1,4 +1,4 @@
-"""What the queue says about studies and workers."""
+"""Records of the queue about studies and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 
 
 class Quotas(Record):
-    """What a user may use, where nothing else was set for them. None is no limit."""
+    """Quotas of a user, where nothing else was set for them. None is no limit."""
 
     max_running: int | None = None
     max_queued: int | None = None
@@ -86,7 +86,7 @@ class WorkerInfo(Record):
 
 
 class WorkerOffer(Record):
-    """What a worker says of itself when it arrives.
+    """Offer of a worker when it arrives.
 
     A study gets all of the worker's cores and the first of its GPUs, as many as it asked for.
     """
@@ -112,7 +112,7 @@ class WorkerOffer(Record):
         return len(self.gpus) if self.profile.device_kind == CUDA else 1
 
     def slots_for(self, num_devices: int) -> tuple[Slot, ...]:
-        """What a study of so many devices gets."""
+        """Slots of a study of so many devices."""
         gpus = self.gpus[:num_devices] if self.profile.device_kind == CUDA else ()
         return (*(Slot(kind=CORE, number=n) for n in self.cores), *(Slot(kind=CUDA, number=n) for n in gpus))
 
@@ -124,7 +124,7 @@ class WorkerOffer(Record):
 
 
 class Source(Record):
-    """What was uploaded."""
+    """Upload of a user."""
 
     kind: str
     """"file" or "archive"; "zoo" and "module" are on every worker."""

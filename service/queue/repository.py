@@ -51,7 +51,7 @@ from steptune.service.queue.waiting import is_waiting, waits_for
 from steptune.service.queue.workers import known_workers
 from steptune.service.store import insert_missing, write_event, write_study
 from steptune.tuner import store_rules
-from steptune.tuner.errors import ChoiceError, QuotaExceeded, StateConflict
+from steptune.tuner.errors import ChoiceError, QuotaExceededError, StateConflictError
 from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
@@ -109,9 +109,9 @@ class StudyQueue:
             num_devices: GPUs; on the CPU all cores of a worker are one device.
 
         Raises:
-            QuotaExceeded: The owner has as many studies waiting as allowed.
+            QuotaExceededError: The owner has as many studies waiting as allowed.
             ChoiceError: A requirement that no worker can ever meet.
-            WorkloadNotFound: What was uploaded is deleted.
+            WorkloadNotFoundError: What was uploaded is deleted.
             StoreError: There is a study with this id.
         """
         kind = required_device_kind or study.settings.device
@@ -142,7 +142,7 @@ class StudyQueue:
         """How a study stands.
 
         Raises:
-            StudyNotFound: It was not submitted to the service.
+            StudyNotFoundError: It was not submitted to the service.
         """
         with reading(self._engine) as session:
             return self._entry(session, study_id)
@@ -159,9 +159,9 @@ class StudyQueue:
             version: At which the study must be; None for any.
 
         Raises:
-            StudyNotFound: It was not submitted to the service.
-            VersionConflict: It is at another version.
-            StateConflict: It has ended already.
+            StudyNotFoundError: It was not submitted to the service.
+            VersionConflictError: It is at another version.
+            StateConflictError: It has ended already.
         """
         return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
 
@@ -172,9 +172,9 @@ class StudyQueue:
             version: At which the study must be; None for any.
 
         Raises:
-            StudyNotFound: It was not submitted to the service.
-            VersionConflict: It is at another version.
-            StateConflict: It has ended, or is about to be cancelled.
+            StudyNotFoundError: It was not submitted to the service.
+            VersionConflictError: It is at another version.
+            StateConflictError: It has ended, or is about to be cancelled.
         """
         return self._stop(study_id, "pause", StudyState.PAUSED, version)
 
@@ -185,10 +185,10 @@ class StudyQueue:
             version: At which the study must be; None for any.
 
         Raises:
-            StudyNotFound: It was not submitted to the service.
-            VersionConflict: It is at another version.
-            StateConflict: It is not stopped, was cancelled, or is complete.
-            QuotaExceeded: The owner has as many studies waiting as allowed.
+            StudyNotFoundError: It was not submitted to the service.
+            VersionConflictError: It is at another version.
+            StateConflictError: It is not stopped, was cancelled, or is complete.
+            QuotaExceededError: The owner has as many studies waiting as allowed.
         """
         self.bury(study_id)
         with writing(self._engine) as session:
@@ -203,7 +203,7 @@ class StudyQueue:
                 entry.num_lost = 0
                 end_claim(session, study, entry, StudyState.QUEUED)
             elif state is not StudyState.QUEUED:
-                raise StateConflict(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
+                raise StateConflictError(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
             session.flush()
             return self._entry(session, study_id)
 
@@ -214,15 +214,15 @@ class StudyQueue:
             version: At which the study must be; None for any.
 
         Raises:
-            StudyNotFound: It was not submitted to the service.
-            VersionConflict: It is at another version.
-            StateConflict: A worker is running it, or a command.
+            StudyNotFoundError: It was not submitted to the service.
+            VersionConflictError: It is at another version.
+            StateConflictError: A worker is running it, or a command.
         """
         with writing(self._engine) as session:
             study, entry = locked(session, study_id, version)
             now = database_now(session)
             if is_held(entry, now):
-                raise StateConflict(f"study {study_id} is running: cancel it first, then delete it")
+                raise StateConflictError(f"study {study_id} is running: cancel it first, then delete it")
             check_not_of_command_line(study, entry)
             account(study, entry, now)
             keep_usage(session, study, entry, now)
@@ -233,7 +233,7 @@ class StudyQueue:
         never submitted is the command line's already.
 
         Raises:
-            StateConflict: It is running in the service, or waits there for a worker.
+            StateConflictError: It is running in the service, or waits there for a worker.
         """
         self.bury(study_id)
         with writing(self._engine) as session:
@@ -242,7 +242,7 @@ class StudyQueue:
             study, entry = locked(session, study_id)
             in_hand = StudyState(study.state) in BEGUN and not is_of_command_line(study, entry)
             if in_hand or is_held(entry, database_now(session)):
-                raise StateConflict(
+                raise StateConflictError(
                     f"study {study_id} is {study.state} in the service, whose workers run it: pause it there first"
                 )
             entry.version += 1
@@ -319,7 +319,7 @@ class StudyQueue:
             What the user asks of the study: "", "cancel" or "pause".
 
         Raises:
-            LeaseLost: The lease is over.
+            LeaseLostError: The lease is over.
         """
         with writing(self._engine) as session:
             now = database_now(session)
@@ -337,7 +337,7 @@ class StudyQueue:
             lost: The study broke down by no fault of its own; too often in a row, and it has failed.
 
         Raises:
-            LeaseLost: The lease was over before.
+            LeaseLostError: The lease was over before.
         """
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
@@ -368,9 +368,9 @@ class StudyQueue:
             study, entry = locked(session, study_id, version)
             found = StudyState(study.state)
             if found in ENDED and found is not state:
-                raise StateConflict(f"study {study_id} is {found.value} already: there is nothing to {request}")
+                raise StateConflictError(f"study {study_id} is {found.value} already: there is nothing to {request}")
             if request == "pause" and entry.requested == "cancel":
-                raise StateConflict(f"study {study_id} is about to be cancelled: it cannot be paused")
+                raise StateConflictError(f"study {study_id} is about to be cancelled: it cannot be paused")
             if is_held(entry, database_now(session)):
                 if entry.requested != request:
                     entry.requested = request
@@ -442,7 +442,7 @@ class StudyQueue:
         waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
         num_waiting = session.scalar(waiting) or 0
         if limit is not None and num_waiting >= limit:
-            raise QuotaExceeded(
+            raise QuotaExceededError(
                 f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
                 quota="max_queued",
                 value=num_waiting + 1,

@@ -1,4 +1,4 @@
-"""What users have and had of the devices: for quotas, and for taking turns."""
+"""Use that users make and made of the devices: for quotas, and for taking turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECENT = timedelta(days=30)
 
 @dataclass
 class Usage:
-    """Of one user."""
+    """Usage of one user."""
 
     running: int = 0
     device_seconds: float = 0.0
@@ -26,7 +26,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one user, own or as the settings say."""
+    """Limits of one user, own or as the settings say."""
 
     priority: int = 0
     max_running: int | None
@@ -46,7 +46,7 @@ class Limits:
 
 
 def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
-    """Of everybody who used anything lately."""
+    """Usage of everybody who used anything lately."""
     found: dict[str | None, Usage] = {}
     ended = (
         select(StudyRow.owner_id, func.sum(QueueEntryRow.device_seconds))
@@ -110,7 +110,7 @@ def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
 
 
 def limits_by_owner(session: Session, owners: Mapping[str | None, object], quotas: Quotas) -> dict[str | None, Limits]:
-    """Of these users; None owns what the command line began."""
+    """Limits of these users; None owns what the command line began."""
     known = select(UserRow).where(UserRow.user_id.in_([owner for owner in owners if owner is not None]))
     users = {user.user_id: user for user in session.scalars(known)}
     return {owner: limits_of(users.get(owner or ""), quotas) for owner in owners}

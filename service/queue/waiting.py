@@ -45,7 +45,7 @@ def waits_for(
 
 
 def is_waiting(study: StudyRow, entry: QueueEntryRow, now: datetime) -> bool:
-    """Whether a study waits for a worker: it is queued, or its worker died."""
+    """Say whether a study waits for a worker: it is queued, or its worker died."""
     held = entry.lease_until is not None and entry.lease_until > now
     lost = entry.lease_until is not None and not held
     state = StudyState(study.state)
@@ -53,7 +53,7 @@ def is_waiting(study: StudyRow, entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> str:
-    """What no worker has; empty where one would do."""
+    """Hardware that no worker has; empty where one would do."""
     kind, wanted, count = entry.required_device_kind, entry.required_hardware, entry.num_devices
     fitting = [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
     if not fitting:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from steptune.service.fencing import Lease
 from steptune.service.queue import StudyQueue
 from steptune.service.worker.clock import now_s
-from steptune.tuner.errors import LeaseLost, StoreError, StoreUnavailable
+from steptune.tuner.errors import LeaseLostError, StoreError, StoreUnavailableError
 from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
@@ -81,19 +81,19 @@ class LeaseKeeper:
             self._drain_until_s = deadline_s
 
     def check_lease(self) -> None:
-        """Whether the study is still this worker's.
+        """Check that the study is still this worker's.
 
         Raises:
-            LeaseLost: The lease is over.
+            LeaseLostError: The lease is over.
         """
         if self._lost or now_s() > self._held_until_s:
-            raise LeaseLost(self._lost or _cut_off(self._lease))
+            raise LeaseLostError(self._lost or _cut_off(self._lease))
 
     def check(self) -> None:
         """Called again and again while trials run.
 
         Raises:
-            LeaseLost: The lease is over; again at every call.
+            LeaseLostError: The lease is over; again at every call.
             StudyInterrupt: The user asked for it, or the worker shall end and cannot wait; once.
         """
         self.check_lease()
@@ -119,13 +119,13 @@ class LeaseKeeper:
         """Asks the database, again where it is busy or restarts, as long as the lease lasts.
 
         Raises:
-            LeaseLost: The lease is over.
+            LeaseLostError: The lease is over.
         """
         while True:
             self.check_lease()
             try:
                 return ask()
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 self._ended.wait(RETRY_S)
 
     def _beat(self) -> None:
@@ -136,7 +136,7 @@ class LeaseKeeper:
             try:
                 self._requested = self._queue.heartbeat(self._lease, draining=self._drain_until_s is not None)
                 self._held_until_s = began_s + self._safe_s
-            except LeaseLost as error:
+            except LeaseLostError as error:
                 self._lose(str(error))
                 return
             except StoreError:

@@ -35,13 +35,13 @@ from steptune.service.worker.patience import patient
 from steptune.service.worker.rests import Rests
 from steptune.service.worker.sources import fetch_source
 from steptune.tuner.errors import (
-    IsolationUnavailable,
-    LeaseLost,
+    IsolationUnavailableError,
+    LeaseLostError,
     RunnerError,
     SteptuneError,
-    StorageFull,
+    StorageFullError,
     StoreError,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Study, StudyState
@@ -59,13 +59,13 @@ HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
-_PASSING = (StoreUnavailable, StorageFull)
+_PASSING = (StoreUnavailableError, StorageFullError)
 """No worker breaks down with these, however often: space comes, and a store can be reached again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What becomes of a study.
+    """Outcome of a study.
 
     Attributes:
         failed: The worker or its surroundings failed it, by no fault of its own.
@@ -234,7 +234,7 @@ class Worker:
                 return end.failed
             except StoreError as error:
                 logger.warning("study %s: %s", study_id, error)
-                return not isinstance(error, LeaseLost)
+                return not isinstance(error, LeaseLostError)
             finally:
                 self._keeper = self._runner = None
                 for pid in child_pids():  # what a killed trial server left
@@ -244,7 +244,7 @@ class Worker:
         """Runs a study.
 
         Raises:
-            LeaseLost: The study is another worker's, or nobody's.
+            LeaseLostError: The study is another worker's, or nobody's.
         """
         try:
             return Outcome(state=self._run(claim, keeper))
@@ -252,9 +252,9 @@ class Worker:
             return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
             return Outcome(state=StudyState.CANCELLED, message="before there was a new answer")
-        except LeaseLost:
+        except LeaseLostError:
             raise
-        except (RunnerError, StoreError, IsolationUnavailable) as error:
+        except (RunnerError, StoreError, IsolationUnavailableError) as error:
             keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
             logger.error("study %s: %s", claim.lease.study_id, error)
             return _given_back(error, str(error))
@@ -386,11 +386,11 @@ class _Watcher:
         """Keeps what can be kept now; what cannot is tried again with the next trial.
 
         Raises:
-            LeaseLost: The lease is over.
+            LeaseLostError: The lease is over.
         """
         try:
             self._keep(self._study, self._store)
-        except LeaseLost:
+        except LeaseLostError:
             raise
         except (StoreError, OSError) as error:
             logger.warning("study %s: not all of its files could be kept: %s", self._study.study_id, error)

@@ -1,4 +1,4 @@
-"""What a worker has: its host, its cores and GPUs, and the hardware profile that they make.
+"""Machine of a worker: its host, its cores and GPUs, and the hardware profile that they make.
 
 The profile comes from a trial server, once for a machine and its versions: it is kept in the data directory, so that
 a worker that was started again is at work at once.
@@ -99,7 +99,7 @@ def named_gpus(text: str) -> tuple[int, ...]:
 
 
 def _gpu_uuids() -> dict[int, str]:
-    """By number; empty where the driver's tool does not answer."""
+    """UUIDs of GPUs by number; empty where the driver's tool does not answer."""
     command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
@@ -118,7 +118,7 @@ def offer_of_this_machine(
     python: str = sys.executable,
     max_hosts: int = 1,
 ) -> WorkerOffer:
-    """What a worker on these cores, with the visible GPUs, can say of itself.
+    """Offer of a worker on these cores, with the visible GPUs.
 
     Raises:
         ChoiceError: Its GPUs are named as no whole ones.

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from steptune.service.store import SqlStudyStore
 from steptune.service.worker.keeper import LeaseKeeper
-from steptune.tuner.errors import StoreError, StoreUnavailable
+from steptune.tuner.errors import StoreError, StoreUnavailableError
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Recommendation, Study, Trial, TrialResult
 from steptune.tuner.store_rules import encode
@@ -74,7 +74,7 @@ class _PatientStore:
             nonlocal interrupted
             try:
                 write()
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 interrupted = True
                 raise
             except StoreError:

@@ -19,7 +19,7 @@ def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, 
         The reference of the workload on this machine.
 
     Raises:
-        StoreError: The upload is not kept any more; ArchiveRefused where it is no archive that may be unpacked.
+        StoreError: The upload is not kept any more; ArchiveRefusedError where it is no archive that may be unpacked.
     """
     if source is None or source.digest is None:
         return study.workload

@@ -96,7 +96,7 @@ def _servers_own() -> set[str]:
 
 
 def _variables(settings: Settings) -> dict[str, str]:
-    """What was set, as variables of the environment; those of the server alone are empty, whatever `.env` has."""
+    """Settings as variables of the environment; those of the server alone are empty, whatever `.env` has."""
     variables = {f"STEPTUNE_{name.upper()}": "" for name in _servers_own()}
     for name in settings.model_fields_set - _servers_own():
         value = getattr(settings, name)

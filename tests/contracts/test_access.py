@@ -10,7 +10,7 @@ from access_builders import BEGINNING, Clock, People, access_on, texts_of
 from sqlalchemy import event
 
 from steptune.service.access.authentication import Access
-from steptune.service.access.errors import MissingScope, NameTaken, NotAuthenticated, NotFound
+from steptune.service.access.errors import MissingScopeError, NameTakenError, NotAuthenticatedError, NotFoundError
 from steptune.service.access.first_start import first_admin_token
 from steptune.service.access.logins import principal_named
 from steptune.service.access.open_access import local_principal
@@ -64,14 +64,14 @@ class TestTokens:
     def test_every_bit_of_it_counts(self, access, people):
         token = parsed(people.new_token("ada", "read"))
         for wrong in (new_token().secret, token.secret[::-1], "0" * len(token.secret)):
-            with pytest.raises(NotAuthenticated, match="not valid"):
+            with pytest.raises(NotAuthenticatedError, match="not valid"):
                 access.tokens.authenticate(BearerToken(token_id=token.token_id, secret=wrong))
 
     def test_an_unknown_id_and_a_wrong_secret_are_refused_in_the_same_words(self, access, people):
         token = parsed(people.new_token("ada", "read"))
         messages = set()
         for wrong in (new_token(), BearerToken(token_id=token.token_id, secret=new_token().secret)):
-            with pytest.raises(NotAuthenticated) as refused:
+            with pytest.raises(NotAuthenticatedError) as refused:
                 access.tokens.authenticate(wrong)
             messages.add(str(refused.value))
         assert len(messages) == 1
@@ -81,14 +81,14 @@ class TestTokens:
         clock.advance(days=1, hours=23)
         access.authenticate_token(token)
         clock.advance(hours=1)
-        with pytest.raises(NotAuthenticated, match="expired at 2026-03-03 12:00 UTC"):
+        with pytest.raises(NotAuthenticatedError, match="expired at 2026-03-03 12:00 UTC"):
             access.authenticate_token(token)
 
     def test_it_is_revoked(self, access, people):
         token = people.new_token("ada", "read")
         revoked = access.tokens.revoke(parsed(token).token_id)
         assert revoked.revoked_at == BEGINNING
-        with pytest.raises(NotAuthenticated, match="revoked at"):
+        with pytest.raises(NotAuthenticatedError, match="revoked at"):
             access.authenticate_token(token)
 
     def test_revoking_again_changes_nothing(self, access, people, clock):
@@ -110,7 +110,7 @@ class TestTokens:
         access.authenticate_token(first)
         access.authenticate_token(apart)
         for text in texts[1:]:
-            with pytest.raises(NotAuthenticated, match="revoked"):
+            with pytest.raises(NotAuthenticatedError, match="revoked"):
                 access.authenticate_token(text)
 
     def test_it_lives_no_longer_than_the_one_that_made_it(self, access, people):
@@ -127,7 +127,7 @@ class TestTokens:
         made, _ = access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=3650, by=maker)
         assert made.expires_at == opener.expires_at
         clock.advance(hours=7)
-        with pytest.raises(NotAuthenticated, match="expired"):
+        with pytest.raises(NotAuthenticatedError, match="expired"):
             access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=1, by=maker)
 
     def test_one_made_by_an_administrator_for_somebody_outlives_theirs(self, access, people):
@@ -145,7 +145,7 @@ class TestTokens:
         reader = access.authenticate_token(people.token(user, "read"))
         peer, other = (parsed(people.token(user, "read")).token_id for _ in range(2))
         for token_id in (maker.token_id, child.token_id):
-            with pytest.raises(MissingScope):
+            with pytest.raises(MissingScopeError):
                 access.tokens.revoke(token_id, by=reader)
         assert access.tokens.revoke(peer, by=reader).revoked_at is not None
         access.users.change(user.user_id, scopes={Scope.READ, Scope.ADMIN})
@@ -158,7 +158,7 @@ class TestTokens:
         token = people.token(user)
         maker = access.authenticate_token(token)
         access.tokens.revoke(parsed(token).token_id)
-        with pytest.raises(NotAuthenticated, match="revoked"):
+        with pytest.raises(NotAuthenticatedError, match="revoked"):
             access.tokens.issue(user.user_id, name="", scopes={Scope.READ}, days=1, by=maker)
 
     @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ class TestTokens:
         user = people.user()
         token = people.token(user)
         access.users.change(user.user_id, disabled=True)
-        with pytest.raises(NotAuthenticated, match="disabled"):
+        with pytest.raises(NotAuthenticatedError, match="disabled"):
             access.authenticate_token(token)
         access.users.change(user.user_id, disabled=False)
         access.authenticate_token(token)
@@ -232,7 +232,7 @@ class TestTokens:
         token_id = parsed(people.new_token("ada", "read")).token_id
         grace = people.user("grace")
         for method in (access.tokens.get, access.tokens.revoke):
-            with pytest.raises(NotFound, match=token_id):
+            with pytest.raises(NotFoundError, match=token_id):
                 method(token_id, owner_id=grace.user_id)
         assert access.tokens.get(token_id).revoked_at is None
 
@@ -254,7 +254,7 @@ class TestUsers:
             barrier.wait()
             try:
                 access.users.create("ada", {Scope.READ})
-            except NameTaken:
+            except NameTakenError:
                 return False
             return True
 
@@ -292,7 +292,7 @@ class TestUsers:
         login = access.sessions.open(principal_named(access.users, access.settings, user.name))
         access.users.change(user.user_id, disabled=True)
         access.users.change(user.user_id, disabled=False)
-        with pytest.raises(NotAuthenticated, match="log in again"):
+        with pytest.raises(NotAuthenticatedError, match="log in again"):
             access.sessions.authenticate(login.cookie)
 
 
@@ -318,7 +318,7 @@ class TestSessions:
             clock.advance(hours=11)
             access.sessions.authenticate(login.cookie)
         clock.advance(hours=12)
-        with pytest.raises(NotAuthenticated, match="log in again"):
+        with pytest.raises(NotAuthenticatedError, match="log in again"):
             access.sessions.authenticate(login.cookie)
 
     def test_it_ends_by_age_however_busy(self, access, principal, clock):
@@ -327,7 +327,7 @@ class TestSessions:
             clock.advance(hours=1)
             access.sessions.authenticate(login.cookie)
         clock.advance(hours=1)
-        with pytest.raises(NotAuthenticated, match="log in again"):
+        with pytest.raises(NotAuthenticatedError, match="log in again"):
             access.sessions.authenticate(login.cookie)
 
     def test_activity_is_not_written_with_every_request(self, engine, access, principal, clock):
@@ -344,24 +344,24 @@ class TestSessions:
     def test_it_ends_with_its_token(self, access, principal, clock):
         revoked, expired = access.sessions.open(principal), access.sessions.open(principal)
         access.tokens.revoke(principal.token_id)
-        with pytest.raises(NotAuthenticated, match="revoked"):
+        with pytest.raises(NotAuthenticatedError, match="revoked"):
             access.sessions.authenticate(revoked.cookie)
         clock.advance(days=31)
-        with pytest.raises(NotAuthenticated):
+        with pytest.raises(NotAuthenticatedError):
             access.sessions.authenticate(expired.cookie)
 
     def test_it_ends_when_its_token_expires(self, access, people, clock):
         principal = access.authenticate_token(people.token(people.user(), days=0.25))
         login = access.sessions.open(principal)
         clock.advance(hours=7)
-        with pytest.raises(NotAuthenticated, match="expired"):
+        with pytest.raises(NotAuthenticatedError, match="expired"):
             access.sessions.authenticate(login.cookie)
 
     def test_it_ends_by_logout(self, access, principal):
         login, other = access.sessions.open(principal), access.sessions.open(principal)
         access.sessions.close(login.cookie)
         access.sessions.close(login.cookie)
-        with pytest.raises(NotAuthenticated, match="log in again"):
+        with pytest.raises(NotAuthenticatedError, match="log in again"):
             access.sessions.authenticate(login.cookie)
         access.sessions.authenticate(other.cookie)
 
@@ -373,7 +373,7 @@ class TestLoginsElsewhere:
         assert (principal.user_id, principal.scopes) == (user.user_id, {Scope.READ, Scope.SUBMIT})
 
     def test_strangers_are_refused_by_default(self, access):
-        with pytest.raises(NotAuthenticated, match="steptune user create"):
+        with pytest.raises(NotAuthenticatedError, match="steptune user create"):
             principal_named(access.users, access.settings, "mallory")
         assert access.users.page(limit=10) == []
 
@@ -385,7 +385,7 @@ class TestLoginsElsewhere:
 
     def test_the_disabled_are_refused(self, access, people):
         access.users.change(people.user("ada").user_id, disabled=True)
-        with pytest.raises(NotAuthenticated, match="disabled"):
+        with pytest.raises(NotAuthenticatedError, match="disabled"):
             principal_named(access.users, access.settings, "ada")
 
     @pytest.mark.parametrize("name", ["admin", "local"])
@@ -393,7 +393,7 @@ class TestLoginsElsewhere:
         first_admin_token(engine, days=90)
         local_principal(engine)
         access = access_on(engine, clock, new_user_scopes="read")
-        with pytest.raises(NotAuthenticated, match="belongs to the service itself"):
+        with pytest.raises(NotAuthenticatedError, match="belongs to the service itself"):
             principal_named(access.users, access.settings, name)
 
 

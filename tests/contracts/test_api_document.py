@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import schemathesis
@@ -134,6 +135,19 @@ def ids(service: Served) -> dict[str, str]:
     }
 
 
+def is_wrong_as_sent(query: Mapping[str, object], operation: Mapping[str, Any]) -> bool:
+    """Whether a query that breaks the document still does when it is sent: as text, in which `[]` is a name."""
+    numbers = {p["name"] for p in operation.get("parameters", ()) if "integer" in json.dumps(p["schema"])}
+    return all(isinstance(value, str) or (type(value) is int and name in numbers) for name, value in query.items())
+
+
+def test_a_list_in_place_of_a_name_is_a_name_as_it_is_sent() -> None:
+    [operation] = [operation for _, _, operation in OPERATIONS if operation["operationId"] == "list_studies"]
+    assert not is_wrong_as_sent({"workload": [[], "\t"]}, operation)
+    assert not is_wrong_as_sent({"workload": 5}, operation)
+    assert is_wrong_as_sent({"workload": "x" * 10_000, "limit": 0}, operation)
+
+
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_keep_to_the_document(
@@ -141,6 +155,7 @@ def test_answers_keep_to_the_document(
 ) -> None:
     """Generated requests, valid and not: no 5xx, no status, header or field that is not declared."""
     operation = document.find_operation_by_id(name)
+    described = OPERATIONS[NAMES.index(name)][2]
     token = service.token("admin", ADMIN)
     existing = {parameter: ids[parameter] for parameter in re.findall(r"{(\w+)}", operation.path)}
     cases = operation.as_strategy(generation_mode=mode)
@@ -166,7 +181,8 @@ def test_answers_keep_to_the_document(
                 for name, (file, content, *more) in request["files"]
             ]
         request["headers"] = {**dict(request["headers"]), "Authorization": f"Bearer {token}"}
-        case.validate_response(service.http.request(**request), checks=CHECKS)
+        checks = CHECKS if is_wrong_as_sent(case.query or {}, described) else CHECKS[:-1]
+        case.validate_response(service.http.request(**request), checks=checks)
 
     try:
         keeps_to_the_document()

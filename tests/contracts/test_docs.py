@@ -4,6 +4,7 @@ somewhere.
 
 import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def catalogue() -> dict[str, str]:
     rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \|.*\| (\w+) \|$", (PAGES / "README.md").read_text(), re.MULTILINE)
     assert all(name == page for name, page, _ in rows)
     return {name: status for name, _, status in rows}
+
+
+# --- docstrings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("Of a step.", True), ("Whether it is.", True), ("What, then", True), ("Offer of a worker.", False)],
+)
+def test_a_docstring_that_goes_on_from_its_name_is_found(text, found):
+    assert runpy.run_path(str(DOCS / "docstrings.py"))["dependent"](text) is found
 
 
 # --- generated pages --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import re
 import pytest
 from export_builders import ENVIRONMENTS, FACTS, candidates
 from export_builders import RECOMMENDATIONS as OF_EVERY_PART
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import complete, environment_variables, make_recommendation, without_gain
 
@@ -43,61 +43,41 @@ REFUSED = [
 TRANSLATING = [exporter for exporter in EXPORTERS if isinstance(exporter, TranslatingExporter)]
 
 
+@pytest.mark.parametrize("exporter", EXPORTERS, ids=lambda exporter: exporter.name)
+def test_it_is_found_by_its_name_and_says_in_one_line_what_it_is_for(exporter: Exporter) -> None:
+    assert exporter_named(exporter.name) is exporter
+    for text in (exporter.name, exporter.summary, exporter.version, exporter.usage):
+        assert text
+        assert text == one_line(text)
+
+
 @pytest.mark.parametrize(("exporter", "recommendation"), HELD)
-class TestExporter:
-    def test_the_text_is_whole_lines(self, exporter: Exporter, recommendation: Recommendation) -> None:
-        text = exporter.export(recommendation)
-        assert text.strip()
-        assert text.endswith("\n")
-        assert not text.endswith("\n\n")
-        assert text.encode("utf-8")
+def test_the_text_is_whole_lines_and_says_its_version_and_what_is_missing(
+    exporter: Exporter, recommendation: Recommendation
+) -> None:
+    """The last two where the format has comments; elsewhere they are shown beside the text."""
+    text = exporter.export(recommendation)
+    assert text == exporter.export(recommendation)
+    assert text.strip()
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    assert text.encode("utf-8")
+    name = exporter.file_name(recommendation)
+    assert "." in name
+    assert "/" not in name
+    assert name == one_line(name)
+    if name.endswith(".py"):
+        ast.parse(text)
+    if exporter.comment is not None:
+        assert exporter.version in text
+        assert all(one_line(sentence) in text for sentence in exporter.not_expressible(recommendation))
 
-    def test_the_same_recommendation_gives_the_same_text(
-        self, exporter: Exporter, recommendation: Recommendation
-    ) -> None:
-        assert exporter.export(recommendation) == exporter.export(recommendation)
 
-    def test_another_recommendation_gives_another_text(
-        self, exporter: Exporter, recommendation: Recommendation
-    ) -> None:
-        """Or at least another list of what is not said, which is shown beside the text."""
-        choice = {"num_threads": 3}
-        other = changed(recommendation, recommendation.candidate.with_choice("cpu_threads", choice))
-        assert said(exporter, recommendation) != said(exporter, other)
-
-    def test_it_says_what_it_is_for_and_how_it_is_used_in_one_line(
-        self, exporter: Exporter, recommendation: Recommendation
-    ) -> None:
-        for text in (exporter.name, exporter.summary, exporter.version, exporter.usage):
-            assert text
-            assert text == one_line(text)
-
-    def test_the_version_is_in_the_text(self, exporter: Exporter, recommendation: Recommendation) -> None:
-        """Where the format has comments; elsewhere `version` is shown beside the text."""
-        text = exporter.export(recommendation)
-        assert exporter.comment is None or exporter.version in text
-
-    def test_the_file_name_is_a_plain_name(self, exporter: Exporter, recommendation: Recommendation) -> None:
-        name = exporter.file_name(recommendation)
-        assert "." in name
-        assert "/" not in name
-        assert name == one_line(name)
-
-    def test_what_cannot_be_expressed_is_listed_and_said(
-        self, exporter: Exporter, recommendation: Recommendation
-    ) -> None:
-        missing = exporter.not_expressible(recommendation)
-        assert isinstance(missing, tuple)
-        if exporter.comment is not None:
-            text = exporter.export(recommendation)
-            assert all(one_line(sentence) in text for sentence in missing)
-
-    def test_python_can_be_compiled(self, exporter: Exporter, recommendation: Recommendation) -> None:
-        if exporter.file_name(recommendation).endswith(".py"):
-            ast.parse(exporter.export(recommendation))
-
-    def test_it_is_found_by_its_name(self, exporter: Exporter, recommendation: Recommendation) -> None:
-        assert exporter_named(exporter.name) is exporter
+@pytest.mark.parametrize(("exporter", "recommendation"), HELD)
+def test_another_recommendation_gives_another_text(exporter: Exporter, recommendation: Recommendation) -> None:
+    """Or at least another list of what is not said, which is shown beside the text."""
+    other = changed(recommendation, recommendation.candidate.with_choice("cpu_threads", {"num_threads": 3}))
+    assert said(exporter, recommendation) != said(exporter, other)
 
 
 def changed(recommendation: Recommendation, candidate: Candidate) -> Recommendation:
@@ -175,7 +155,7 @@ def meaning(recommendation: Recommendation) -> dict[str, Choice]:
 
 
 @pytest.mark.parametrize("exporter", TRANSLATING, ids=lambda e: e.name)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(pair=neighbours())
 def test_nothing_is_left_out_silently(
     exporter: TranslatingExporter, pair: tuple[Recommendation, Recommendation, str, str]

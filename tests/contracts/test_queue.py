@@ -35,7 +35,13 @@ from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repos
 from steptune.service.queue.claiming import claimable
 from steptune.service.queue.usage import usage_by_owner
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import ChoiceError, LeaseLost, QuotaExceeded, StateConflict, StudyNotFound
+from steptune.tuner.errors import (
+    ChoiceError,
+    LeaseLostError,
+    QuotaExceededError,
+    StateConflictError,
+    StudyNotFoundError,
+)
 from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
 
 CPU = HardwareProfile(
@@ -124,18 +130,18 @@ class TestSubmitting:
     def test_what_no_worker_can_ever_have_is_refused(self, queue, requirements):
         with pytest.raises(ChoiceError):
             submitted(queue, **requirements)
-        with pytest.raises(StudyNotFound):
+        with pytest.raises(StudyNotFoundError):
             queue.entry("study")
 
     def test_a_user_has_so_many_waiting(self, engine, queue):
         owner = add_user(engine, "ada", max_queued=1)
         submitted(queue, "first", owner)
-        with pytest.raises(QuotaExceeded, match="1 studies wait"):
+        with pytest.raises(QuotaExceededError, match="1 studies wait"):
             submitted(queue, "second", owner)
 
     def test_an_unknown_study_has_no_entry(self, queue):
         for ask in (queue.entry, queue.cancel, queue.pause, queue.resume, queue.delete):
-            with pytest.raises(StudyNotFound):
+            with pytest.raises(StudyNotFoundError):
                 ask("nothing")
         assert queue.entries(["nothing"]) == []
 
@@ -421,7 +427,7 @@ class TestLeases:
         assert new.fence > old.fence
         assert queue.entry("study").num_lost == 1
         for late in (lambda: queue.heartbeat(old), lambda: queue.release(old, StudyState.COMPLETED)):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 late()
         assert queue.heartbeat(new) == ""
 
@@ -430,7 +436,7 @@ class TestLeases:
         submitted(queue)
         lease = claimed(queue, cpu_worker(queue)).lease
         end_lease(engine)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             queue.heartbeat(lease)
 
     def test_a_late_worker_writes_nothing(self, engine, queue):
@@ -448,7 +454,7 @@ class TestLeases:
             lambda: store.begin_trials([sample_trial(study_id="study", trial_id="late", sequence=99)]),
             lambda: store.lose_running_trials("study"),
         ):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 late()
         assert engine_rows(engine) == before
 
@@ -559,7 +565,7 @@ class TestStopping:
         lease = claimed(queue, cpu_worker(queue)).lease
         end_lease(engine)
         assert queue.pause("study").state is StudyState.PAUSED
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             queue.release(lease, StudyState.COMPLETED)
 
     def test_what_was_asked_of_a_worker_that_died_is_done(self, engine, queue):
@@ -576,7 +582,7 @@ class TestStopping:
         claimed(queue, cpu_worker(queue))
         queue.cancel("study")
         end_lease(engine)
-        with pytest.raises(StateConflict, match="is cancelled already"):
+        with pytest.raises(StateConflictError, match="is cancelled already"):
             queue.pause("study")
         assert queue.entry("study").state is StudyState.CANCELLED
 
@@ -687,26 +693,26 @@ class TestStopping:
         submitted(queue)
         queue.release(claimed(queue, cpu_worker(queue)).lease, StudyState.COMPLETED)
         for ask in (queue.cancel, queue.pause, queue.resume):
-            with pytest.raises(StateConflict, match="completed"):
+            with pytest.raises(StateConflictError, match="completed"):
                 ask("study")
 
     def test_a_cancelled_study_is_not_paused_nor_resumed(self, queue):
         submitted(queue)
         claimed(queue, cpu_worker(queue))
         queue.cancel("study")
-        with pytest.raises(StateConflict, match="about to be cancelled"):
+        with pytest.raises(StateConflictError, match="about to be cancelled"):
             queue.pause("study")
-        with pytest.raises(StateConflict):
+        with pytest.raises(StateConflictError):
             queue.resume("study")
 
     def test_a_running_study_is_not_deleted(self, engine, queue):
         submitted(queue)
         claimed(queue, cpu_worker(queue))
-        with pytest.raises(StateConflict, match="cancel it first"):
+        with pytest.raises(StateConflictError, match="cancel it first"):
             queue.delete("study")
         end_lease(engine)
         queue.delete("study")
-        with pytest.raises(StudyNotFound):
+        with pytest.raises(StudyNotFoundError):
             queue.entry("study")
         with reading(engine) as session:
             assert session.scalars(select(ResourceSlotRow.study_id)).all() == [None, None]
@@ -727,20 +733,20 @@ class TestStopping:
 class TestCommandLine:
     def test_a_study_in_hand_is_not_run_beside_the_queue(self, engine, queue):
         submitted(queue)
-        with pytest.raises(StateConflict, match="queued in the service"):
+        with pytest.raises(StateConflictError, match="queued in the service"):
             queue.take_over("study")
         claimed(queue, cpu_worker(queue))
-        with pytest.raises(StateConflict, match="running in the service"):
+        with pytest.raises(StateConflictError, match="running in the service"):
             queue.take_over("study")
         end_lease(engine)
-        with pytest.raises(StateConflict):
+        with pytest.raises(StateConflictError):
             queue.take_over("study")
 
     def test_a_study_that_a_worker_is_just_ending_is_not_taken_over(self, engine, queue):
         submitted(queue)
         claim = claimed(queue, cpu_worker(queue))
         SqlStudyStore(engine, lease=claim.lease).set_state("study", StudyState.CANCELLED)
-        with pytest.raises(StateConflict, match="cancelled in the service"):
+        with pytest.raises(StateConflictError, match="cancelled in the service"):
             queue.take_over("study")
         end_lease(engine)
         queue.take_over("study")
@@ -753,9 +759,9 @@ class TestCommandLine:
         assert (queue.entry("study").state, queue.entry("study").version) == (StudyState.RUNNING, before + 1)
         assert queue.claim(cpu_worker(queue)) is None
         for ask in (queue.cancel, queue.pause, queue.delete):
-            with pytest.raises(StateConflict, match="run by a command"):
+            with pytest.raises(StateConflictError, match="run by a command"):
                 ask("study")
-        with pytest.raises(StateConflict, match="is running"):
+        with pytest.raises(StateConflictError, match="is running"):
             queue.resume("study")
         queue.take_over("study")
 
@@ -763,7 +769,7 @@ class TestCommandLine:
         submitted(queue)
         queue.pause("study")
         queue.resume("study")
-        with pytest.raises(StateConflict, match="queued in the service"):
+        with pytest.raises(StateConflictError, match="queued in the service"):
             queue.take_over("study")
 
     def test_a_study_of_the_command_line_is_not_the_queues(self, engine, queue):

@@ -29,7 +29,7 @@ from steptune.service.fencing import Lease
 from steptune.service.models import QueueEntryRow, WorkerRow
 from steptune.service.store import SqlStudyStore
 from steptune.tuner import store_rules
-from steptune.tuner.errors import StoreError, StudyNotFound
+from steptune.tuner.errors import StoreError, StudyNotFoundError
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Attempt, Purpose, StudyState, TrialState, Verdict
@@ -193,13 +193,13 @@ class TestFindingStudies:
     @pytest.mark.parametrize("text", ["01", "yy"])
     def test_what_fits_several_is_refused_and_names_them(self, three, text):
         """The message lists them, so that one can write more."""
-        with pytest.raises(StudyNotFound, match=r"fits 2 studies \(01.*, 0.*\): write more"):
+        with pytest.raises(StudyNotFoundError, match=r"fits 2 studies \(01.*, 0.*\): write more"):
             three.get_study(text)
 
     @pytest.mark.parametrize("text", ["aaa", "03", "", "%", "_", "01_aa", "01AAA"])
     def test_what_fits_none_is_refused_and_names_the_newest(self, three, text):
         """Neither the middle of an id fits, nor a pattern, nor another case."""
-        with pytest.raises(StudyNotFound, match="the newest here: 02ccc-yy, 01bbb-yy, 01aaa-xx"):
+        with pytest.raises(StudyNotFoundError, match="the newest here: 02ccc-yy, 01bbb-yy, 01aaa-xx"):
             three.get_study(text)
 
     def test_an_id_that_begins_another_is_found(self, store):
@@ -210,7 +210,7 @@ class TestFindingStudies:
 
     def test_an_empty_store_says_how_to_begin(self, store):
         """The way out of an empty store is a first study."""
-        with pytest.raises(StudyNotFound, match="`steptune tune` starts one"):
+        with pytest.raises(StudyNotFoundError, match="`steptune tune` starts one"):
             store.get_study("abc")
 
 
@@ -524,7 +524,7 @@ class TestUnknownStudies:
     @pytest.mark.parametrize("method", WRITES)
     def test_writing_is_refused(self, store, method):
         """The message names the id."""
-        with pytest.raises(StudyNotFound, match=MISSING):
+        with pytest.raises(StudyNotFoundError, match=MISSING):
             WRITES[method](store)
 
     def test_reading_finds_nothing(self, store):

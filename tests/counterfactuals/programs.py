@@ -70,19 +70,26 @@ def _at(places: set[int], what: Do, *, every: int = 1, rank: int | None = None, 
     return extra
 
 
+SETS = {
+    "development": (
+        *(120, 6, Machine(event_cost=0.8, noise=0.08), 0),
+        {"host": (16.0, 6.0), "even": (16.0, 19.0), "device": (12.0, 45.0)},
+    ),
+    "held out": (
+        *(170, 8, Machine(event_cost=1.1, noise=0.06), 1000),
+        {"host": (21.0, 9.0), "even": (20.0, 25.0), "device": (14.0, 60.0)},
+    ),
+}
+"""Operations, steps, the machine, the number before the first seed; host and device time of an operation by regime."""
+
+
 def pairs(kind: str) -> Iterator[Pair]:
     """All pairs of a set.
 
     Args:
         kind: "development" or "held out".
     """
-    first = kind == "development"
-    count, steps = (120, 6) if first else (170, 8)
-    regimes = {"host": (16.0, 6.0), "even": (16.0, 19.0), "device": (12.0, 45.0)}
-    if not first:
-        regimes = {"host": (21.0, 9.0), "even": (20.0, 25.0), "device": (14.0, 60.0)}
-    machine = Machine(event_cost=0.8 if first else 1.1, noise=0.08 if first else 0.06)
-    seed = 0 if first else 1000
+    count, steps, machine, seed, regimes = SETS[kind]
     for regime, (host, device) in regimes.items():
         build = partial(training, host=host, device=device, operations=count)
         scale = count * max(host, device)

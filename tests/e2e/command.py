@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """Characters that move a cursor or colour text; a log has none."""
-TIMEOUT_S = 280
+TIMEOUT_S = 800
 TUNED = "zoo:synthetic?load_ms=20&compute_ms=2&batch=4"
 """Its step is nearly all waiting for data, so that loader workers pay on any machine."""
 PATIENT = ("--foreign-load", "100")

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from steptune.service.access.authentication import Access
-from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.errors import NotAuthenticatedError
 from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import parse_token
 from steptune.service.access.settings import AccessSettings
@@ -31,7 +31,7 @@ def test_a_token_is_printed_alone_works_and_ends(inside, access):
     assert (listed["name"], listed["scopes"]) == ("laptop", ["read"])
     assert parse_token(token).secret not in inside("token", "list").out
     assert "revoked" in inside("token", "revoke", listed["token_id"]).out
-    with pytest.raises(NotAuthenticated, match="revoked"):
+    with pytest.raises(NotAuthenticatedError, match="revoked"):
         access.authenticate_token(token)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from steptune.service.database import open_store
 from steptune.service.deleting import run_by_this_command
 from steptune.service.queue import StudyQueue
-from steptune.tuner.errors import StudyNotFound
+from steptune.tuner.errors import StudyNotFoundError
 from steptune.tuner.records import StudyState
 
 
@@ -37,7 +37,7 @@ def study(store):
 def test_it_is_gone_with_its_trials_and_its_files(inside, store, study):
     said = inside("delete", study.study_id[-8:], "--yes").err
     assert f"study {study.study_id} is deleted" in said
-    with pytest.raises(StudyNotFound):
+    with pytest.raises(StudyNotFoundError):
         store.get_study(study.study_id)
     assert store.trials(study.study_id) == []
     assert not Path(study.directory).exists()
@@ -61,7 +61,7 @@ def test_one_that_waits_in_the_service_is_deleted_too(inside, store, study):
     queued = replace(study, study_id=study.study_id[::-1], directory=str(Path(study.directory).with_name("other")))
     StudyQueue(store.engine).submit(queued, owner_id=None, required_device_kind="cpu")
     inside("delete", queued.study_id, "--yes")
-    with pytest.raises(StudyNotFound):
+    with pytest.raises(StudyNotFoundError):
         store.get_study(queued.study_id)
     assert store.get_study(study.study_id)
 

@@ -17,7 +17,7 @@ def steptune(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recommendation(steptune):
-    arguments = ("--only", "fused_kernels", "--trials", "14", "--budget", "60s", "--device", "cpu", *PATIENT)
+    arguments = ("--only", "fused_kernels", "--trials", "14", "--budget", "3m", "--device", "cpu", *PATIENT)
     return steptune("tune", WORKLOAD, *arguments, "--output", "results", "--json", variables=VARIABLES).json
 
 

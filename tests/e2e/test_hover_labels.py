@@ -15,7 +15,7 @@ from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.profiling.analysis import analyse_traces
 
 __all__ = ["browser", "complete", "visit"]  # fixtures
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.xdist_group("browser")
 
 READABLE = 4.5
 """WCAG 2.2, contrast of text (AA)."""

@@ -29,7 +29,7 @@ def test_the_level_of_a_study_is_shown(steptune):
     if not isinstance(level_named("bubblewrap").probe(), Available):
         pytest.skip("bubblewrap cannot be used here")
     (steptune.folder / ".env").write_text("STEPTUNE_ISOLATION=bubblewrap\n")
-    steptune("tune", TUNED, "--budget", "60s", "--trials", "1", *PATIENT)
+    steptune("tune", TUNED, "--budget", "3m", "--trials", "1", *PATIENT)
     shown = steptune("show", "--all").out
     assert [line.split() for line in shown.splitlines() if "Isolation" in line] == [
         ["│", "Isolation", "bubblewrap", "│"]

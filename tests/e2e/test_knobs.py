@@ -45,7 +45,7 @@ def test_what_is_not_the_same_training_and_what_needs_consent_is_said(steptune):
 def test_the_exported_script_trains_with_it(steptune):
     script = steptune.folder / "results" / "train_recommended.py"
     command = [sys.executable, "-W", "error", str(script), "--steps", "2", "--device", "cpu"]
-    ended = subprocess.run(command, cwd=steptune.folder, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=steptune.folder, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "step 2: loss" in ended.stdout
 

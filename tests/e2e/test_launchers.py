@@ -8,7 +8,7 @@ import pytest
 from command import ROOT, TUNED, Steptune
 
 SECRET = "0123456789abcdef0123456789abcdef"
-QUICK = ("--budget", "60s", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100")
+QUICK = ("--budget", "3m", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100")
 
 
 def srun(number: int, **others: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_two_tasks_of_srun_are_one_study(steptune: Steptune, free_port: int) -> 
     )
     try:
         ended = steptune("tune", TUNED, *QUICK, "--json", variables=srun(0, **told))
-        said, _ = other.communicate(timeout=60)
+        said, _ = other.communicate(timeout=600)
     finally:
         other.kill()
         other.wait()
@@ -109,7 +109,7 @@ def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune) -> Non
         env=steptune.environment({"PYTHONPATH": os.pathsep.join([str(ROOT / "src")])}),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     environment = steptune("show", "last", "--json").json["study"]["environment"]

@@ -44,7 +44,7 @@ def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
 def test_skipped_strategies_are_not_tried_and_consent_is_not_asked_for_again(steptune, inside):
     skipped = ("data_loading", "dataset_cache", "compile")
     steptune(
-        *("tune", BALANCED, "--budget", "20s", "--trials", "5", "--allow", "lossy", "--allow", "recipe", *PATIENT),
+        *("tune", BALANCED, "--budget", "90s", "--trials", "3", "--allow", "lossy", "--allow", "recipe", *PATIENT),
         *("--skip", skipped[0], "--skip", ",".join(skipped[1:])),
     )
     shown = inside("show", "--json").json

@@ -26,7 +26,7 @@ else:
 expect = playwright_api.expect
 expect.set_options(timeout=60_000)  # a busy machine is slow; what never comes is found all the same
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.xdist_group("browser")
 
 STATES = ("none", "one", "running", "failed", "large")
 OPTIONS = [

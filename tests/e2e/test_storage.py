@@ -76,7 +76,7 @@ def test_a_full_disk_under_the_database_loses_nothing(used, small_disk):
         shutil.move(path, used.folder / "before")
     size = sum(path.stat().st_size for path in (used.folder / "before").iterdir())
     message = used.refused(
-        *("tune", FINE, "--budget", "30s", *PATIENT),
+        *("tune", FINE, "--budget", "3m", *PATIENT),
         wrapper=small_disk,
         variables={"SIZE": str(size + (96 << 10)), "STEPTUNE_DATABASE_URL": "sqlite:///small/steptune.db"},
     )
@@ -89,7 +89,7 @@ def test_a_full_disk_under_the_database_loses_nothing(used, small_disk):
 
 def test_a_full_disk_under_the_study_folder_is_named(used, small_disk):
     message = used.refused(
-        *("tune", FINE, "--budget", "30s", *PATIENT),
+        *("tune", FINE, "--budget", "3m", *PATIENT),
         wrapper=small_disk,
         variables={"SIZE": "32k", "STEPTUNE_DATA_DIRECTORY": "small"},
     )

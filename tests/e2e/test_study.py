@@ -246,7 +246,7 @@ def _python(tuned, *arguments):
         env=tuned.environment(),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
     )
     assert process.returncode == 0, process.stderr
     return process.stdout

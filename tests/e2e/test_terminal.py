@@ -14,7 +14,7 @@ import time
 import httpx
 from command import PATIENT, TUNED
 
-DEADLINE_S = 200
+DEADLINE_S = 600
 ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -28,7 +28,7 @@ from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
 from steptune.tuner.records import TrialState
 
 __all__ = ["axe", "browser", "visit"]  # fixtures
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.xdist_group("browser")
 
 PERFETTO = "https://ui.perfetto.dev"
 LOG = b"epoch 1\nloss 2.5\nepoch 2\n"

@@ -127,7 +127,7 @@ def test_a_user_namespace_that_may_map_nobody_is_no_view(monkeypatch: pytest.Mon
     monkeypatch.setattr(view, "_call", no_root)
     monkeypatch.setattr(Path, "write_text", no_map)
 
-    with pytest.raises(view.NoView, match="no mount namespace"):
+    with pytest.raises(view.ViewError, match="no mount namespace"):
         view._unshare()
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from trial_builders import Prepared, prepare, reference
 
 import steptune
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.records import Breakdown, Candidate, FailureKind
@@ -246,7 +246,7 @@ class TestWhatCannotBeRecorded:
         plan = plan_of("fused")()
         strategy_named("cuda_graph").contribute(plan, {"scope": "step"})
         job = assemble(load_workload(reference("uncapturable", name)), plan, device=DEVICE)
-        with pytest.raises(CannotCapture) as raised:
+        with pytest.raises(CaptureError) as raised:
             job.step(next(iter(job)))
         assert operator in str(raised.value)
         assert line in str(raised.value)

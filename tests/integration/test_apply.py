@@ -18,7 +18,7 @@ from report_builders import complete, environment_variables, make_recommendation
 from torch.utils.data import Dataset
 
 import steptune
-from steptune.tuner.errors import RecommendationError, WorkloadRejected
+from steptune.tuner.errors import RecommendationError, WorkloadRejectedError
 from steptune.tuner.export import exporter_named
 from steptune.tuner.hardware import describe_hardware
 from steptune.tuner.records import BASELINE, Candidate, Device, Recommendation
@@ -86,7 +86,7 @@ def run_script(*arguments: str | Path, cwd: Path | None = None, **environment: s
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -294,7 +294,7 @@ class TestChecks:
             steptune.apply(recommendation, Small())
 
     def test_a_class_instead_of_a_workload_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match="type is not a workload"):
+        with pytest.raises(WorkloadRejectedError, match="type is not a workload"):
             steptune.apply(measured_here(), Small)  # type: ignore[arg-type]
 
     def test_a_strategy_of_a_newer_version_is_refused(self) -> None:

@@ -30,7 +30,7 @@ from steptune.service.backups import back_up, restore
 from steptune.service.connections import create_engine_for, reading
 from steptune.service.database import migrate, open_store, revision_of
 from steptune.service.models import Base
-from steptune.tuner.errors import MissingDependency, SchemaTooNew, StoreError
+from steptune.tuner.errors import MissingDependencyError, SchemaTooNewError, StoreError
 from steptune.tuner.records import new_id
 
 TRACE = b"a trace" * 1000
@@ -219,7 +219,7 @@ class TestRevisions:
         contents = members(path)
         manifest = json.loads(contents["manifest.json"]) | {"revision": "9999"}
         write_members(path, contents | {"manifest.json": json.dumps(manifest).encode()})
-        with pytest.raises(SchemaTooNew, match=r"backup\.tar is at revision '9999'.*install that version"):
+        with pytest.raises(SchemaTooNewError, match=r"backup\.tar is at revision '9999'.*install that version"):
             restore(new_url(), elsewhere, path)
         assert list(elsewhere.list()) == []
 
@@ -313,7 +313,7 @@ class TestEngines:
 
     def test_missing_tools_are_named_with_their_package(self, postgres_url, artifacts, path, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(MissingDependency, match=r"pg_dump is not installed: .*postgresql-client"):
+        with pytest.raises(MissingDependencyError, match=r"pg_dump is not installed: .*postgresql-client"):
             back_up(postgres_url, artifacts, path)
         assert not path.exists()
 

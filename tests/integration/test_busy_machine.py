@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun
 from trial_builders import prepare, reference
 
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import MeasureSettings, Verdict
 from steptune.tuner.trials.fake import NOISE
 
@@ -74,5 +74,5 @@ def test_a_quiet_machine_with_the_same_noise_has_no_significant_gain():
 
 def test_a_study_that_asked_for_a_quiet_machine_fails_with_the_way_out():
     study = StudyRun(Busy(SMALL), measure=MeasureSettings(quiet_machine=True))
-    with pytest.raises(BaselineFailed, match=r"others used 74% of the cores.*without --quiet-machine"):
+    with pytest.raises(BaselineError, match=r"others used 74% of the cores.*without --quiet-machine"):
         study.run()

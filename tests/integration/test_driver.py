@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
-from steptune.tuner.errors import BaselineFailed, BudgetError, ChoiceError, RunnerError, StoreError
+from steptune.tuner.errors import BaselineError, BudgetError, ChoiceError, RunnerError, StoreError
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
@@ -251,7 +251,7 @@ class TestTrouble:
                 return replace(result, failure=broken, windows=()) if result.candidate.is_baseline else result
 
         study = StudyRun(BrokenBaseline(replaced(TOO_LARGE, cap_gb=13.0), reference_gb=2.0))
-        with pytest.raises(BaselineFailed, match="broken on purpose"):
+        with pytest.raises(BaselineError, match="broken on purpose"):
             study.run()
 
     def test_the_baseline_that_does_not_fit_is_run_once(self):
@@ -262,7 +262,7 @@ class TestTrouble:
 
     def test_a_workload_that_never_fits_is_refused(self):
         study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=1.0)))
-        with pytest.raises(BaselineFailed, match="does not fit into memory"):
+        with pytest.raises(BaselineError, match="does not fit into memory"):
             study.run()
         found = study.store.get_study(study.study_id)
         assert found.state is StudyState.FAILED
@@ -273,7 +273,7 @@ class TestTrouble:
         study.machine._break = lambda result: replace(
             result, windows=(), guard=replace(result.guard, passed=False)
         )  # a baseline that is not even the same training as itself
-        with pytest.raises(BaselineFailed, match="could not be measured"):
+        with pytest.raises(BaselineError, match="could not be measured"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 
@@ -515,7 +515,7 @@ class TestPreparation:
         def make_reference(request, longest_s=None):
             asked.append(request)
             if len(asked) <= needs:
-                raise BaselineFailed("out of memory", out_of_memory=True)
+                raise BaselineError("out of memory", out_of_memory=True)
             make(request, longest_s)
 
         study.machine.make_reference = make_reference

@@ -24,7 +24,7 @@ from steptune.service.queries.events import _nearest, horizon
 from steptune.service.serving import Server
 from steptune.service.settings import Settings
 from steptune.service.store import NUMBERS_MODULO, SqlStudyStore, write_event
-from steptune.tuner.errors import StoreUnavailable
+from steptune.tuner.errors import StoreUnavailableError
 from steptune.tuner.records import StudyState
 
 STREAM = {"Accept": "text/event-stream"}
@@ -68,7 +68,7 @@ def running(request, tmp_path) -> Iterator[Running]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         yield Running(app, http, server, f"http://127.0.0.1:{port}")
     server.handle_exit(15, None)
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 
@@ -272,10 +272,10 @@ def test_a_writer_that_stops_before_its_commit_is_ended_by_the_server(postgres_r
     """Nobody is held up for longer, and the writer may try again."""
     engine, study_id = postgres_running.services.engine, postgres_running.submit()["study_id"]
     before = horizon(engine)
-    with pytest.raises(StoreUnavailable), writing(engine) as session:  # noqa: PT012
+    with pytest.raises(StoreUnavailableError), writing(engine) as session:  # noqa: PT012
         write_event(session, study_id, "progress", {})
         session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 1"))
-        wait_until(lambda: not _others_in_transaction(engine), "the server has ended it", deadline_s=30)
+        wait_until(lambda: not _others_in_transaction(engine), "the server has ended it")
         session.flush()
         session.execute(text("SELECT 1"))
     assert horizon(engine) == before

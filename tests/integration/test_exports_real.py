@@ -99,7 +99,7 @@ def run_checker(environment: str, asked: list[dict[str, str]], folder: Path) -> 
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
         env={**variables, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
         cwd=folder,
     )
@@ -194,7 +194,7 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
         },
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1])["units_per_s"] > 0

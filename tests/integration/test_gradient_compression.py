@@ -16,7 +16,7 @@ from ranks import RankFailed, Ranks
 from tiny_workloads import Everything, TinyViT
 from torch import nn
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.strategies.composition import conflict
@@ -371,7 +371,7 @@ def rejected(rank: int, choices: dict[str, Any], others: dict[str, Any], swaps: 
     try:
         other.load_rank_state_dict(states[1 - rank if swaps else rank])
         steps(other, batches[:4])
-    except (WorkloadRejected, RuntimeError) as error:
+    except (WorkloadRejectedError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -452,7 +452,7 @@ def rejected_buckets(rank: int) -> str:
     job.load_rank_state_dict(state)
     try:
         steps(job, batches[4:])
-    except (WorkloadRejected, RuntimeError) as error:
+    except (WorkloadRejectedError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -539,5 +539,5 @@ def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: 
             pass
 
     request = InspectRequest(workload=f"{__name__}:FeedsBack", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejected, match="by powersgd, which no training that reduces them whole"):
+    with pytest.raises(WorkloadRejectedError, match="by powersgd, which no training that reduces them whole"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]

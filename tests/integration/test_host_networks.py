@@ -18,7 +18,7 @@ from ranks import Ranks
 from trial_builders import prepare, reference
 
 from steptune.tuner.emulation import HOSTS_VARIABLE, NETWORKS_VARIABLE, num_emulated_hosts
-from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
+from steptune.tuner.errors import ChoiceError, MissingDependencyError, PlatformError, RunnerError
 from steptune.tuner.network import emulated
 from steptune.tuner.network.emulated import emulated_hosts
 from steptune.tuner.records import Candidate
@@ -162,7 +162,10 @@ class TestHosts:
 
     def test_a_missing_program_is_named_with_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(emulated.shutil, "which", lambda name, path: None)
-        with pytest.raises(MissingDependency, match="unshare, which is not here: install util-linux"), emulated_hosts():
+        with (
+            pytest.raises(MissingDependencyError, match="unshare, which is not here: install util-linux"),
+            emulated_hosts(),
+        ):
             pass
 
     def test_where_namespaces_are_not_permitted_the_way_out_is_named(
@@ -199,7 +202,7 @@ def shaping(network: Path) -> str:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)

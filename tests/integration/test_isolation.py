@@ -20,7 +20,7 @@ from steptune.service.isolation import level_named
 from steptune.service.isolation.users import can_change_user
 from steptune.service.running import isolated_runner
 from steptune.service.settings import Settings
-from steptune.tuner.errors import IsolationUnavailable
+from steptune.tuner.errors import IsolationUnavailableError
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.records import Candidate, Deadlines, Failure, FailureKind, Phase, TrialResult, new_id
 
@@ -145,7 +145,7 @@ class TestHonest:
         (tmp_path / "train.py").chmod(0o600)
         tmp_path.chmod(0o700)
         with (
-            pytest.raises(IsolationUnavailable, match=r"chmod o\+rX"),
+            pytest.raises(IsolationUnavailableError, match=r"chmod o\+rX"),
             isolated_study("bubblewrap", f"{tmp_path / 'train.py'}:Mine"),
         ):
             pass

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from tiny_workloads import Everything, TinyViT
 from torch import nn
 from trial_builders import prepare, reference
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Candidate, GuardCheck
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
 from steptune.tuner.strategies.composition import conflict, normalise
@@ -77,6 +78,15 @@ def watched(rank: int, make_workload: type, choices: dict[str, Any]) -> dict[str
     return {"losses": losses, "agree": agree, "pairs": pairs, "state": job.state_dict()}
 
 
+def average(tensors: Iterable[Iterable[torch.Tensor]]) -> None:
+    """Over the workers; whole numbers stay as they are."""
+    for together in zip(*tensors, strict=True):
+        if together[0].is_floating_point():
+            mean = torch.stack(together).mean(0)
+            for value in together:
+                value.copy_(mean)
+
+
 class Simulated:
     """Two workers in one process: the definition, the slow way.
 
@@ -105,10 +115,7 @@ class Simulated:
         for loss in losses:
             loss.backward()
         if number <= WARM_UP:
-            for together in zip(*(model.parameters() for model in self.models), strict=True):
-                mean = torch.stack([p.grad for p in together]).mean(0)
-                for p in together:
-                    p.grad.copy_(mean)
+            average([p.grad for p in model.parameters()] for model in self.models)
         for model, optimizer, scheduler in zip(self.models, self.optimizers, self.schedulers, strict=True):
             if self.workload.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self.workload.max_grad_norm)
@@ -117,11 +124,7 @@ class Simulated:
             if scheduler is not None:
                 scheduler.step()
         if number > WARM_UP and (number - WARM_UP) % EVERY == 0:
-            for together in zip(*(model.state_dict().values() for model in self.models), strict=True):
-                if together[0].is_floating_point():
-                    mean = torch.stack(together).mean(0)
-                    for value in together:
-                        value.copy_(mean)
+            average(model.state_dict().values() for model in self.models)
         return sum(float(loss.detach()) for loss in losses) / len(losses)
 
 
@@ -342,7 +345,7 @@ def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
             pass
 
     request = InspectRequest(workload=f"{__name__}:Alone", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejected, match="ranks that step alone"):
+    with pytest.raises(WorkloadRejectedError, match="ranks that step alone"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
 
 

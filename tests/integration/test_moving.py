@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun, candidate
 
-from steptune.tuner.errors import BaselineFailed, StoreError
+from steptune.tuner.errors import BaselineError, StoreError
 from steptune.tuner.records import Environment, FailureKind, Purpose, StudyState, TrialState, Verdict
 from steptune.tuner.search.search_run import MOVED_STARTS
 from steptune.tuner.search.view import StudyInterrupt
@@ -99,7 +99,7 @@ class TestMoving:
         for name in SMALL.factors:
             study.machine.broken[(name, 0)] = FailureKind.CRASH
         study.machine._break = lambda result: replace(result, windows=()) if result.candidate.is_baseline else result
-        with pytest.raises(BaselineFailed, match="goes on in another place"):
+        with pytest.raises(BaselineError, match="goes on in another place"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 

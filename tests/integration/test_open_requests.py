@@ -38,7 +38,7 @@ def running(tmp_path, **limits) -> Iterator[Served]:
             yield Served(app, http)
     finally:
         server.handle_exit(15, None)
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from ranks import RankFailed, Ranks
 from torch.utils.data import Subset
 
 from steptune.tuner.training.job import TrainingJob
+from steptune.tuner.training.mesh import layer_costs
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -26,6 +29,12 @@ class Clipped(Small):
 
 TOLERANCE = 2e-5
 """Of a loss near four after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
+
+
+def evenly(rank: int, function: Callable[..., Any], *args: Any) -> Any:
+    """What a rank returns where every block takes the same time: a busy machine's clock cuts a pipeline anywhere."""
+    with mock.patch.object(layer_costs, "_now", side_effect=itertools.count()):
+        return function(rank, *args)
 
 
 def check(found: list[Trained], alone: Trained, *, rel: float = TOLERANCE) -> None:
@@ -105,24 +114,24 @@ each_kind = pytest.mark.parametrize("choice", KINDS, ids=lambda choice: next(ite
 class TestTensor:
     @pytest.mark.parametrize("workload", [Gpt2, Bert, Vit, Clipped])
     def test_is_the_training_of_one_process(self, ranks: Ranks, workload: type) -> None:
-        check(ranks.run(2, train, workload, mesh(tensor=2)), train_alone(workload))
+        check(ranks.run(2, evenly, train, workload, mesh(tensor=2)), train_alone(workload))
 
 
 class TestPipeline:
     @each_schedule
     def test_is_the_training_of_one_process(self, ranks: Ranks, schedule: dict[str, Any]) -> None:
         """The token embedding is the last product too: both ends of the pipeline train it."""
-        check(ranks.run(2, train, Gpt2, mesh(pipeline=2, **schedule)), train_alone(Gpt2))
+        check(ranks.run(2, evenly, train, Gpt2, mesh(pipeline=2, **schedule)), train_alone(Gpt2))
 
     @pytest.mark.parametrize("workload", [Bert, Vit])
     def test_of_other_models(self, ranks: Ranks, workload: type) -> None:
-        check(ranks.run(2, train, workload, mesh(**PIPELINE)), train_alone(workload))
+        check(ranks.run(2, evenly, train, workload, mesh(**PIPELINE)), train_alone(workload))
 
     def test_that_begins_with_what_is_not_trained(self, ranks: Ranks) -> None:
         """What is before the first trained block gets no gradient; a stage without one has nothing to update."""
-        check(ranks.run(2, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
+        check(ranks.run(2, evenly, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
         with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no parameter that is trained"):
-            ranks.run(2, train, Frozen, mesh(**PIPELINE))
+            ranks.run(2, evenly, train, Frozen, mesh(**PIPELINE))
 
 
 class TestBoth:
@@ -139,19 +148,19 @@ class TestBoth:
         ids=lambda choice: "-".join(f"{name}{value}" for name, value in choice.items()),
     )
     def test_on_four_ranks_with_data_parallelism_for_the_rest(self, ranks: Ranks, choice: dict[str, Any]) -> None:
-        check(ranks.run(4, train, Grouped, mesh(**choice)), train_alone(Grouped))
+        check(ranks.run(4, evenly, train, Grouped, mesh(**choice)), train_alone(Grouped))
 
     @each_kind
     @pytest.mark.parametrize("workload", [Clipped, Grouped, Partly, Uneven])
     def test_with_clipping_groups_frozen_parameters_or_a_shorter_last_batch(
         self, ranks: Ranks, workload: type, choice: dict[str, Any]
     ) -> None:
-        check(ranks.run(2, train, workload, mesh(**choice)), train_alone(workload))
+        check(ranks.run(2, evenly, train, workload, mesh(**choice)), train_alone(workload))
 
     @each_kind
     def test_with_dropout_copies_stay_the_same(self, ranks: Ranks, choice: dict[str, Any]) -> None:
         """Masks are others than in one process; those of what all ranks compute are the same on all of them."""
-        first, second = ranks.run(2, train, Dropping, mesh(**choice))
+        first, second = ranks.run(2, evenly, train, Dropping, mesh(**choice))
         assert first.losses == pytest.approx(train_alone(Dropping).losses, rel=0.1)
         for name, value in first.state.items():
             assert torch.equal(value, second.state[name]), name
@@ -169,7 +178,7 @@ class TestBoth:
     def test_with_other_strategies(self, ranks: Ranks, choice: dict[str, Any], other: dict[str, Any]) -> None:
         """Against the same in one process, in bfloat16 within some of its roundings."""
         alone = train_alone(Gpt2, other, 5)
-        trained: Trained = ranks.run(2, train, Gpt2, {**mesh(**choice), **other}, 5)[0]
+        trained: Trained = ranks.run(2, evenly, train, Gpt2, {**mesh(**choice), **other}, 5)[0]
         tolerance = 5 * 2.0**-8 if "precision" in other else TOLERANCE
         assert trained.losses == pytest.approx(alone.losses, rel=tolerance)
         for name in ("parallel_mesh", *other):
@@ -198,17 +207,17 @@ class TestExperts:
     @pytest.mark.parametrize(("num_ranks", "degree"), [(2, 2), (4, 2), (4, 4)])
     def test_is_the_training_of_one_process(self, ranks: Ranks, num_ranks: int, degree: int) -> None:
         """Where no token is dropped; the norm that gradients are clipped to is that of all experts."""
-        check(ranks.run(num_ranks, train, Experts, mesh(expert=degree)), train_alone(Experts))
+        check(ranks.run(num_ranks, evenly, train, Experts, mesh(expert=degree)), train_alone(Experts))
 
     @pytest.mark.parametrize("workload", [Crowded, FewSamples])
     def test_drops_what_data_parallelism_drops(self, ranks: Ranks, workload: type) -> None:
         """Every rank routes its own tokens, by its own capacity."""
-        plain = ranks.run(2, train, workload, {})[0]
-        check(ranks.run(2, train, workload, mesh(expert=2)), plain)
+        plain = ranks.run(2, evenly, train, workload, {})[0]
+        check(ranks.run(2, evenly, train, workload, mesh(expert=2)), plain)
 
     def test_of_micro_batches_is_that_of_the_whole(self, ranks: Ranks) -> None:
         choices = {**mesh(expert=2), "micro_batch": {"num_micro_batches": 2}}
-        check(ranks.run(2, train, Experts, choices), train_alone(Experts))
+        check(ranks.run(2, evenly, train, Experts, choices), train_alone(Experts))
 
 
 def steps(job: TrainingJob, count: int) -> list[float]:
@@ -242,7 +251,7 @@ def continued(rank: int, choice: dict[str, Any], checkpoint: dict[str, Any]) -> 
 
 @each_kind
 def test_checkpoints_move_from_and_to_one_process(ranks: Ranks, choice: dict[str, Any]) -> None:
-    of_one, of_ranks = saved(0, {}), ranks.run(2, saved, choice)
+    of_one, of_ranks = saved(0, {}), ranks.run(2, evenly, saved, choice)
     for other in of_ranks:
         assert other["model"].keys() == of_one["model"].keys()
         assert [g["params"] for g in other["optimizer"]["param_groups"]] == [
@@ -253,5 +262,5 @@ def test_checkpoints_move_from_and_to_one_process(ranks: Ranks, choice: dict[str
                 torch.testing.assert_close(other["optimizer"]["state"][number][name], value, rtol=1e-3, atol=1e-4)
     expected = continued(0, {}, of_one)
     assert continued(0, {}, of_ranks[1]) == pytest.approx(expected, rel=TOLERANCE)
-    for losses in ranks.run(2, continued, choice, of_one):
+    for losses in ranks.run(2, evenly, continued, choice, of_one):
         assert losses == pytest.approx(expected, rel=TOLERANCE)

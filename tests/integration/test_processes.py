@@ -83,7 +83,7 @@ class Victim:
         pids = {"parent": self.process.pid, "server": self.server}
         for pid in [pids[name] for name in who]:
             os.kill(pid, signal.SIGKILL)
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=240)
         none_left(self.mark)
 
 
@@ -136,17 +136,17 @@ class TestKilled:
     )
     def test_nothing_is_left(self, start: StartVictim, at: str, choices: str, who: tuple[str, ...]) -> None:
         victim = start(at=at, choices=choices)
-        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
+        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=600)
         victim.kill(*who)
         removed_by_the_next_start(victim)
 
     def test_nothing_is_left_of_a_server_after_which_another_goes_on(self, start: StartVictim) -> None:
         victim = start(at="step", choices=THREADS)
-        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=200)
+        wait_until(lambda: victim.moment, "the trial is at the moment", deadline_s=600)
         first = {process.pid for process in marked(victim.mark)} - {victim.process.pid}
         (victim.study / "data" / "moment").unlink()
         os.kill(victim.server, signal.SIGKILL)
-        wait_until(lambda: victim.moment, "the trial is there again", deadline_s=200)
+        wait_until(lambda: victim.moment, "the trial is there again", deadline_s=600)
         assert first.isdisjoint(process.pid for process in marked(victim.mark))
         victim.kill("parent")
         victim.killed |= first
@@ -160,7 +160,7 @@ class TestKilledWhileCompiling:
         wait_until(
             lambda: victim.process.poll() is not None or victim.pids("cc1plus"),
             "a compiler runs",
-            deadline_s=200,
+            deadline_s=600,
         )
         victim.kill("parent", "server")
         removed_by_the_next_start(victim)

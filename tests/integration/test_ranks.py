@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from ranks import Ranks, group
 from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.emulation import HOSTS_VARIABLE
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.guard.curves import GuardReference
 from steptune.tuner.records import Candidate, Deadlines, FailureKind, Phase
 from steptune.tuner.search.verification import verify
@@ -213,7 +212,7 @@ class TestReference:
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_that_dies_ends_all(self, tmp_path: Path, rank: int) -> None:
-        with pytest.raises(BaselineFailed, match="exited with status 3"):
+        with pytest.raises(BaselineError, match="exited with status 3"):
             prepare(reference("regression", "DiesInStep", rank=rank), tmp_path, num_ranks=2)
 
 
@@ -336,9 +335,10 @@ class TestCollectivesThatFail:
 def wait_for_nobody(rank: int, call: str) -> tuple[FailureKind, str] | None:
     import torch.distributed as dist
 
-    short = timedelta(seconds=1)
+    short = timedelta(seconds=3)
     group = dist.new_group(backend="gloo", timeout=short)
     values = torch.ones(2)
+    dist.barrier()
     dist.all_reduce(values, group=group)
     calls = {
         "all_reduce": lambda: dist.all_reduce(values, group=group),
@@ -346,12 +346,13 @@ def wait_for_nobody(rank: int, call: str) -> tuple[FailureKind, str] | None:
         "new_group": lambda: dist.new_group(backend="gloo", timeout=short),
     }
     if rank == 1:
-        time.sleep(2.5)
+        dist.barrier()
         return None
     try:
         calls[call]()
     except Exception as error:
         failure = failure_of(error, Phase.WARM_UP, rank)
+        dist.barrier()
         return failure.kind, failure.message
     raise AssertionError("nobody answered, and yet it ended")
 

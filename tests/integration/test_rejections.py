@@ -8,7 +8,7 @@ import pytest
 from marked import VARIABLE, new_mark, none_left
 from trial_builders import reference
 
-from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, WorkloadError
+from steptune.tuner.errors import BaselineError, BudgetError, RunnerError, WorkloadError
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import BASELINE, WorkloadFacts
 from steptune.tuner.strategies.composition import complete_choices
@@ -26,11 +26,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
     """One server looks at all of them: what is wrong with one does not touch the next. No process is left."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, MARK)
-        runner = LocalRunner(
-            workload=reference("regression", "Regression"),
-            directory=tmp_path_factory.mktemp("study"),
-            task_deadline_s=4,
-        )
+        runner = LocalRunner(workload=reference("regression", "Regression"), directory=tmp_path_factory.mktemp("study"))
         yield runner
         runner.close()
         none_left(MARK)
@@ -124,7 +120,7 @@ class TestReference:
             unit_roundoffs=(2.0**-24,),
             memory_limit_bytes=4 << 30,
         )
-        with pytest.raises(BaselineFailed) as caught:
+        with pytest.raises(BaselineError) as caught:
             runner.make_reference(request)
         assert caught.value.out_of_memory
 

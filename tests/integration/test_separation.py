@@ -4,6 +4,7 @@ The worker is a process as it runs in production: as root; as in docker-compose.
 capabilities that change users; and as an ordinary user without any.
 """
 
+import functools
 import json
 import os
 import re
@@ -52,6 +53,7 @@ pytestmark = [
 ]
 
 
+@functools.cache
 def interpreter() -> str:
     """One that an ordinary user can run with the packages of the tests; the tests' own may lie in root's home."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -106,7 +108,7 @@ class Attacked(Site):
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=800,
             check=False,
         )
 

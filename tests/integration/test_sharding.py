@@ -15,7 +15,7 @@ from tiny_workloads import AttentionBlock, Everything, TinyViT
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import Unsupported, strategy_named
@@ -440,7 +440,7 @@ def test_offloaded_parts_do_not_go_with_a_loss_scaler() -> None:
 def test_offloaded_parts_need_a_group_that_reduces_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `init_process_group("nccl")` makes none."""
     monkeypatch.setattr("torch.distributed.distributed_c10d.get_backend_config", lambda: "cuda:nccl")
-    with pytest.raises(UnsupportedHere, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
+    with pytest.raises(UnsupportedError, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
         _check_reduces_on_cpu()
 
 

@@ -185,25 +185,21 @@ def clocked_ns(folder: Path) -> tuple[float, float]:
     return first, second
 
 
-def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path: Path) -> None:
+def test_waiting_for_a_late_rank_is_exposed_communication_and_the_analysis_names_the_rank(tmp_path: Path) -> None:
+    """The first rank waits for the second by the delay, in every step; their clocks are one, and are found to be."""
     mp.spawn(delayed_rank, (str(tmp_path),), nprocs=2)
-    first, second = (analyse(read_trace(tmp_path / f"rank{rank}.json"))[0] for rank in range(2))
+    files = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    first, second = (analyse(read_trace(file))[0] for file in files)
     assert (first.rank, second.rank) == (0, 1)
     waited_ns, late_ns = clocked_ns(tmp_path)
     assert first.categories[Category.COMMUNICATION] == pytest.approx(waited_ns, rel=WITHIN)
     assert second.categories[Category.HOST] == pytest.approx(late_ns, rel=WITHIN)
     assert second.categories[Category.COMMUNICATION] < WITHIN * late_ns
-
-
-def test_the_late_rank_is_named_by_the_analysis_of_both(tmp_path: Path) -> None:
-    """The first rank waits for the second by the delay, in every step; their clocks are one, and are found to be."""
-    mp.spawn(delayed_rank, (str(tmp_path),), nprocs=2)
-    analysis = analyse_traces([tmp_path / f"rank{rank}.json" for rank in range(2)])
+    analysis = analyse_traces(files)
     (finding,) = [finding for finding in analysis.findings if finding.rule == "rank_skew"]
     assert finding.evidence["rank"] == 1
     assert "exposed_communication" not in {finding.rule for finding in analysis.findings}, "the network is not slow"
     waits = {wait.rank: wait for wait in analysis.waits}
-    waited_ns, _ = clocked_ns(tmp_path)
     assert waits[0].wait_ns == pytest.approx(waited_ns, rel=WITHIN)
     assert waits[1].wait_ns < WITHIN * waits[0].wait_ns
     assert waits[1].late_share == 1.0

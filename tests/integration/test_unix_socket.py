@@ -57,7 +57,7 @@ def serving(settings: Settings) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(120)
 
 
 def ask(path: Path, target: str, headers: dict[str, str]) -> tuple[int, str]:

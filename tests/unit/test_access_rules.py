@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from steptune.service.access.addresses import is_loopback
-from steptune.service.access.errors import HostRefused, TooManyRequests
+from steptune.service.access.errors import HostRefusedError, TooManyRequestsError
 from steptune.service.access.open_access import check_host_header, check_loopback_only
 from steptune.service.access.proxies import Proxies
 from steptune.service.access.rate_limits import MAX_CLIENTS, RateLimit, client_of
@@ -225,14 +225,14 @@ class TestRates:
         limit = RateLimit("requests", 60, lambda: now[0])
         for _ in range(60):
             limit.spend("ada")
-        with pytest.raises(TooManyRequests, match="more than 60 requests a minute: wait 1 s") as refused:
+        with pytest.raises(TooManyRequestsError, match="more than 60 requests a minute: wait 1 s") as refused:
             limit.spend("ada")
         assert refused.value.headers["Retry-After"] == "1"
         assert refused.value.headers["RateLimit"] == '"requests";r=0;t=60'
         limit.spend("grace")
         now[0] = 1.0
         limit.spend("ada")
-        with pytest.raises(TooManyRequests):
+        with pytest.raises(TooManyRequestsError):
             limit.spend("ada")
 
     def test_waiting_as_long_as_it_says_is_enough(self):
@@ -241,7 +241,7 @@ class TestRates:
         for _ in range(100):
             try:
                 limit.spend("ada")
-            except TooManyRequests as refused:
+            except TooManyRequestsError as refused:
                 now[0] += int(refused.headers["Retry-After"])
                 limit.spend("ada")
 
@@ -255,7 +255,7 @@ class TestRates:
             try:
                 limit.spend("ada")
                 allowed.append(now[0])
-            except TooManyRequests:
+            except TooManyRequestsError:
                 pass
         for begin in allowed:
             assert sum(begin <= at < begin + 60 for at in allowed) <= 20
@@ -291,7 +291,7 @@ class TestOpenAccess:
 
     @pytest.mark.parametrize("host", ["rebound.example.org", "127.0.0.1.example.org:8700", "", "localhost@evil.org"])
     def test_other_names_are_not(self, host):
-        with pytest.raises(HostRefused):
+        with pytest.raises(HostRefusedError):
             check_host_header(request(Host=host))
 
     @given(st.text())

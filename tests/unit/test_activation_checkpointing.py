@@ -23,8 +23,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Dropping(Everything):
     """Blocks with dropout."""

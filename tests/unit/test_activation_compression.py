@@ -20,8 +20,6 @@ from steptune.tuner.training.plan import Plan
 from steptune.tuner.training.relu_masks import Window
 from steptune.tuner.training.saved_activations import FORMS, LOSSLESS, SavedActivations
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 each_lossless = pytest.mark.parametrize("form", LOSSLESS)
 each_lossy = pytest.mark.parametrize("form", [form for form in FORMS if form not in LOSSLESS])
 

@@ -130,7 +130,7 @@ def test_a_script_without_a_main_guard_analyses_several_traces(tmp_path):
         f"found = steptune.analyse_traces([pathlib.Path(name) for name in {[str(file) for file in files]}])\n"
         "print(len(found.ranks))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 

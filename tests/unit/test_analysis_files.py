@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from steptune.dashboards.trace_info import main_rank
 from steptune.service.api.artifacts import _enclosed, _unpacked_bytes
-from steptune.service.studies import FileReplaced, check_kept
+from steptune.service.studies import FileReplacedError, check_kept
 from steptune.service.trial_source import _shown
 from steptune.tuner.trace_records import Lane, RankWait, Timeline, TraceAnalysis
 from steptune.tuner.trials import analysis_files
@@ -75,7 +75,7 @@ def test_what_a_trial_does_not_write_is_not_kept(tmp_path: Path, name: str) -> N
     packed = tmp_path / "x.gz"
     packed.write_bytes(gzip.compress(WRONG[name]))
     for kind in ("timeline", "analysis"):
-        with pytest.raises(FileReplaced, match=r"line \d"):
+        with pytest.raises(FileReplacedError, match=r"line \d"):
             check_kept(kind, packed)
     check_kept("trace", packed)  # nobody here reads it
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytes
     packed.write_bytes(gzip.compress(GOOD))
     check_kept("timeline", packed)
     monkeypatch.setattr(analysis_files, "MAX_TIMELINE_BYTES", len(GOOD) - 1)
-    with pytest.raises(FileReplaced, match="beyond the limit"):
+    with pytest.raises(FileReplacedError, match="beyond the limit"):
         check_kept("timeline", packed)
 
 

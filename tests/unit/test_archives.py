@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptune.service.archives import MAX_SOURCE_BYTES, ArchiveLimits, find_workloads, unpack
-from steptune.tuner.errors import ArchiveRefused, WorkloadRejected
+from steptune.tuner.errors import ArchiveRefusedError, WorkloadRejectedError
 
 SMALL = ArchiveLimits(members=20, total_bytes=4 << 20, file_bytes=3 << 20, depth=5, name_bytes=200)
 Entry = tuple[str, bytes]
@@ -46,10 +46,10 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def refused(archive: Path, limits: ArchiveLimits = SMALL) -> ArchiveRefused:
+def refused(archive: Path, limits: ArchiveLimits = SMALL) -> ArchiveRefusedError:
     """The refusal; nothing is left of what was unpacked before it."""
     beside = sorted(archive.parent.iterdir())
-    with pytest.raises(ArchiveRefused) as caught:
+    with pytest.raises(ArchiveRefusedError) as caught:
         unpack(archive, archive.parent / "target", limits)
     assert sorted(archive.parent.iterdir()) == beside
     return caught.value
@@ -237,7 +237,7 @@ class TestNothingElsewhere:
         target = inner / "target"
         try:
             unpack(archive, target)
-        except ArchiveRefused:
+        except ArchiveRefusedError:
             assert everything(top) == before
             return
         written = everything(top) - before
@@ -253,7 +253,7 @@ class TestNothingElsewhere:
         (top / "archive").write_bytes(magic + data)
         try:
             unpack(top / "archive", top / "target")
-        except ArchiveRefused:
+        except ArchiveRefusedError:
             assert [path.name for path in top.iterdir()] == ["archive"]
 
 
@@ -282,6 +282,6 @@ class TestFindingWorkloads:
         monkeypatch.setattr("steptune.service.archives.ast.parse", lambda source: pytest.fail("it is parsed"))
         for name, size in zip("abcdefghi", sizes, strict=False):
             (tmp_path / f"{name}.py").write_text("#" * size)
-        with pytest.raises(WorkloadRejected, match=said) as caught:
+        with pytest.raises(WorkloadRejectedError, match=said) as caught:
             find_workloads(tmp_path)
         assert "name it with `entry`" in str(caught.value)

@@ -13,11 +13,11 @@ import pytest
 
 from steptune.service.artifacts import ArtifactStore, open_artifacts
 from steptune.service.artifacts.files import RemoteFiles
-from steptune.service.artifacts.lock import CollectionBusy, FileLock, PostgresLock
+from steptune.service.artifacts.lock import CollectionBusyError, FileLock, PostgresLock
 from steptune.service.artifacts.opening import files_at
-from steptune.service.artifacts.store import TooLarge
+from steptune.service.artifacts.store import ArtifactTooLargeError
 from steptune.service.settings import Settings
-from steptune.tuner.errors import MissingDependency, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.errors import MissingDependencyError, StorageFullError, StoreError, StoreUnavailableError
 from steptune.tuner.records import new_id
 
 CONTENT = b"a trace\n" * 1000
@@ -96,7 +96,7 @@ class TestPutting:
                 asked.append(1)
                 yield bytes(100)
 
-        with pytest.raises(TooLarge, match="more than the 1,000 bytes that are allowed"):
+        with pytest.raises(ArtifactTooLargeError, match="more than the 1,000 bytes that are allowed"):
             artifacts.put(endless(), limit=1000)
         assert len(asked) == 11
         assert artifacts.delete_abandoned(time.time() + 1000) == 0
@@ -135,7 +135,7 @@ class TestPutting:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(StorageFull, match=r"artifacts is full.*free some space"):
+        with pytest.raises(StorageFullError, match=r"artifacts is full.*free some space"):
             local.put(source, move=move)
         assert source.read_bytes() == CONTENT
         assert [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()] == []
@@ -196,7 +196,7 @@ class TestPlaces:
         try:
             import s3fs  # noqa: F401
         except ImportError:
-            with pytest.raises(MissingDependency, match=r"s3://bucket.* needs a library: .*steptune\[s3\]"):
+            with pytest.raises(MissingDependencyError, match=r"s3://bucket.* needs a library: .*steptune\[s3\]"):
                 files_at("s3://bucket/folder")
         else:
             assert files_at("s3://bucket/folder").place == "s3://bucket/folder"
@@ -223,7 +223,7 @@ class TestPlacesElsewhere:
     )
     def test_what_cannot_be_reached_may_be_later(self, files, monkeypatch, error):
         monkeypatch.setattr(files._system, "info", raising(error))
-        with pytest.raises(StoreUnavailable, match=r"memory://.* cannot be reached at this moment"):
+        with pytest.raises(StoreUnavailableError, match=r"memory://.* cannot be reached at this moment"):
             files.find("ab/cdef")
 
     @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Forbidden"), ValueError("no bucket")])
@@ -231,11 +231,11 @@ class TestPlacesElsewhere:
         monkeypatch.setattr(files._system, "info", raising(error))
         with pytest.raises(StoreError, match="cannot be used") as refused:
             files.find("ab/cdef")
-        assert not isinstance(refused.value, StoreUnavailable)
+        assert not isinstance(refused.value, StoreUnavailableError)
 
     def test_a_full_place_is_full(self, files, monkeypatch):
         monkeypatch.setattr(files._system, "info", raising(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(StorageFull):
+        with pytest.raises(StorageFullError):
             files.find("ab/cdef")
 
 
@@ -263,9 +263,9 @@ class TestLock:
     def test_putting_excludes_collecting_and_nobody_else(self, lock, monkeypatch):
         """A collection that finds no pause gives up, and says so."""
         monkeypatch.setattr("steptune.service.artifacts.lock.COLLECTION_PATIENCE_S", 0.05)
-        with lock.shared(), lock.shared(), pytest.raises(CollectionBusy, match="next time"), lock.exclusive():
+        with lock.shared(), lock.shared(), pytest.raises(CollectionBusyError, match="next time"), lock.exclusive():
             pass
-        with lock.exclusive(), pytest.raises(CollectionBusy), lock.exclusive():
+        with lock.exclusive(), pytest.raises(CollectionBusyError), lock.exclusive():
             pass
 
     def test_putting_waits_for_the_end_of_a_collection(self, lock):

@@ -11,14 +11,12 @@ import torch
 from tiny_workloads import Everything, Line
 from torch import nn
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import LoaderArguments, OptimizerArguments, Plan, StepArguments
 from steptune.tuner.workloads.workload import Workload
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 
@@ -119,7 +117,7 @@ class TestOrder:
             def model(self) -> nn.Module:
                 return super().model().requires_grad_(False)
 
-        with pytest.raises(WorkloadRejected, match=r"Frozen.model\(\) has no parameter that requires a gradient"):
+        with pytest.raises(WorkloadRejectedError, match=r"Frozen.model\(\) has no parameter that requires a gradient"):
             build(Frozen())
 
 
@@ -142,7 +140,7 @@ class TestWhatAStepGives:
         ],
     )
     def test_is_not_enough_for(self, workload: Workload, message: str) -> None:
-        with pytest.raises(WorkloadRejected, match=message):
+        with pytest.raises(WorkloadRejectedError, match=message):
             build(workload)
 
     def test_is_for_a_step_of_the_users_own_to_say(self) -> None:

@@ -71,7 +71,7 @@ def test_a_buffer_that_the_candidate_has_not_is_told() -> None:
 
 
 @pytest.mark.parametrize("fault", [fault for fault in UNSEEN[Pair] if fault.part == "state"], ids=lambda f: f.name)
-def test_a_wrong_average_does_not_hide_behind_16_bits(one_thread: None, tmp_path: Path, fault: object) -> None:
+def test_a_wrong_average_does_not_hide_behind_16_bits(tmp_path: Path, fault: object) -> None:
     """Their noise is that of the weights, which an optimizer moves by full steps however small the gradient is."""
     short = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=0, randomness="none")
     study = make_study(tmp_path / "study", Pair, protocol=short, choices=O1, unit_roundoffs=(BF16,))
@@ -96,9 +96,7 @@ class Warming(Pair):
         return loss
 
 
-def test_a_warm_up_is_judged_at_the_reference_s_steps_where_lossy_candidates_are_allowed(
-    one_thread: None, tmp_path: Path
-) -> None:
+def test_a_warm_up_is_judged_at_the_reference_s_steps_where_lossy_candidates_are_allowed(tmp_path: Path) -> None:
     """The reference's longer horizon is no part of what other candidates run."""
     long = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=20, randomness="none")
     study = make_study(tmp_path / "study", Warming, protocol=long, unit_roundoffs=(FP32,))

@@ -15,7 +15,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.batch_second import can_be_batch_second, is_batch_second, to_batch_second
 from steptune.tuner.training.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH, HEADS, TOKENS, BATCH = 16, 2, 5, 3
 
 

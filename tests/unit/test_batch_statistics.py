@@ -15,8 +15,6 @@ from steptune.tuner.strategies import strategy_named
 from steptune.tuner.strategies.base import Unsupported
 from steptune.tuner.trials.fake import fake_environment, fake_workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 HALVES: dict[str, Any] = {"micro_batch": {"num_micro_batches": 2}}
 SHORT = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=0)
@@ -71,12 +69,12 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def whole(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("whole") / "study", Convolutional, protocol=SHORT)
 
 
 @pytest.fixture(scope="module")
-def halved(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """Today's settings cut the batch into two."""
     directory = tmp_path_factory.mktemp("halved") / "study"
     return make_study(directory, Convolutional, protocol=SHORT, choices=HALVES, unit_roundoffs=(FP32,))

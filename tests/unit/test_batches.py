@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.workloads.batches import EndlessBatches, draw_batches, epoch_batches, load_batches, save_batches
 from steptune.tuner.workloads.workload import Workload
 
@@ -46,7 +46,7 @@ class TestDrawing:
         assert [len(batch) for batch in batches] == sizes
 
     def test_a_dataset_smaller_than_one_batch_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match=r"has 3 samples, fewer than one batch of 4: give more data"):
+        with pytest.raises(WorkloadRejectedError, match=r"has 3 samples, fewer than one batch of 4: give more data"):
             draw_batches(Numbers(), range(3), 0)
 
     def test_a_smaller_dataset_is_one_batch_where_the_last_is_kept(self) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 from steptune.tuner.installation import PACKAGE
 from steptune.tuner.records import FailureKind, Phase
 from steptune.tuner.training.assemble import assemble
@@ -21,8 +21,6 @@ from steptune.tuner.training.capture_failure import FailingOperator, HostReads, 
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.trials.failures import classify, failure_of
 from steptune.tuner.user_code import is_models, is_users, model_line
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 WAITING = "called a synchronizing CUDA operation"
@@ -71,11 +69,11 @@ class TestExplained:
     def test_names_what_where_and_why(self, text: str, operator: str, reason: str) -> None:
         error = raised(text)
         told = explained(error, operator)
-        assert isinstance(told, CannotCapture)
+        assert isinstance(told, CaptureError)
         assert f"({__file__}, line " in str(told)
         assert "raise RuntimeError(text)" in str(told)
         assert "\n" not in str(told)
-        with pytest.raises(CannotCapture, match=reason):
+        with pytest.raises(CaptureError, match=reason):
             raise told
 
     def test_only_waiting_is_waiting(self) -> None:

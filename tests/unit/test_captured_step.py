@@ -14,7 +14,7 @@ import torch
 from tiny_workloads import Everything, Line
 from torch import nn
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.captured_step import (
@@ -29,8 +29,6 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
 from steptune.tuner.training.recorder import Recorded, Repeater
 from steptune.tuner.workloads.workload import Workload
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 FUSED = "fused"
@@ -477,7 +475,7 @@ class TestLimits:
             """Of the weights, say."""
 
         job.optimizer.register_step_post_hook(average)
-        with pytest.raises(CannotCapture, match=r"AdamW calls hooks around its update \(.*average\)"):
+        with pytest.raises(CaptureError, match=r"AdamW calls hooks around its update \(.*average\)"):
             job.step(batch)
 
     def test_a_few_shapes_are_recorded_and_no_more(self) -> None:
@@ -485,7 +483,7 @@ class TestLimits:
         for length in range(1, MAX_RECORDINGS + 1):
             job.step([images[:length], labels[:length]])
         job.step([images[:2], labels[:2]])
-        with pytest.raises(CannotCapture, match=r"batches came in 5 shapes .*\(5, 3, 8, 8\).*pad them"):
+        with pytest.raises(CaptureError, match=r"batches came in 5 shapes .*\(5, 3, 8, 8\).*pad them"):
             job.step([images[:5], labels[:5]])
 
     def test_numbers_that_differ_from_batch_to_batch_are_refused(self) -> None:
@@ -496,7 +494,7 @@ class TestLimits:
         job, batch = captured_job(Numbered(), Plan())
         for number in range(MAX_RECORDINGS):
             job.step([*batch, number])
-        with pytest.raises(CannotCapture, match="make them tensors"):
+        with pytest.raises(CaptureError, match="make them tensors"):
             job.step([*batch, MAX_RECORDINGS])
 
     def test_random_numbers_of_the_host_would_be_repeated(self) -> None:
@@ -507,7 +505,7 @@ class TestLimits:
                 return super().loss(model, batch) * (1.0 if random.random() < 0.5 else 2.0)
 
         job, batch = captured_job(Shortened())
-        with pytest.raises(CannotCapture, match=r"random numbers on the host \(Python's random\).*torch.rand"):
+        with pytest.raises(CaptureError, match=r"random numbers on the host \(Python's random\).*torch.rand"):
             job.step(batch)
 
     def test_an_optimizer_that_counts_on_the_host_is_refused(self) -> None:
@@ -515,7 +513,7 @@ class TestLimits:
             def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
                 return torch.optim.Adafactor([p for _, p in named_parameters])
 
-        with pytest.raises(CannotCapture, match=r"Adafactor has no capturable form.*AdamW"):
+        with pytest.raises(CaptureError, match=r"Adafactor has no capturable form.*AdamW"):
             job_of(Factored(), Plan(optimizer=OptimizerArguments(capturable=True)), captured=True)
 
     def test_dampened_momentum_is_refused(self) -> None:
@@ -524,7 +522,7 @@ class TestLimits:
                 return torch.optim.SGD([p for _, p in named_parameters], lr=0.1, momentum=0.9, dampening=0.5)
 
         job, batch = captured_job(Dampened(), Plan())
-        with pytest.raises(CannotCapture, match="dampening"):
+        with pytest.raises(CaptureError, match="dampening"):
             job.step(batch)
 
 
@@ -616,16 +614,16 @@ def test_what_a_graph_would_keep_of_its_first_batch_is_refused(leaf: Any, messag
             return super().loss(model, batch[:2])
 
     job, batch = captured_job(Ignoring(), Plan())
-    with pytest.raises(CannotCapture, match=message):
+    with pytest.raises(CaptureError, match=message):
         job.step([*batch, leaf])
 
 
 def test_a_recorder_that_fails_ends_the_step_with_its_reason() -> None:
     class Refusing(Repeater):
         def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
-            raise CannotCapture("the step cannot be recorded as a CUDA graph: aten::nonzero")
+            raise CaptureError("the step cannot be recorded as a CUDA graph: aten::nonzero")
 
     job, batch = captured_job(Everything())
     job.captured = CapturedStep(job, Refusing())
-    with pytest.raises(CannotCapture, match="aten::nonzero"):
+    with pytest.raises(CaptureError, match="aten::nonzero"):
         job.step(batch)

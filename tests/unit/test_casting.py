@@ -13,8 +13,6 @@ from steptune.tuner.training.casting import cast_model, compute_routers_in_fp32,
 from steptune.tuner.training.initial_state import named_state
 from steptune.tuner.training.master_weights import MasterWeights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Root(nn.Module):
     """A normalisation layer of a user's own."""

@@ -13,16 +13,16 @@ import pytest
 from steptune.service.archives import ArchiveLimits, unpack
 from steptune.service.cli.submit import _local
 from steptune.service.client import (
-    AccessRefused,
+    AccessRefusedError,
     Client,
-    Conflict,
-    InvalidRequest,
-    NotFound,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
     ServiceError,
-    ServiceUnreachable,
+    ServiceUnreachableError,
 )
 from steptune.service.client.packing import pack
-from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.errors import ChoiceError, WorkloadRejectedError
 from steptune.tuner.records import Event
 
 ME = {"user_id": "u", "name": "ada", "scopes": ["read"], "token_id": None, "method": "token", "expires_at": None}
@@ -102,7 +102,7 @@ class TestRequests:
         script = Script(httpx.ConnectError("refused"))
         with (
             script.client() as client,
-            pytest.raises(ServiceUnreachable, match=r"http://service/base cannot be reached"),
+            pytest.raises(ServiceUnreachableError, match=r"http://service/base cannot be reached"),
         ):
             client.me()
         assert len(script.requests) == 5
@@ -132,7 +132,7 @@ class TestRequests:
     def test_a_change_is_sent_once(self):
         """It may have been made although the answer was lost; a second time it could undo another's."""
         script = Script(httpx.ReadTimeout("slow"))
-        with script.client() as client, pytest.raises(ServiceUnreachable):
+        with script.client() as client, pytest.raises(ServiceUnreachableError):
             client.change("s", title="x")
         assert len(script.requests) == 1
 
@@ -140,20 +140,20 @@ class TestRequests:
         """But what never was there is not found."""
         with Script(httpx.ReadTimeout("slow"), problem(404)).client() as client:
             client.delete("s")
-        with Script(problem(404, "study-not-found")).client() as client, pytest.raises(NotFound):
+        with Script(problem(404, "study-not-found")).client() as client, pytest.raises(NotFoundError):
             client.delete("s")
 
     @pytest.mark.parametrize(
         ("status", "kind"),
         [
-            (400, InvalidRequest),
-            (401, AccessRefused),
-            (403, AccessRefused),
-            (404, NotFound),
-            (409, Conflict),
-            (412, Conflict),
-            (413, InvalidRequest),
-            (422, InvalidRequest),
+            (400, InvalidRequestError),
+            (401, AccessRefusedError),
+            (403, AccessRefusedError),
+            (404, NotFoundError),
+            (409, ConflictError),
+            (412, ConflictError),
+            (413, InvalidRequestError),
+            (422, InvalidRequestError),
             (500, ServiceError),
         ],
     )
@@ -169,12 +169,12 @@ class TestRequests:
         """A proxy's page, or another service at that address."""
         with (
             Script(httpx.Response(404, text="<html>")).client() as client,
-            pytest.raises(NotFound, match="answered 404"),
+            pytest.raises(NotFoundError, match="answered 404"),
         ):
             client.me()
         with (
             Script(httpx.Response(200, text="<html>")).client() as client,
-            pytest.raises(ServiceUnreachable, match="is it Steptune's address"),
+            pytest.raises(ServiceUnreachableError, match="is it Steptune's address"),
         ):
             client.me()
 
@@ -215,12 +215,12 @@ class TestEvents:
 
     def test_a_refusal_ends_it(self):
         """Coming back would not help."""
-        with Script(problem(404, "study-not-found")).client() as client, pytest.raises(NotFound):
+        with Script(problem(404, "study-not-found")).client() as client, pytest.raises(NotFoundError):
             list(client.events("s"))
 
     def test_a_service_that_stays_away_is_given_up(self):
         script = Script(httpx.ConnectError("away"))
-        with script.client() as client, pytest.raises(ServiceUnreachable):
+        with script.client() as client, pytest.raises(ServiceUnreachableError):
             list(client.events("s"))
         assert len(script.requests) == 10
 
@@ -296,7 +296,7 @@ class TestPacking:
         ],
     )
     def test_too_much_is_refused_before_anything_is_sent(self, folder, tmp_path, limits, message):
-        with pytest.raises(WorkloadRejected, match=message):
+        with pytest.raises(WorkloadRejectedError, match=message):
             pack(folder, tmp_path / "p.tar.gz", limits)
         assert not (tmp_path / "p.tar.gz").exists()
 

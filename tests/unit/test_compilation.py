@@ -17,7 +17,6 @@ from steptune.tuner.training.compilation import allow_recompilations, compilatio
 from steptune.tuner.training.plan import Plan
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     # Of torch itself, when it compiles.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),

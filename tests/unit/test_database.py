@@ -51,7 +51,13 @@ from steptune.service.models import (
 )
 from steptune.service.queries.trials import find_trial
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import MissingDependency, SchemaOutdated, SchemaTooNew, StorageFull, StoreError
+from steptune.tuner.errors import (
+    MissingDependencyError,
+    SchemaOutdatedError,
+    SchemaTooNewError,
+    StorageFullError,
+    StoreError,
+)
 from steptune.tuner.records import Artifact, Attempt, Event, TrialState
 from steptune.tuner.store_rules import decode, encode
 
@@ -125,7 +131,7 @@ class TestSchema:
     def test_an_outdated_database_is_refused_with_the_command(self, monkeypatch, newer_migrations, url, store):
         """It is not changed behind the user's back; after the command it opens, with what it held."""
         monkeypatch.setattr(database, "MIGRATIONS", newer_migrations)
-        with pytest.raises(SchemaOutdated, match=r"steptune\.db has an older schema.*run `steptune db upgrade`"):
+        with pytest.raises(SchemaOutdatedError, match=r"steptune\.db has an older schema.*run `steptune db upgrade`"):
             open_store(url)
         migrate(url)
         opened = open_store(url)
@@ -138,13 +144,13 @@ class TestSchema:
             later.setattr(database, "MIGRATIONS", newer_migrations)
             migrate(engine)
         for use in (open_store, migrate):
-            with pytest.raises(SchemaTooNew, match=r"revision '9999', which Steptune .* does not know.*install"):
+            with pytest.raises(SchemaTooNewError, match=r"revision '9999', which Steptune .* does not know.*install"):
                 use(url)
 
     def test_a_database_without_tables_is_outdated(self, url):
         """Checking changes nothing, not even an empty file."""
         engine = create_engine_for(url)
-        with pytest.raises(SchemaOutdated, match="has no tables yet: run `steptune db upgrade`"):
+        with pytest.raises(SchemaOutdatedError, match="has no tables yet: run `steptune db upgrade`"):
             check_schema(engine)
         assert inspect(engine).get_table_names() == []
         engine.dispose()
@@ -186,7 +192,9 @@ class TestTrouble:
         with engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         on_each_connection(engine, f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(StorageFull, match=rf"{path} is full.*free some space; everything recorded before is kept"):
+        with pytest.raises(
+            StorageFullError, match=rf"{path} is full.*free some space; everything recorded before is kept"
+        ):
             store.add_event(STUDY_ID, "large", {"text": "x" * 100_000})
         assert store.events(STUDY_ID) == []
         assert store.list_studies() == [sample_study()]
@@ -195,7 +203,7 @@ class TestTrouble:
         """Migrating is a transaction: an unfinished schema is never left behind."""
         engine = create_engine_for(url)
         on_each_connection(engine, "PRAGMA max_page_count = 4")
-        with pytest.raises(StorageFull):
+        with pytest.raises(StorageFullError):
             migrate(engine)
         assert inspect(engine).get_table_names() == []
         engine.dispose()
@@ -234,7 +242,7 @@ class TestTrouble:
     def test_a_driver_that_is_not_installed(self, monkeypatch):
         """The message names the package."""
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(MissingDependency, match="needs the package psycopg"):
+        with pytest.raises(MissingDependencyError, match="needs the package psycopg"):
             create_engine_for("postgresql+psycopg://host/db")
 
 

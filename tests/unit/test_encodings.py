@@ -22,8 +22,6 @@ from steptune.tuner.training.encodings import (
     unpack_bits,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BF16_ROUNDOFF = 2.0**-8
 counts = st.integers(1, 1000)
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.zoo.experts import ExpertLayer, balance_loss, capacity_of, route
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from steptune.tuner.errors import PlatformError, RunnerError, UnsupportedHere, WorkloadRejected
+from steptune.tuner.errors import PlatformError, RunnerError, UnsupportedError, WorkloadRejectedError
 from steptune.tuner.records import Failure, FailureKind, Phase
 from steptune.tuner.trials.failures import (
-    NumericsLeft,
+    NumericsError,
     classify,
     failure_of,
     failure_of_exit,
@@ -48,10 +48,10 @@ class TestClassify:
             (torch.OutOfMemoryError("CUDA out of memory"), K.OUT_OF_MEMORY),
             (OSError(errno.ENOMEM, "Cannot allocate memory"), K.OUT_OF_MEMORY),
             (OSError(errno.ENOENT, "No such file"), K.WORKLOAD_ERROR),
-            (NumericsLeft("the loss became nan"), K.NUMERICS),
-            (UnsupportedHere("no"), K.UNSUPPORTED),
+            (NumericsError("the loss became nan"), K.NUMERICS),
+            (UnsupportedError("no"), K.UNSUPPORTED),
             (RunnerError("our own"), K.INFRASTRUCTURE),
-            (WorkloadRejected("theirs"), K.WORKLOAD_ERROR),
+            (WorkloadRejectedError("theirs"), K.WORKLOAD_ERROR),
             (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), K.WORKLOAD_ERROR),
             (ValueError("out of memory, says a user's message"), K.WORKLOAD_ERROR),
             (KeyError("pixel_values"), K.WORKLOAD_ERROR),
@@ -94,7 +94,7 @@ class TestRecords:
 
     def test_our_own_messages_stand_alone(self) -> None:
         assert (
-            failure_of(self.raised(NumericsLeft("the loss became nan")), Phase.MEASURE, 0).message
+            failure_of(self.raised(NumericsError("the loss became nan")), Phase.MEASURE, 0).message
             == "the loss became nan"
         )
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from steptune.tuner.workloads.zoo.fcos3d import REGRESS_RANGES, Scene, make_points, make_targets
 from steptune.tuner.workloads.zoo.monocular_3d import STRIDES, box_loss, focal_loss, monocular_loss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_CLASSES, NUM_ATTRIBUTES = 3, 2
 SIZES = [(16 * 8 // s, 24 * 8 // s) for s in (8, 16, 32, 64)] + [(1, 2)]
 """Rows and columns of images of 128 x 192 pixels."""

@@ -11,14 +11,12 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.flat_parameters import ALIGNMENT, ELEMENT_WISE, FlatParameters
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import OptimizerArguments, Plan
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-6}
 """Norms of a few large tensors are summed otherwise than those of many small ones; eight updates."""
@@ -249,7 +247,7 @@ class TestCheckpoints:
         trained(plain)
         state = plain.optimizer_state_dict()
         state["state"][0]["step"] += 1
-        with pytest.raises(UnsupportedHere, match=r"different ages.*without contiguous parameters"):
+        with pytest.raises(UnsupportedError, match=r"different ages.*without contiguous parameters"):
             flat.load_optimizer_state_dict(state)
 
 
@@ -260,7 +258,7 @@ class TestMemory:
         batch = next(iter(job))
         job.step(batch)
         job.model[0].weight.data = job.model[0].weight.data.clone()
-        with pytest.raises(UnsupportedHere, match=r"of shape \(6, 3, 3, 3\) was given other memory.*parameter\.copy_"):
+        with pytest.raises(UnsupportedError, match=r"of shape \(6, 3, 3, 3\) was given other memory.*parameter\.copy_"):
             job.step(batch)
 
 
@@ -273,5 +271,5 @@ class TestMissingGradients:
                 return model
 
         job = build(True, Unused())
-        with pytest.raises(UnsupportedHere, match=r"of shape \(5, 3\) got no gradient.*without contiguous parameters"):
+        with pytest.raises(UnsupportedError, match=r"of shape \(5, 3\) got no gradient.*without contiguous parameters"):
             job.step(next(iter(job)))

@@ -16,8 +16,6 @@ from steptune.kernels.applying import used_kernels
 from steptune.tuner.training.optimizers.lamb import Lamb
 from steptune.tuner.training.optimizers.lars import Lars
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 POINTWISE = replace(PROTOCOL, num_pointwise=3, num_curve=0, num_horizon=0, randomness="none")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -49,7 +47,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def study(one_thread: None, name: str, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(name: str, tmp_path_factory: pytest.TempPathFactory) -> Study:
     directory = tmp_path_factory.mktemp(name) / "study"
     return make_study(directory, TRAININGS[name], protocol=POINTWISE, device=DEVICE)
 

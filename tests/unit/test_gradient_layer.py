@@ -30,21 +30,19 @@ from steptune.tuner.trials.guard import check_gradients
 from steptune.tuner.trials.mask_watch import MaskWatch
 from steptune.tuner.trials.twin import audit, make_twin
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FP16 = 2.0**-11
 O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 PROTOCOL = replace(PROTOCOL, num_pointwise=4, num_curve=8, num_horizon=0)
 
 
 @pytest.fixture(scope="module")
-def masked(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Study:
     short = replace(PROTOCOL, num_curve=0)
     return make_study(tmp_path_factory.mktemp("masked") / "study", Masked, protocol=short, unit_roundoffs=(BF16,))
 
 
 @pytest.fixture(scope="module")
-def causal(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("causal") / "study", Causal, protocol=PROTOCOL, unit_roundoffs=(BF16,))
 
 
@@ -70,7 +68,7 @@ def test_the_same_training_passes_under_16_bits(masked: Study, change: dict[str,
 
 @pytest.mark.parametrize("training", [Convolutional, Masked])
 def test_a_finer_arithmetic_than_the_reference_s_is_held_to_what_the_reference_rounds(
-    one_thread: None, tmp_path: Path, training: type[Training]
+    tmp_path: Path, training: type[Training]
 ) -> None:
     roundoffs = (FP32, FP16, BF16)
     study = make_study(tmp_path / "study", training, protocol=PROTOCOL, unit_roundoffs=roundoffs, choices=O1)
@@ -104,7 +102,7 @@ def test_faults_of_the_gradient_do_not_hide_behind_16_bits(masked: Study, fault:
 @pytest.mark.parametrize("fault", ["gradient of one tensor 10 % larger", "penalty left out"])
 @pytest.mark.parametrize("own", [False, True], ids=["FP32 to bf16", "bf16"])
 def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_back(
-    one_thread: None, tmp_path: Path, fault: str, own: bool
+    tmp_path: Path, fault: str, own: bool
 ) -> None:
     short = replace(PROTOCOL, num_curve=0)
     roundoffs = (BF16,) if own else (FP32, BF16)
@@ -116,9 +114,7 @@ def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_
     assert "gradients in FP32" in failed
 
 
-def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agrees(
-    one_thread: None, tmp_path: Path
-) -> None:
+def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agrees(tmp_path: Path) -> None:
     """One unit crosses the kink of its ReLU at the first step with this seed, and another at the first audit."""
     short = replace(PROTOCOL, num_curve=0)
     study = make_study(tmp_path / "study", Experts, protocol=short, unit_roundoffs=(FP32, BF16), seed=2)
@@ -161,7 +157,7 @@ def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_running_statistics_of_attempts_that_the_loss_scaler_skips_are_not_counted(
-    one_thread: None, tmp_path: Path, captured: bool
+    tmp_path: Path, captured: bool
 ) -> None:
     short = replace(PROTOCOL, num_pointwise=2, num_audits=0)  # all that a large training has time for
     study = make_study(tmp_path / "study", Convolutional, protocol=short, unit_roundoffs=(FP16,))
@@ -189,9 +185,7 @@ class WithAverage(Perceptron):
         return nn.Sequential(Averaged(), super().model())
 
 
-def test_a_buffer_that_every_forward_replaces_is_not_counted_in_skipped_attempts_either(
-    one_thread: None, tmp_path: Path
-) -> None:
+def test_a_buffer_that_every_forward_replaces_is_not_counted_in_skipped_attempts_either(tmp_path: Path) -> None:
     short = replace(PROTOCOL, num_pointwise=2, num_curve=0, num_audits=0)
     study = make_study(tmp_path / "study", WithAverage, protocol=short, unit_roundoffs=(FP16,))
     job = study.job(precision={"level": "O1", "dtype": "float16"})
@@ -230,7 +224,7 @@ class WithMomentumTwiceAsFast(WithMomentum):
 @pytest.mark.parametrize("num_audits", [0, 1, 2])
 @pytest.mark.parametrize("own", [{}, O1], ids=["FP32", "bf16"])
 def test_an_average_that_moves_from_the_second_step_on_is_seen_though_two_steps_fit(
-    one_thread: None, tmp_path: Path, own: dict[str, Any], num_audits: int
+    tmp_path: Path, own: dict[str, Any], num_audits: int
 ) -> None:
     short = replace(PROTOCOL, num_pointwise=2, num_curve=0, num_audits=num_audits)
     study = make_study(tmp_path / "study", WithMomentum, protocol=short)
@@ -477,7 +471,7 @@ class TestScatter:
         assert measure_scatter(self.runs(2, 0.3)) is None
 
 
-def test_an_infinity_that_stays_in_a_buffer_is_no_change(one_thread: None, tmp_path: Path) -> None:
+def test_an_infinity_that_stays_in_a_buffer_is_no_change(tmp_path: Path) -> None:
     study = make_study(tmp_path / "study", WithInfinities)
     assert study.failed(study.job()) == []
 

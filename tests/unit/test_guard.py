@@ -42,11 +42,8 @@ GRADIENTS, STATE, MASKS = "gradients", "untrained state", "scatter of masks"
 MEAN, RATE = "mean over masks", "rate of masks"
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture(scope="module")
-def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("guard") / "study")
 
 

@@ -18,8 +18,6 @@ from steptune.tuner.trials.guard_batches import check_samples, concatenated, gua
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import EndlessBatches, save_batches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_STORED, BATCH = 8, 4
 LENGTHS = [1 + (11 * k) % 23 for k in range(64)]
 

@@ -20,14 +20,12 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.guard import run_guard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 POINTWISE = replace(PROTOCOL, num_curve=0, num_horizon=0, randomness="none")
 IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
 
 
 @pytest.fixture(scope="module")
-def study(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("adamw") / "study", ByAdamW, protocol=POINTWISE, bias_corrections=True)
 
 

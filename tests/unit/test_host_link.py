@@ -20,7 +20,7 @@ from steptune.tuner.trials.host_link import (
     FromDriver,
     Hello,
     HostLink,
-    LinkBroken,
+    LinkBrokenError,
     Put,
     ToTrials,
     Welcome,
@@ -63,7 +63,7 @@ class TestLink:
     def test_who_has_another_secret_is_not_heard(self) -> None:
         driver, agent, _, _ = joined(other=b"guessed")
         agent.send(HELLO)
-        with pytest.raises(LinkBroken, match="not signed with the secret"):
+        with pytest.raises(LinkBrokenError, match="not signed with the secret"):
             driver.receive(5)
         agent.close()
 
@@ -77,7 +77,7 @@ class TestLink:
         far.sendall(sent[0])
         assert driver.receive(5) == HELLO
         far.sendall(sent[0])
-        with pytest.raises(LinkBroken, match="not signed with the secret"):
+        with pytest.raises(LinkBrokenError, match="not signed with the secret"):
             driver.receive(5)
         agent.close()
 
@@ -88,7 +88,7 @@ class TestLink:
         agent.send(HELLO)
         far.setblocking(True)
         far.sendall(sent[0].replace(b'"host":1', b'"host":2'))
-        with pytest.raises(LinkBroken, match="not signed with the secret"):
+        with pytest.raises(LinkBrokenError, match="not signed with the secret"):
             driver.receive(5)
         agent.close()
 
@@ -96,7 +96,7 @@ class TestLink:
         driver, agent, _, far = joined()
         far.setblocking(True)
         far.sendall(struct.pack("<I32s", host_link.MAX_FIRST_BYTES + 1, b""))
-        with pytest.raises(LinkBroken, match="65537 bytes was announced; 65536 are allowed"):
+        with pytest.raises(LinkBrokenError, match="65537 bytes was announced; 65536 are allowed"):
             driver.receive(5)
         agent.close()
 
@@ -119,7 +119,7 @@ class TestLink:
         sending.start()
         driver.send(large)
         assert driver.receive(20) == large
-        sending.join(20)
+        sending.join(120)
         assert received == [large]
 
 
@@ -143,7 +143,7 @@ class TestGathering:
         welcome = agent.receive(host_group.HELLO_S / 2)
         assert isinstance(welcome, Welcome), "it waited for the strangers"
         agent.send(Accepted())
-        gathering.join(30)
+        gathering.join(120)
         assert list(group.hosts) == [1]
         group.close()
         agent.close()

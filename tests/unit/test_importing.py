@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.workloads import importing
 from steptune.tuner.workloads.loading import load_workload
 
@@ -51,14 +51,16 @@ def script(tmp_path: Path) -> Iterator[Path]:
 )
 def test_what_only_a_script_does_is_refused_with_its_line(script: Path, code: str, said: str) -> None:
     script.write_text(f"{WORKLOAD}{code}\n")
-    with pytest.raises(WorkloadRejected, match=rf"{script}, line {FIRST_LINE}, {said}.*`if __name__ == \"__main__\":`"):
+    with pytest.raises(
+        WorkloadRejectedError, match=rf"{script}, line {FIRST_LINE}, {said}.*`if __name__ == \"__main__\":`"
+    ):
         load_workload(f"{script}:Line")
 
 
 def test_a_module_beside_it_that_trains_is_named(script: Path) -> None:
     script.with_name("beside_it.py").write_text("import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n")
     script.write_text(f"{WORKLOAD}import beside_it\n")
-    with pytest.raises(WorkloadRejected, match=r"beside_it\.py, line 2, trains"):
+    with pytest.raises(WorkloadRejectedError, match=r"beside_it\.py, line 2, trains"):
         load_workload(f"{script}:Line")
 
 

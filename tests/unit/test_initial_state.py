@@ -10,10 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.initial_state import build_initialised, named_state, save_initial_state
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Net(nn.Module):
@@ -156,7 +154,7 @@ class TestBuilding:
         widths = iter((3, 4, 5))
         save_initial_state(nn.Linear(next(widths), 2), path)
         with pytest.raises(
-            WorkloadRejected, match=r"same model every time; differing pieces: .*weight.*random numbers"
+            WorkloadRejectedError, match=r"same model every time; differing pieces: .*weight.*random numbers"
         ):
             build_initialised(lambda: nn.Linear(next(widths), 2), path)
 

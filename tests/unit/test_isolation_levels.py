@@ -37,10 +37,10 @@ from steptune.service.running import own_files
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
 from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
-from steptune.tuner.errors import ChoiceError, IsolationUnavailable, StoreError
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, StoreError
 from steptune.tuner.records import FailureKind, Phase, new_id
 from steptune.tuner.trials import memory_use, scratch
-from steptune.tuner.trials.as_user import Disturbed, run_as
+from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.memory_use import memory_of
 from steptune.tuner.trials.scratch import LOCK, empty_temporary
 from steptune.tuner.trials.untrusted import open_below
@@ -100,7 +100,7 @@ class TestVisible:
     def test_hundreds_of_pieces_are_refused_with_the_way_out(self, project: Path) -> None:
         for number in range(MAX_PARTS + 1):
             (project / f"image{number}").touch()
-        with pytest.raises(IsolationUnavailable, match="put the workload into a folder of its own"):
+        with pytest.raises(IsolationUnavailableError, match="put the workload into a folder of its own"):
             visible_parts(project, ())
 
 
@@ -161,25 +161,25 @@ class TestChoosing:
         level = level_named("bubblewrap")
         monkeypatch.setattr(type(level), "probe", lambda self, python: Unavailable("no bwrap here"))
         monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
-        with pytest.raises(IsolationUnavailable, match=r"no bwrap here\. `steptune doctor` lists"):
+        with pytest.raises(IsolationUnavailableError, match=r"no bwrap here\. `steptune doctor` lists"):
             choose("bubblewrap")
         assert choose("strongest").name == "limits"
 
     def test_the_strongest_is_never_none_which_must_be_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for level in LEVELS[:2]:
             monkeypatch.setattr(type(level), "probe", lambda self, python: Unavailable(f"no {self.name} here"))
-        with pytest.raises(IsolationUnavailable, match=r"no bubblewrap here.*no limits here.*--isolation none"):
+        with pytest.raises(IsolationUnavailableError, match=r"no bubblewrap here.*no limits here.*--isolation none"):
             choose("strongest")
         assert choose("none").name == "none"
 
     def test_for_several_users_a_level_must_separate_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Trials that are the worker's own user could read its passwords."""
         monkeypatch.setattr("steptune.service.isolation.limits.can_change_user", lambda: False)
-        with pytest.raises(IsolationUnavailable, match="SETUID, SETGID, CHOWN and KILL, or use bubblewrap"):
+        with pytest.raises(IsolationUnavailableError, match="SETUID, SETGID, CHOWN and KILL, or use bubblewrap"):
             choose("limits", separating=True)
         monkeypatch.setattr(type(level_named("bubblewrap")), "probe", lambda self, python: Unavailable("no bwrap here"))
         with pytest.raises(
-            IsolationUnavailable, match=r"no bwrap here; limits: its trials would be this process's own"
+            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would be this process's own"
         ):
             choose("strongest", separating=True)
         monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
@@ -469,7 +469,7 @@ class TestOwnUsers:
     def test_what_its_user_stops_or_kills_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("steptune.tuner.trials.as_user.TIMEOUT_S", 0.2)
         for number, message in (("KILL", "ended by signal 9"), ("STOP", r"within 0\.2 s")):
-            with pytest.raises(Disturbed, match=message):
+            with pytest.raises(DisturbedError, match=message):
                 run_as(users.become(OTHER), "/bin/sh", "-c", f"kill -{number} $$")
 
     def test_memory_is_seen_with_the_eyes_of_its_user(self, monkeypatch: pytest.MonkeyPatch) -> None:

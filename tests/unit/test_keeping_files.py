@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.studies import keep_profiles
 from steptune.service.worker.loop import _Watcher
-from steptune.tuner.errors import LeaseLost, StorageFull, StoreUnavailable
+from steptune.tuner.errors import LeaseLostError, StorageFullError, StoreUnavailableError
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.records import Study
 from steptune.tuner.search.view import StudyView
@@ -49,7 +49,9 @@ def test_what_is_no_file_is_left_where_it_is(study, store, tmp_path, kind) -> No
     assert [(kept.trial_id, kept.kind) for kept in store.artifacts(study.study_id)] == [("second", "log")]
 
 
-@pytest.mark.parametrize("error", [StorageFull("full"), StoreUnavailable("busy"), OSError(28, "No space left")])
+@pytest.mark.parametrize(
+    "error", [StorageFullError("full"), StoreUnavailableError("busy"), OSError(28, "No space left")]
+)
 def test_files_that_cannot_be_kept_do_not_stop_a_study(study, store, error) -> None:
     told: list[int] = []
 
@@ -66,7 +68,7 @@ def test_files_that_cannot_be_kept_do_not_stop_a_study(study, store, error) -> N
 
 def test_a_lost_lease_does(study, store) -> None:
     def keep(*_: object) -> None:
-        raise LeaseLost("over")
+        raise LeaseLostError("over")
 
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         _Watcher(study, store, keep)(StudyView(budget_s=1, num_trials=1))

@@ -10,7 +10,7 @@ from builders import sample_breakdown, sample_environment, sample_facts
 from msgspec.structs import replace
 from tiny_workloads import Line
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Calibration, Candidate, Choice, StudySettings
@@ -19,8 +19,6 @@ from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.composition import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.workloads.workload import validate
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 STRATEGY = strategy_named("larger_global_batch")
 
@@ -137,7 +135,7 @@ class TestWorkload:
         class Limited(Line):
             max_global_batch = limit
 
-        with pytest.raises(WorkloadRejected, match=r"Limited.max_global_batch is .*at least global_batch \(4\)"):
+        with pytest.raises(WorkloadRejectedError, match=r"Limited.max_global_batch is .*at least global_batch \(4\)"):
             validate(Limited())
 
     @pytest.mark.parametrize("rate", [0.0, -1, "fast"])
@@ -145,5 +143,5 @@ class TestWorkload:
         class Rated(Line):
             learning_rates = {"lars": rate}  # noqa: RUF012
 
-        with pytest.raises(WorkloadRejected, match=r"Rated.learning_rates\['lars'\] is .*: it must be a positive"):
+        with pytest.raises(WorkloadRejectedError, match=r"Rated.learning_rates\['lars'\] is .*: it must be a positive"):
             validate(Rated())

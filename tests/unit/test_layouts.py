@@ -10,7 +10,7 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.strategies.memory_format import to_channels_last
 from steptune.tuner.strategies.optimizer_algorithm import ALGORITHMS
 from steptune.tuner.training.assemble import assemble
@@ -21,8 +21,6 @@ from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.layouts import is_dense
 from steptune.tuner.training.optimizer_state import with_flags
 from steptune.tuner.training.plan import OptimizerArguments, Plan
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAME = {"rtol": 1e-4, "atol": 1e-5}
 """Some updates of at most 0.01 each; a state in another layout moves weights by several of them."""
@@ -117,7 +115,7 @@ def test_a_plain_checkpoint_goes_on_in_every_layout_and_implementation(
     trained(plain)
     model, state = copy.deepcopy((plain.state_dict(), plain.optimizer_state_dict()))
     if layout == "gapped" and way == {"implementation": "fused"}:
-        with pytest.raises(UnsupportedHere, match="without gaps in memory"):
+        with pytest.raises(UnsupportedError, match="without gaps in memory"):
             build(Laid(cls, layout), **way)
         return
     other = build(Laid(cls, layout), **way)

@@ -7,7 +7,7 @@ import pytest
 from steptune.service.fencing import Lease
 from steptune.service.worker.clock import now_s
 from steptune.service.worker.keeper import LeaseKeeper
-from steptune.tuner.errors import LeaseLost
+from steptune.tuner.errors import LeaseLostError
 
 LEASE = Lease(study_id="study", worker_id="worker", fence=1)
 
@@ -25,7 +25,7 @@ def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch) -> None:
     held.check_lease()
     real = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 3600 * (clock == time.CLOCK_BOOTTIME))
-    with pytest.raises(LeaseLost, match="could not be reached in time"):
+    with pytest.raises(LeaseLostError, match="could not be reached in time"):
         held.check_lease()
 
 
@@ -38,7 +38,7 @@ def test_the_heartbeats_of_a_worker_that_shall_end_say_so() -> None:
         def heartbeat(self, lease: Lease, *, draining: bool) -> str:
             beats.append(draining)
             if draining:
-                raise LeaseLost("that is enough")
+                raise LeaseLostError("that is enough")
             held.drain(now_s() + 60)
             return ""
 

@@ -17,8 +17,6 @@ from steptune.tuner.training.loader import build_loader, outstanding_batches, re
 from steptune.tuner.training.plan import LoaderArguments
 from steptune.tuner.workloads.batches import EndlessBatches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Photos(Dataset):
     """Split into what is read (counted) and what is drawn at random."""

@@ -21,8 +21,6 @@ from steptune.tuner.trials.loader_check import check_loader
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import draw_batches, save_batches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Samples(Dataset):
     """Each sample is a function of its index, and of a generator where there is augmentation."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from steptune.service.access.errors import NotAuthenticated
+from steptune.service.access.errors import NotAuthenticatedError
 from steptune.service.access.login_codes import VALID_S, LoginCodes, is_login_code
 from steptune.service.access.secrets import new_token
 from steptune.service.serving import _show_login_code
@@ -24,7 +24,7 @@ def test_it_opens_one_session_for_its_user_however_it_is_typed() -> None:
     code = codes.issue("root")
     assert is_login_code(code)
     assert codes.redeem(code.upper().replace("-", " ").replace("0", "O").replace("1", "I")) == "root"
-    with pytest.raises(NotAuthenticated, match="was used"):
+    with pytest.raises(NotAuthenticatedError, match="was used"):
         codes.redeem(code)
 
 
@@ -35,7 +35,7 @@ def test_of_many_who_send_it_at_once_one_gets_in() -> None:
     def redeems(_: int) -> bool:
         try:
             return codes.redeem(code) == "root"
-        except NotAuthenticated:
+        except NotAuthenticatedError:
             return False
 
     with ThreadPoolExecutor(8) as pool:
@@ -50,22 +50,22 @@ def test_it_ends_after_ten_minutes() -> None:
     assert codes.redeem(early) == "root"
     code = codes.issue("root")
     seconds.now += VALID_S
-    with pytest.raises(NotAuthenticated, match="older than ten minutes"):
+    with pytest.raises(NotAuthenticatedError, match="older than ten minutes"):
         codes.redeem(code)
 
 
 def test_a_new_one_voids_the_one_before_and_a_wrong_one_does_not() -> None:
     codes = LoginCodes()
     first, second = codes.issue("root"), codes.issue("root")
-    with pytest.raises(NotAuthenticated):
+    with pytest.raises(NotAuthenticatedError):
         codes.redeem(first)
-    with pytest.raises(NotAuthenticated):
+    with pytest.raises(NotAuthenticatedError):
         codes.redeem("0000-0000-0000")
     assert codes.redeem(second) == "root"
 
 
 def test_nothing_is_redeemed_where_none_was_issued() -> None:
-    with pytest.raises(NotAuthenticated):
+    with pytest.raises(NotAuthenticatedError):
         LoginCodes().redeem("")
 
 

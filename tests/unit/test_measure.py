@@ -21,8 +21,6 @@ from steptune.tuner.trials.device_watch import DeviceWatch
 from steptune.tuner.trials.measure import QUEUES_PER_WINDOW, Stepper, epoch_restart_ns, take_window
 from steptune.tuner.workloads.batches import EndlessBatches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_BATCHES = 12
 BATCHES = [[4 * number + k for k in range(4)] for number in range(NUM_BATCHES)]
 

@@ -119,7 +119,7 @@ class TestChannel:
     ) -> None:
         channel, theirs = ends
         theirs.sendall(framed(b"fine") + struct.pack("<I", m.MAX_MESSAGE_BYTES + 1) + b"x")
-        with pytest.raises(m.MessageTooLarge, match=str(m.MAX_MESSAGE_BYTES + 1)):
+        with pytest.raises(m.MessageTooLargeError, match=str(m.MAX_MESSAGE_BYTES + 1)):
             channel.read_available()
         assert channel.take_messages() == [b"fine"]
 

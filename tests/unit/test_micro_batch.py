@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from tiny_workloads import Line
 from torch import nn
 
-from steptune.tuner.errors import CannotCapture, WorkloadRejected
+from steptune.tuner.errors import CaptureError, WorkloadRejectedError
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.micro_batch import batch_length, split_batch
 from steptune.tuner.training.plan import Plan, StepArguments
 from steptune.tuner.workloads.workload import Workload
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Tokens(Workload):
@@ -98,7 +96,7 @@ class TestGradient:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
         plan = Plan(step=StepArguments(num_micro_batches=5, captured=True))
         job = assemble(Padded(), plan, device=torch.device("cpu"))
-        with pytest.raises(CannotCapture, match=r"micro-batch 2 of 5 has no token.*use fewer"):
+        with pytest.raises(CaptureError, match=r"micro-batch 2 of 5 has no token.*use fewer"):
             job.step(next(iter(job)))
 
     @pytest.mark.parametrize("captured", [False, True])
@@ -139,7 +137,7 @@ class TestSplit:
     )
     def test_a_batch_without_a_common_first_dimension_is_refused(self, batch: Any) -> None:
         assert batch_length(batch) is None
-        with pytest.raises(WorkloadRejected, match="cannot be cut into 2 pieces"):
+        with pytest.raises(WorkloadRejectedError, match="cannot be cut into 2 pieces"):
             split_batch(Line(), batch, 2)
 
     def test_texts_and_objects_of_samples_go_with_them(self) -> None:
@@ -156,5 +154,5 @@ class TestSplit:
         assert (second[0]["of"], second[1]) == ("all", ["one", "two", "three"])
 
     def test_more_pieces_than_samples_are_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match="cannot be cut into 5 pieces"):
+        with pytest.raises(WorkloadRejectedError, match="cannot be cut into 5 pieces"):
             split_batch(Line(), [torch.ones(4)], 5)

@@ -14,8 +14,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.trials.model_look import look_at_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Averaging(nn.Module):
     """Keeps a moving average of its inputs, in place or in a new tensor, and a table that stays as it is."""

@@ -15,8 +15,6 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.experts import offered_implementations, use_implementation, used_implementation
 from steptune.tuner.workloads.loading import load_workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXPERTS = "zoo:mixture_of_experts?batch=2&sequence=8&vocabulary=20&width=8&depth=2&num_heads=2&num_experts=3"
 NUM_STEPS = 3
 

@@ -32,7 +32,7 @@ from steptune.tuner.network.examine import examine_host
 from steptune.tuner.network.finding import Level, NetworkFinding
 from steptune.tuner.network.pci import parse_lspci, read_control
 from steptune.tuner.network.settings import COSTLY, read_settings
-from steptune.tuner.network.tree import Tree, Unreadable
+from steptune.tuner.network.tree import Tree, UnreadableError
 
 LINK_LOCAL = "fe80:0000:0000:0000:9cbb:b7ff:feb3:937a"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a0c:0015"
@@ -564,7 +564,7 @@ class TestUnreadable:
     def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
         (tmp_path / "proc").mkdir()
         os.mkfifo(tmp_path / "proc/cmdline")
-        with pytest.raises(Unreadable, match="not a regular file"):
+        with pytest.raises(UnreadableError, match="not a regular file"):
             Tree(tmp_path).text("/proc/cmdline")
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
 from steptune.dashboards.headline import get_headline_info
-from steptune.tuner.errors import BaselineFailed, ChoiceError
+from steptune.tuner.errors import BaselineError, ChoiceError
 from steptune.tuner.estimates import log_ratio, units_per_s
 from steptune.tuner.export import exporter_named
 from steptune.tuner.objectives import Objective, parse_objective
@@ -154,7 +154,7 @@ class TestRefusing:
             parse_objective("energy").check(sample_hardware(), 2)
 
     def test_a_driver_that_tells_no_power_is_named(self):
-        with pytest.raises(BaselineFailed, match="the driver does not tell the power of the device"):
+        with pytest.raises(BaselineError, match="the driver does not tell the power of the device"):
             studied("energy", machine=Metered(SMALL, tells=False))
 
 

@@ -13,15 +13,13 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.optimizers.exchange import CLASSES, exchanged
 from steptune.tuner.training.optimizers.lamb import Lamb
 from steptune.tuner.training.optimizers.lars import Lars
 from steptune.tuner.training.optimizers.sm3 import Sm3
 from steptune.tuner.training.plan import OptimizerArguments, Plan
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPES = ((3, 4), (5,), (2, 6), (7,), (4, 1))
 NUM_STEPS = 6
@@ -303,7 +301,7 @@ class TestExchange:
         made = [{"params": [nn.Parameter(torch.ones(2, 2))]}, {"params": [nn.Parameter(torch.ones(2))], **options}]
         optimizer = getattr(torch.optim, cls)(made, lr=0.1, **{k: v for k, v in options.items() if k == "momentum"})
         name = next(option for option in options if option != "momentum")
-        with pytest.raises(UnsupportedHere, match=rf"{cls} has {name}=.*which {algorithm} has not"):
+        with pytest.raises(UnsupportedError, match=rf"{cls} has {name}=.*which {algorithm} has not"):
             exchanged(optimizer, algorithm)
 
     @pytest.mark.parametrize("algorithm", ["adamw", "adafactor"])
@@ -339,7 +337,7 @@ class TestExchange:
                     optimizer.register_step_pre_hook(lambda *_: None)
                 return optimizer
 
-        with pytest.raises(UnsupportedHere, match=rf"AdamW comes from Workload\.optimizer with {what}.*would be lost"):
+        with pytest.raises(UnsupportedError, match=rf"AdamW comes from Workload\.optimizer with {what}.*would be lost"):
             assemble(Prepared(), Plan(optimizer=OptimizerArguments(**arguments)), device=torch.device("cpu"))
         assemble(Prepared(), Plan(), device=torch.device("cpu"))
 
@@ -353,7 +351,7 @@ class TestExchange:
     @pytest.mark.parametrize(("algorithm", "implementation"), [("lamb", "foreach"), ("adafactor", "fused")])
     def test_an_implementation_that_it_has_not_is_refused(self, algorithm: str, implementation: str) -> None:
         """Its groups would have said that it ran."""
-        with pytest.raises(UnsupportedHere, match=rf"has no {implementation} implementation"):
+        with pytest.raises(UnsupportedError, match=rf"has no {implementation} implementation"):
             job_with(algorithm, implementation=implementation)
 
     @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
@@ -366,7 +364,7 @@ class TestExchange:
             def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
                 return Named([p for _, p in named_parameters])
 
-        with pytest.raises(UnsupportedHere, match=r"Named has a group without lr \(it has: speed\)"):
+        with pytest.raises(UnsupportedError, match=r"Named has a group without lr \(it has: speed\)"):
             assemble(Own(), Plan(optimizer=OptimizerArguments(**arguments)), device=torch.device("cpu"))
 
     @pytest.mark.parametrize("arguments", [{"algorithm": "lars"}, {"rate_factor": 2.0}])
@@ -383,7 +381,7 @@ class TestExchange:
 
         device = torch.device("cpu")
         with pytest.raises(
-            UnsupportedHere, match=r"OneCycleLR begins with a learning rate of its own, 0\.004, instead"
+            UnsupportedError, match=r"OneCycleLR begins with a learning rate of its own, 0\.004, instead"
         ):
             assemble(Cycled(), Plan(optimizer=OptimizerArguments(**arguments)), device=device)
         assemble(Cycled(), Plan(optimizer=OptimizerArguments(algorithm="lamb")), device=device)

@@ -9,14 +9,12 @@ import pytest
 import torch
 from tiny_workloads import Everything
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.optimizer_state import with_flags
 from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-6}
 
@@ -149,5 +147,5 @@ def test_another_number_of_groups_is_refused() -> None:
     state = job_of("plain").optimizer_state_dict()
     state["param_groups"].pop()
     for name in ("plain", "contiguous"):
-        with pytest.raises(WorkloadRejected, match="state has 1 groups, and the optimizer 2"):
+        with pytest.raises(WorkloadRejectedError, match="state has 1 groups, and the optimizer 2"):
             job_of(name).load_optimizer_state_dict(state)

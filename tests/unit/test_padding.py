@@ -21,8 +21,6 @@ from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXACT = {"rtol": 1e-12, "atol": 1e-13}
 """float64; the library may add in another order."""
 

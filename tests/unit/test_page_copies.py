@@ -69,21 +69,21 @@ class TestPageCopies:
         make = Rendered()
 
         def slowly() -> Copy:
-            go.wait(10)
+            go.wait(60)
             return make()
 
         def read() -> None:
-            began.wait(10)
+            began.wait(60)
             found.append(copies.get("study", 1, slowly))
 
         found: list[Copy] = []
         threads = [threading.Thread(target=read) for _ in range(8)]
         for thread in threads:
             thread.start()
-        began.wait(10)
+        began.wait(60)
         go.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert make.count == 1
         assert len(found) == 8
         assert len({id(copy) for copy in found}) == 1

@@ -13,7 +13,7 @@ from steptune.service.worker import keeper as keepers
 from steptune.service.worker.clock import now_s
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.patience import patient
-from steptune.tuner.errors import StoreUnavailable
+from steptune.tuner.errors import StoreUnavailableError
 from steptune.tuner.protocols import StudyStore
 
 LEASE = Lease(study_id="study", worker_id="worker", fence=1)
@@ -43,7 +43,7 @@ def cut_off(store: SqlStudyStore, method: str, *, committed: bool) -> None:
         if len(calls) > 1 or committed:
             real(*arguments, **named)
         if len(calls) == 1:
-            raise StoreUnavailable("the server closed the connection")
+            raise StoreUnavailableError("the server closed the connection")
 
     setattr(store, method, cut)
 

@@ -10,14 +10,12 @@ import torch
 from tiny_workloads import AttentionBlock, Everything, image_data
 from torch import nn
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.training.pooled_classifier import is_pooled, pool_tokens
 from steptune.tuner.workloads.class_token import known_class_token
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class ClassToken(nn.Module):
@@ -87,7 +85,7 @@ class TestPooling:
         assert not strategy.took_effect(strategy.evidence(plain), choice).took
 
     def test_a_model_whose_class_token_is_not_known_is_refused(self) -> None:
-        with pytest.raises(UnsupportedHere, match=r"TinyViT has no class token.*Workload.class_token"):
+        with pytest.raises(UnsupportedError, match=r"TinyViT has no class token.*Workload.class_token"):
             pool_tokens(Everything().model(), Everything())
 
 

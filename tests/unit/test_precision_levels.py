@@ -14,14 +14,12 @@ from torch import nn
 from torch.utils.data import SequentialSampler, TensorDataset
 
 import steptune
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.workloads.workload import Workload
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_STEPS = 4
 O1_BF16 = {"level": "O1", "dtype": "bfloat16"}
@@ -259,7 +257,9 @@ def test_an_optimizer_that_holds_the_model_s_own_weights_is_refused() -> None:
             return torch.optim.SGD(self.made.parameters(), lr=0.1)
 
     build(Ignores(), "O1", "bfloat16")
-    with pytest.raises(WorkloadRejected, match=r"SGD holds \d+ 16-bit parameters.*build it from the named_parameters"):
+    with pytest.raises(
+        WorkloadRejectedError, match=r"SGD holds \d+ 16-bit parameters.*build it from the named_parameters"
+    ):
         build(Ignores(), "O2", "bfloat16")
 
 

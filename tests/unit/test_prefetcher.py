@@ -24,8 +24,6 @@ from steptune.tuner.trials.measure import Stepper, take_window
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import EndlessBatches, save_batches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Told:
     """A copy stream that writes down what happens on it."""

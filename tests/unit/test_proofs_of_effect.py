@@ -15,8 +15,6 @@ from steptune.tuner.strategies.optimizer_algorithm import ALGORITHMS
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEFAULTS: dict[str, Choice] = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
 ALGORITHM, BATCH = strategy_named("optimizer_algorithm"), strategy_named("larger_global_batch")
 

@@ -16,8 +16,6 @@ from steptune.tuner.workloads.adapters.random_data import (
     with_normal_pixels,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class TestImages:
     def test_are_bytes_of_a_pool_that_repeats_itself(self) -> None:

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from steptune.tuner.workloads.zoo.detector import STRIDES, boxes_of, detection_loss
 from steptune.tuner.workloads.zoo.simota import Boxes, Matches, assign, complete_overlap, find_candidates, match
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ANCHORS = torch.tensor(
     [[[8.0, 10], [20, 12], [14, 30]], [[30.0, 40], [44, 20], [50, 60]], [[60.0, 40], [90, 80], [120, 70]]]
 )

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.structure import flatten, map_structure, unflatten
 from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
@@ -112,7 +112,7 @@ class TestRoundTrip:
 class TestRefused:
     @pytest.mark.parametrize("leaf", [object(), {1, 2}, lambda: None, np.array([object()])])
     def test_what_needs_pickle_is_named_with_the_way_out(self, leaf: Any) -> None:
-        with pytest.raises(WorkloadRejected, match=r"without pickle: return tensors") as raised:
+        with pytest.raises(WorkloadRejectedError, match=r"without pickle: return tensors") as raised:
             flatten({"x": [leaf]})
         assert type(leaf).__name__ in str(raised.value)
 

@@ -14,7 +14,7 @@ import pandas
 import pytest
 from report_builders import FAILED_COMPILE, make_recommendation, make_story, make_study, make_trials
 
-from steptune.tuner.errors import ChoiceError, MissingDependency
+from steptune.tuner.errors import ChoiceError, MissingDependencyError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.export import trial_table
 from steptune.tuner.export.optuna_study import optuna_journal
@@ -94,7 +94,7 @@ class TestTable:
 
     def test_parquet_without_its_library_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(trial_table, "has_parquet", lambda: False)
-        with pytest.raises(MissingDependency, match=r"steptune\[parquet\], or take csv"):
+        with pytest.raises(MissingDependencyError, match=r"steptune\[parquet\], or take csv"):
             trial_table.as_parquet(TRIALS)
 
 

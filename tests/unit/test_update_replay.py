@@ -17,15 +17,13 @@ from msgspec.structs import replace
 from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, UpdateRule, worst_deviation
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 UPDATE = "replayed update"
 SHORT = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=0, randomness="none", num_disturbed=1)
 SOME_OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"centered": True}}
 
 
 @pytest.fixture(scope="module", params=TRAININGS, ids=lambda training: training.__name__)
-def study(request: pytest.FixtureRequest, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("updated") / "study", request.param, protocol=SHORT)
 
 
@@ -144,7 +142,7 @@ def test_a_schedule_is_that_of_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("pair") / "study", Pair, protocol=replace(SHORT, num_disturbed=2))
 
 

@@ -6,7 +6,7 @@ from builders import sample_environment, sample_facts, sample_recommendation
 from tiny_workloads import Line
 
 from steptune.service.api.requests import StudyRequest
-from steptune.tuner.errors import ChoiceError, RecommendationError, WorkloadRejected
+from steptune.tuner.errors import ChoiceError, RecommendationError, WorkloadRejectedError
 from steptune.tuner.export import EXPORTERS, exporter_named
 from steptune.tuner.export.apply import apply
 from steptune.tuner.export.native import load_recommendation
@@ -79,11 +79,11 @@ class TestDeclaring:
         ],
     )
     def test_what_is_none_is_refused_in_words(self, knobs, attributes, complaint):
-        with pytest.raises(WorkloadRejected, match=complaint):
+        with pytest.raises(WorkloadRejectedError, match=complaint):
             validate(declared(knobs, **attributes))
 
     def test_one_name_is_not_in_both(self):
-        with pytest.raises(WorkloadRejected, match="names 'chunk', which knobs names already"):
+        with pytest.raises(WorkloadRejectedError, match="names 'chunk', which knobs names already"):
             validate(declared({"chunk": (1, 2)}, {"chunk": (1, 2)}, chunk=1))
 
     def test_facts_of_it_survive_storing(self):

@@ -6,7 +6,7 @@ from steptune.service.fencing import Lease
 from steptune.service.settings import Settings
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker
-from steptune.tuner.errors import LeaseLost, StoreUnavailable
+from steptune.tuner.errors import LeaseLostError, StoreUnavailableError
 
 
 def test_an_idle_worker_touches_its_file(tmp_path):
@@ -21,7 +21,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path):
 
 
 def test_with_a_study_each_heartbeat_that_arrives_is_a_sign_of_life():
-    answers = iter(["", StoreUnavailable("it restarts"), "", LeaseLost("that is enough")])
+    answers = iter(["", StoreUnavailableError("it restarts"), "", LeaseLostError("that is enough")])
     seen = []
 
     class Queue:

@@ -22,7 +22,13 @@ from steptune.service.settings import Settings
 from steptune.service.worker import loop
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker
-from steptune.tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.errors import (
+    IsolationUnavailableError,
+    RunnerError,
+    StorageFullError,
+    StoreError,
+    StoreUnavailableError,
+)
 from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
@@ -94,7 +100,8 @@ def failing(error: Exception) -> Run:
 
 class TestFailing:
     @pytest.mark.parametrize(
-        "error", [StorageFull("full"), StoreUnavailable("not reached"), OSError(28, "No space left on device")]
+        "error",
+        [StorageFullError("full"), StoreUnavailableError("not reached"), OSError(28, "No space left on device")],
     )
     def test_what_passes_costs_no_study_anything(self, site: Site, error: Exception) -> None:
         submitted(site.queue)
@@ -104,7 +111,8 @@ class TestFailing:
         assert site.pauses_s == [2, 4, 8, 16, 32, 60, 60]
 
     @pytest.mark.parametrize(
-        "error", [RunnerError("no server"), IsolationUnavailable("no namespaces"), StoreError("gone"), KeyError("bug")]
+        "error",
+        [RunnerError("no server"), IsolationUnavailableError("no namespaces"), StoreError("gone"), KeyError("bug")],
     )
     def test_what_does_not_pass_ends_a_study_after_several_tries(self, site: Site, error: Exception) -> None:
         submitted(site.queue)
@@ -117,7 +125,9 @@ class TestFailing:
     def test_a_success_ends_the_pauses(self, site: Site) -> None:
         for number in range(4):
             submitted(site.queue, f"study-{number}")
-        errors: Iterator[Exception | None] = iter([StorageFull("full"), None, None, StorageFull("full"), None, None])
+        errors: Iterator[Exception | None] = iter(
+            [StorageFullError("full"), None, None, StorageFullError("full"), None, None]
+        )
 
         def run(*_: object) -> StudyState:
             error = next(errors)
@@ -156,7 +166,7 @@ class TestFailing:
     def test_where_several_users_fail_the_machine_ails_and_takes_nothing(self, site: Site, users: list[str]) -> None:
         for number, user in enumerate(users):
             submitted(site.queue, f"study-{number}", user)
-        site.work(failing(StorageFull("full")), claims=3)
+        site.work(failing(StorageFullError("full")), claims=3)
         assert site.pauses_s == [0, 2]
 
     def test_a_pause_ends_when_the_worker_shall(self, site: Site, monkeypatch) -> None:
@@ -168,7 +178,7 @@ class TestFailing:
 
         monkeypatch.setattr(loop.time, "sleep", told)
         began_s = site.now_s
-        site.work(failing(StorageFull("full")))
+        site.work(failing(StorageFullError("full")))
         assert site.now_s - began_s == pytest.approx(loop.LOOK_S)
 
     def test_a_worker_that_rests_is_alive(self, site: Site) -> None:
@@ -177,7 +187,7 @@ class TestFailing:
         beats: list[float] = []
         beat = site.worker._queue.beat
         site.worker._queue.beat = lambda *given: beats.append(site.now_s) or beat(*given)  # type: ignore
-        site.work(failing(StorageFull("full")), claims=7)
+        site.work(failing(StorageFullError("full")), claims=7)
         assert max(after - before for before, after in pairwise(beats)) < 15
 
 

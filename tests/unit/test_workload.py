@@ -11,12 +11,10 @@ from tiny_workloads import Everything, Line, TinyViT
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from steptune.tuner.errors import ChoiceError, WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import ChoiceError, WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.trials.dataset_look import look_at_dataset
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest, check_workload, inspect_workload
 from steptune.tuner.workloads.workload import Workload, first_length, validate
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Complete(Workload):
@@ -33,13 +31,13 @@ class TestValidate:
         assert validate(workload) is workload
 
     def test_an_object_of_another_class_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match=r"str is not a workload: subclass steptune\.Workload"):
+        with pytest.raises(WorkloadRejectedError, match=r"str is not a workload: subclass steptune\.Workload"):
             validate("model")
 
     @pytest.mark.parametrize("missing", ["model", "dataset", "loss"])
     def test_a_missing_method_is_named(self, missing: str) -> None:
         members = {name: getattr(Complete, name) for name in ("model", "dataset", "loss") if name != missing}
-        with pytest.raises(WorkloadRejected, match=rf"Partial lacks {missing}\(self"):
+        with pytest.raises(WorkloadRejectedError, match=rf"Partial lacks {missing}\(self"):
             validate(type("Partial", (Workload,), members)())
 
     def test_a_number_is_not_taken_for_a_mistyped_mapping(self) -> None:
@@ -55,16 +53,18 @@ class TestValidate:
     )  # fmt: skip
     def test_a_mistyped_member_would_be_ignored_and_is_refused(self, name: str, meant: str) -> None:
         members = {known: getattr(Complete, known) for known in ("model", "dataset", "loss") if known != meant}
-        with pytest.raises(WorkloadRejected, match=rf"Own\.{name} is not part of a workload: did you mean {meant}\?"):
+        with pytest.raises(
+            WorkloadRejectedError, match=rf"Own\.{name} is not part of a workload: did you mean {meant}\?"
+        ):
             validate(type("Own", (Workload,), {**members, name: getattr(Workload, meant)})())
         instance = type("Own", (Workload,), members)()
         setattr(instance, name, getattr(Workload, meant))
-        with pytest.raises(WorkloadRejected, match=rf"did you mean {meant}\?"):
+        with pytest.raises(WorkloadRejectedError, match=rf"did you mean {meant}\?"):
             validate(instance)
 
     def test_a_mistyped_method_that_is_required_is_named(self) -> None:
         members = {"modle": Complete.model, "dataset": Complete.dataset, "loss": Complete.loss}
-        with pytest.raises(WorkloadRejected, match=r"Own lacks model\(self\): did you mean model by modle\?"):
+        with pytest.raises(WorkloadRejectedError, match=r"Own lacks model\(self\): did you mean model by modle\?"):
             validate(type("Own", (Workload,), members)())
 
     @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class TestValidate:
         if complete:
             assert validate(workload) is workload
         else:
-            with pytest.raises(WorkloadRejected, match="define it, or forward and criterion"):
+            with pytest.raises(WorkloadRejectedError, match="define it, or forward and criterion"):
                 validate(workload)
 
     @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ class TestValidate:
         ],
     )
     def test_a_bad_attribute_is_named_with_what_it_must_be(self, name: str, value: Any, message: str) -> None:
-        with pytest.raises(WorkloadRejected, match=message):
+        with pytest.raises(WorkloadRejectedError, match=message):
             validate(type("Bad", (Complete,), {name: value})())
 
     def test_a_loss_of_other_arguments_is_refused(self) -> None:
         class Bad(Complete):
             def loss(self, batch: Any) -> Any: ...  # type: ignore[override]
 
-        with pytest.raises(WorkloadRejected, match=r"Bad.loss.* cannot be called as loss\(model, batch\)"):
+        with pytest.raises(WorkloadRejectedError, match=r"Bad.loss.* cannot be called as loss\(model, batch\)"):
             validate(Bad())
 
 
@@ -130,11 +130,11 @@ class TestDefaults:
         class Tokens(Line):
             sample_unit = "token"
 
-        with pytest.raises(WorkloadRejected, match=r"num_units\(batch\) is missing: return the number of tokens"):
+        with pytest.raises(WorkloadRejectedError, match=r"num_units\(batch\) is missing: return the number of tokens"):
             Tokens().num_units([torch.ones(2)])
 
     def test_a_batch_without_samples_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match="implement num_units"):
+        with pytest.raises(WorkloadRejectedError, match="implement num_units"):
             first_length({"text": "x", "number": torch.tensor(1)})
 
 
@@ -274,13 +274,13 @@ class TestLooking:
     @pytest.mark.parametrize(
         ("name", "error", "message"),
         [
-            ("TooSmall", WorkloadRejected, "has 12 samples, fewer than one batch of 13: give more data"),
-            ("NotFinite", WorkloadRejected, "the loss of the first batch is nan"),
-            ("Detached", WorkloadRejected, "does not depend on the model's parameters"),
-            ("NotScalar", WorkloadRejected, r"a tensor of shape \(4, 1\): reduce it to a scalar"),
-            ("FloatLoss", WorkloadRejected, r"FloatLoss.loss returned float, not a tensor: .*without \.item\(\)"),
-            ("NoLoss", WorkloadRejected, r"NoLoss.loss returned NoneType, not a tensor: return the loss"),
-            ("NoModel", WorkloadRejected, r"model\(\) returned NoneType, not a torch.nn.Module"),
+            ("TooSmall", WorkloadRejectedError, "has 12 samples, fewer than one batch of 13: give more data"),
+            ("NotFinite", WorkloadRejectedError, "the loss of the first batch is nan"),
+            ("Detached", WorkloadRejectedError, "does not depend on the model's parameters"),
+            ("NotScalar", WorkloadRejectedError, r"a tensor of shape \(4, 1\): reduce it to a scalar"),
+            ("FloatLoss", WorkloadRejectedError, r"FloatLoss.loss returned float, not a tensor: .*without \.item\(\)"),
+            ("NoLoss", WorkloadRejectedError, r"NoLoss.loss returned NoneType, not a tensor: return the loss"),
+            ("NoModel", WorkloadRejectedError, r"model\(\) returned NoneType, not a torch.nn.Module"),
             ("UnknownStrategy", ChoiceError, "no strategy 'warp_drive': choose one of"),
             ("UnknownValue", ChoiceError, "precision has no level 'O9'"),
         ],
@@ -306,7 +306,7 @@ class TestLooking:
     def test_what_is_no_dataset_is_refused(self, dataset: Any, message: str) -> None:
         if isinstance(dataset, Empty):
             dataset = iter_only(dataset)
-        with pytest.raises(WorkloadRejected, match=message):
+        with pytest.raises(WorkloadRejectedError, match=message):
             look_at_dataset(Line(), dataset, 0)
 
 
@@ -330,7 +330,7 @@ class TestChecking:
         ],
     )
     def test_what_is_wrong_is_named(self, name: str, fields: dict[str, Any], message: str) -> None:
-        with pytest.raises((WorkloadRejected, WorkloadNotFound, ChoiceError), match=message):
+        with pytest.raises((WorkloadRejectedError, WorkloadNotFoundError, ChoiceError), match=message):
             self.check(name, **fields)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_workloads import Everything, Line
 
-from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.reference import (
     WorkloadReference,
@@ -94,34 +94,36 @@ class TestParsing:
 
     @pytest.mark.parametrize("text", ["", "file.py", "some.module", "some.module:", "file.py:?batch=2"])
     def test_without_a_class_it_is_refused_with_the_ways_to_write_it(self, text: str) -> None:
-        with pytest.raises(WorkloadRejected, match=r"names no class: write path/to/file.py:ClassName, .*or zoo:NAME"):
+        with pytest.raises(
+            WorkloadRejectedError, match=r"names no class: write path/to/file.py:ClassName, .*or zoo:NAME"
+        ):
             parse_reference(text)
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(WorkloadNotFound, match=r"gone\.py does not exist: .* with the class Mine"):
+        with pytest.raises(WorkloadNotFoundError, match=r"gone\.py does not exist: .* with the class Mine"):
             parse_reference(f"{tmp_path}/gone.py:Mine")
 
     def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(WorkloadNotFound, match="does not exist"):
+        with pytest.raises(WorkloadNotFoundError, match="does not exist"):
             parse_reference(f"{tmp_path}/:Mine")
 
     @pytest.mark.parametrize("content", [b"class Broken(:\n", b"x = '\xff\xfe'\n"])
     def test_a_file_that_is_not_python_is_named(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "broken.py"
         path.write_bytes(content)
-        with pytest.raises(WorkloadRejected, match=r"broken\.py.* is not valid Python"):
+        with pytest.raises(WorkloadRejectedError, match=r"broken\.py.* is not valid Python"):
             parse_reference(f"{path}:Broken")
 
     def test_a_missing_class_names_those_of_the_file_without_importing_it(self, tmp_path: Path) -> None:
         path = tmp_path / "two.py"
         path.write_text("raise SystemExit\nclass One: ...\nclass Two: ...\n")
-        with pytest.raises(WorkloadNotFound, match=r"has no class Three: its classes are One, Two"):
+        with pytest.raises(WorkloadNotFoundError, match=r"has no class Three: its classes are One, Two"):
             parse_reference(f"{path}:Three")
 
     def test_a_mistyped_class_is_refused_although_the_file_imports_others(self, tmp_path: Path) -> None:
         path = tmp_path / "train.py"
         path.write_text("from torch import nn\nfrom steptune import Workload\nclass Digits(Workload): ...\n")
-        with pytest.raises(WorkloadNotFound, match=r"has no class Digts: did you mean 'Digits'\?"):
+        with pytest.raises(WorkloadNotFoundError, match=r"has no class Digts: did you mean 'Digits'\?"):
             parse_reference(f"{path}:Digts")
 
     @pytest.mark.parametrize(
@@ -196,10 +198,14 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("name", "error", "message"),
         [
-            ("Absent", WorkloadNotFound, "has no class Absent: its classes are Base, First, Second"),
-            ("NUMBER", WorkloadRejected, "is 3: name a class or a function"),
-            ("NoWorkload", WorkloadRejected, "NoWorkload is not a workload: subclass steptune.Workload"),
-            ("First?colour=1", WorkloadRejected, "First has no argument 'colour': choose one of batch, name, flag"),
+            ("Absent", WorkloadNotFoundError, "has no class Absent: its classes are Base, First, Second"),
+            ("NUMBER", WorkloadRejectedError, "is 3: name a class or a function"),
+            ("NoWorkload", WorkloadRejectedError, "NoWorkload is not a workload: subclass steptune.Workload"),
+            (
+                "First?colour=1",
+                WorkloadRejectedError,
+                "First has no argument 'colour': choose one of batch, name, flag",
+            ),
         ],
     )
     def test_what_is_no_workload_is_refused(self, file: Path, name: str, error: type[Exception], message: str) -> None:
@@ -207,7 +213,7 @@ class TestLoading:
             load_workload(f"{file}:{name}")
 
     def test_a_missing_module_is_told_from_one_that_misses_a_module(self, tmp_path: Path, file: Path) -> None:
-        with pytest.raises(WorkloadNotFound, match=r"module no_such_package.sub cannot be found: install it"):
+        with pytest.raises(WorkloadNotFoundError, match=r"module no_such_package.sub cannot be found: install it"):
             load_workload("no_such_package.sub:Mine")
         file.write_text("import no_such_package\nclass Mine: ...\n")
         with pytest.raises(ModuleNotFoundError, match="no_such_package"):

@@ -12,15 +12,13 @@ import pytest
 import torch
 from zoo_references import SMALL, TINY_BERT, TINY_GPT, TINY_VIT
 
-from steptune.tuner.errors import MissingDependency, WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import MissingDependencyError, WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.reference import parse_reference
 from steptune.tuner.workloads.workload import Workload
 from steptune.tuner.workloads.zoo import ZOO, ZooEntry
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PARAMETERS = {
     "gpt2": 124_439_808,
@@ -62,11 +60,11 @@ class TestZoo:
         assert all(entry.summary and "\n" not in entry.summary for entry in ZOO)
 
     def test_an_unknown_name_is_refused_with_the_nearest(self) -> None:
-        with pytest.raises(WorkloadNotFound, match="no zoo workload 'gtp2': did you mean 'gpt2'"):
+        with pytest.raises(WorkloadNotFoundError, match="no zoo workload 'gtp2': did you mean 'gpt2'"):
             load_workload("zoo:gtp2")
 
     def test_an_unknown_argument_is_refused(self) -> None:
-        with pytest.raises(WorkloadRejected, match="colour"):
+        with pytest.raises(WorkloadRejectedError, match="colour"):
             load_workload("zoo:synthetic?colour=1")
 
     @each_entry
@@ -74,7 +72,7 @@ class TestZoo:
         wrong = {**parse_reference(SMALL[entry.name]).arguments, "batch": "many"}
         said = f"zoo:{entry.name}: batch is 'many', and must be a whole number"
         for check in (lambda: entry.check(wrong), lambda: entry(**wrong)):
-            with pytest.raises(WorkloadRejected, match=said):
+            with pytest.raises(WorkloadRejectedError, match=said):
                 check()
 
     @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ class TestZoo:
         ],
     )
     def test_wrong_arguments_are_named_with_the_way_out(self, reference: str, said: str) -> None:
-        with pytest.raises(WorkloadRejected, match=said):
+        with pytest.raises(WorkloadRejectedError, match=said):
             load_workload(reference)
 
     @each_entry
@@ -121,7 +119,7 @@ class TestZoo:
 
     @pytest.mark.parametrize("argument", ["top_k=3", "top_k=0", "experts=none"])
     def test_experts_that_do_not_exist_are_refused(self, argument: str) -> None:
-        with pytest.raises(WorkloadRejected, match=argument.partition("=")[0]):
+        with pytest.raises(WorkloadRejectedError, match=argument.partition("=")[0]):
             load_workload(f"zoo:mixture_of_experts?{argument}")
 
     def test_synthetic_trains_with_as_many_workers_as_the_user_has(self) -> None:
@@ -190,13 +188,14 @@ class TestTransformers:
         assert workload.num_units({"input_ids": torch.zeros(2, 3), "attention_mask": mask}) == 3
 
     def test_an_unknown_model_type_is_named(self) -> None:
-        with pytest.raises(WorkloadRejected, match="no model type 'gtp2': did you mean 'gpt2'"):
+        with pytest.raises(WorkloadRejectedError, match="no model type 'gtp2': did you mean 'gpt2'"):
             load_workload("zoo:transformers?model_type=gtp2")
 
     def test_an_unknown_field_is_refused(self) -> None:
         """Configs keep whatever they are given: a misspelt `batch` would run with eight samples."""
         with pytest.raises(
-            WorkloadRejected, match=r"'bach' is not one of batch, .* nor a field of a gpt2 config: did you mean 'batch'"
+            WorkloadRejectedError,
+            match=r"'bach' is not one of batch, .* nor a field of a gpt2 config: did you mean 'batch'",
         ):
             load_workload("zoo:gpt2?bach=3")
 
@@ -206,11 +205,11 @@ class TestTransformers:
 
     @pytest.mark.parametrize("field", ["n_layer=abc", "n_layer=1.5", "summary_type=4,x"])
     def test_a_field_of_another_type_is_named(self, field: str) -> None:
-        with pytest.raises(WorkloadRejected, match=field.partition("=")[0]):
+        with pytest.raises(WorkloadRejectedError, match=field.partition("=")[0]):
             load_workload(f"zoo:gpt2?{field}")
 
     def test_an_unknown_task_is_named_with_those_that_exist(self) -> None:
-        with pytest.raises(WorkloadRejected, match="task is 'speech': it must be one of causal, masked, image"):
+        with pytest.raises(WorkloadRejectedError, match="task is 'speech': it must be one of causal, masked, image"):
             load_workload("zoo:transformers?model_type=gpt2&task=speech")
 
 
@@ -225,7 +224,7 @@ def test_an_absent_package_is_named_with_what_to_install(
     package: str, reference: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependency, match=rf"needs {package}.*{command}"):
+    with pytest.raises(MissingDependencyError, match=rf"needs {package}.*{command}"):
         load_workload(reference)
 
 
@@ -251,10 +250,10 @@ class TestTimm:
         monkeypatch.setitem(sys.modules, "timm", _Timm("timm"))
 
     def test_a_mistyped_model_is_named_with_the_nearest(self) -> None:
-        with pytest.raises(WorkloadRejected, match=r"timm has no model 'resnet1': did you mean 'resnet18'\?"):
+        with pytest.raises(WorkloadRejectedError, match=r"timm has no model 'resnet1': did you mean 'resnet18'\?"):
             load_workload("zoo:timm?name=resnet1")
 
     def test_an_option_that_the_model_does_not_have_is_named(self) -> None:
         assert load_workload("zoo:timm?name=resnet18&drop_rate=0.1").model() is not None
-        with pytest.raises(WorkloadRejected, match=r"refuses its options \(dorp_rate\): .*dorp_rate"):
+        with pytest.raises(WorkloadRejectedError, match=r"refuses its options \(dorp_rate\): .*dorp_rate"):
             load_workload("zoo:timm?name=resnet18&dorp_rate=0.1").model()

@@ -150,7 +150,7 @@ def _unwrapped(recommendation: Recommendation) -> dict[str, str]:
 
 
 class _Yaml(TranslatingExporter):
-    """What both versions of the file share."""
+    """Base of both versions of the file."""
 
     version = VERSION
     comment = "#"
@@ -172,7 +172,7 @@ class _Yaml(TranslatingExporter):
 
     @abstractmethod
     def sharded(self, recommendation: Recommendation) -> Said:
-        """What it says of a recommendation that shards with FSDP."""
+        """Settings of a recommendation that shards with FSDP."""
 
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(self.checked(recommendation))

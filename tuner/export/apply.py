@@ -70,7 +70,7 @@ def apply(
     Raises:
         RecommendationError: It cannot be read, the workload is not the one that was tuned, or this
             machine lacks the kind of device that was measured.
-        WorkloadRejected: The workload is not complete.
+        WorkloadRejectedError: The workload is not complete.
 
     Warns:
         UserWarning: torch or the hardware differ from what was measured, a variable of

@@ -1,4 +1,4 @@
-"""What an exporter is: the recommendation in the format of one tool.
+"""Base of exporters: the recommendation in the format of one tool.
 
 One target is one file in this folder and one entry in `EXPORTERS`. A format that has comments opens
 with a header (what was measured, the version it is for, how to use it, what it leaves out); one that
@@ -52,7 +52,7 @@ class Exporter(ABC):
         return None
 
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """What the target cannot express, one sentence each. Nothing is approximated instead."""
+        """Settings that the target cannot express, one sentence each. Nothing is approximated instead."""
         return ()
 
     def header(self, recommendation: Recommendation) -> str:
@@ -66,7 +66,7 @@ class Exporter(ABC):
 
 
 def headline(recommendation: Recommendation) -> str:
-    """What the recommendation claims, in half a sentence."""
+    """Claim of the recommendation, in half a sentence."""
     speed = answer_of(recommendation)
     interval = ""
     if speed.interval is not None:

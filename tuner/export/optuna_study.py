@@ -114,7 +114,7 @@ def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Sca
 
 
 def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
-    """What a candidate runs: its own choice, or what the user runs today."""
+    """Value that a candidate runs with: its own choice, or the user's of today."""
     strategy, _, parameter = name.partition(".")
     current = study.facts.current.get(strategy, {}) if study.facts else {}
     choice = {**_DEFAULTS.get(strategy, {}), **current, **candidate.choices.get(strategy, {})}

@@ -1,4 +1,4 @@
-"""What the Python exports share: settings that are code in any training script.
+"""Shared parts of the Python exports: settings that are code in any training script.
 
 A module has `set_up()`, which makes the process-wide settings, and arguments for what the user constructs: the
 DataLoader and the optimizer. Variables that libraries read when they are loaded are set above `import torch`.
@@ -36,7 +36,7 @@ def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:
-    """Of torch.utils.data.DataLoader, which refuses what only workers need where there are none."""
+    """Arguments of torch.utils.data.DataLoader, which refuses what only workers need where there are none."""
     workers = int(choice["num_workers"] or 0)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
     if workers:
@@ -107,14 +107,14 @@ POWERSGD_STEPS = 2
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
-    """What targets with the communication hooks of PyTorch do not have."""
+    """Parts of a compression that targets with PyTorch's communication hooks do not have."""
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
         return {}
     return dict.fromkeys(choice, "PyTorch has no such communication hook; steptune.apply runs it")
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:
-    """What is missing where a target sets the size of all buckets only."""
+    """Parts that are missing where a target sets the size of all buckets only."""
     sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
     return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
 
@@ -146,7 +146,7 @@ def accumulation(section: str, key: str) -> Rule:
 
 
 def token_weights(recommendation: Recommendation, pieces: int) -> dict[str, str]:
-    """What is missing where a target gives every micro-batch the same weight."""
+    """Parts that are missing where a target gives every micro-batch the same weight."""
     if recommendation.sample_unit is SampleUnit.TOKEN and pieces > 1:
         return {"num_micro_batches": TOKEN_WEIGHTS}
     return {}

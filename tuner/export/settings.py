@@ -1,4 +1,4 @@
-"""What a recommendation sets: everything that a target has to say, or to list as not said."""
+"""Settings of a recommendation: everything that a target has to say, or to list as not said."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
 
 
 def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """By strategy, in order."""
+    """Settings by strategy, in order."""
     found: dict[str, list[Setting]] = {}
     for setting in settings:
         found.setdefault(setting.strategy, []).append(setting)
@@ -75,6 +75,6 @@ def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def threads_lost(recommendation: Recommendation) -> bool:
-    """Whether a launcher that sets OMP_NUM_THREADS changes what was measured: of several ranks each had one thread."""
+    """Say whether a launcher that sets OMP_NUM_THREADS changes what was measured: several ranks had a thread each."""
     cpu = recommendation.hardware.device_kind == "cpu"
     return cpu and recommendation.num_ranks == 1 and choice_of(recommendation, "cpu_threads")["num_threads"] is None

@@ -85,7 +85,7 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Whether to look for unused parameters is always said: left alone, the Trainer looks for them."""
+    """Settings of buckets. The search for unused parameters is always said: left alone, the Trainer looks for them."""
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))
     arguments: dict[str, Any] = {f"ddp_{name}": choice[part] for name, part in _DDP_FLAGS.items()}

@@ -22,7 +22,7 @@ Sections = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What a target says of one strategy.
+    """Settings of a target for one strategy.
 
     Attributes:
         sections: Keys and values, by section of the file.
@@ -48,7 +48,7 @@ class TranslatingExporter(Exporter):
     lacks: ClassVar[str]
 
     def sections(self, recommendation: Recommendation) -> Sections:
-        """What all rules say, together."""
+        """Settings of all rules together."""
         whole: Sections = {}
         for strategy, rule in self.rules.items():
             for name, values in rule(choice_of(recommendation, strategy), recommendation).sections.items():
@@ -67,7 +67,7 @@ class TranslatingExporter(Exporter):
         return (*sentences, *self.notes(recommendation))
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """What the target does otherwise than it was measured, whatever the choices."""
+        """Differences between the target and what was measured, whatever the choices."""
         return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import MissingDependency
+from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.estimates import step_time_ns, units_per_s
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Trial, TrialResult
@@ -40,17 +40,17 @@ def as_parquet(trials: Sequence[Trial]) -> bytes:
     """With the types of the columns.
 
     Raises:
-        MissingDependency: pyarrow is not installed.
+        MissingDependencyError: pyarrow is not installed.
     """
     if not has_parquet():
-        raise MissingDependency("Parquet needs pyarrow: install steptune[parquet], or take csv")
+        raise MissingDependencyError("Parquet needs pyarrow: install steptune[parquet], or take csv")
     buffer = io.BytesIO()
     trial_table(trials).to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
 def has_parquet() -> bool:
-    """Whether Parquet can be written here."""
+    """Say whether Parquet can be written here."""
     return find_spec("pyarrow") is not None
 
 

@@ -171,8 +171,8 @@ _TINY = 1e-30
 
 
 def _of_sum(allowed: torch.Tensor, last_digit: torch.Tensor, factor: torch.Tensor) -> float:
-    """What a sum of products with a factor may differ by: where elements round independently, and where all round alike
-    (the weights of a norm that are all 1, and whose updates are all one rate), by a last digit at most.
+    """Largest difference of a sum of products with a factor: where elements round independently, and where all round
+    alike (the weights of a norm that are all 1, and whose updates are all one rate), by a last digit at most.
     """
     return float((allowed * factor).norm()) + float((last_digit * factor.abs()).sum()) / LIMIT
 
@@ -212,7 +212,7 @@ class _Replay:
         return updates
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """What the rule keeps for each element of a parameter."""
+        """State that the rule keeps for each element of a parameter."""
         import torch
 
         parameter = self._parameters[name]

@@ -1,4 +1,4 @@
-"""What NCCL says that it chose: the algorithm and protocol of collectives, channels, sockets.
+"""Choices in NCCL's log: the algorithm and protocol of collectives, channels, sockets.
 
 `NCCL_DEBUG=INFO` with the subsystems below tells of every collective with what it runs ("AllReduce: 4000 Bytes -> Algo
 RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23), and where a variable restricts the choice of which ones are
@@ -24,7 +24,7 @@ _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstre
 
 
 class NcclChoices(Record):
-    """What one process used.
+    """Choices of one process.
 
     Attributes:
         algorithms: Of all-reduces that ran; where the log does not tell of them, those that were left to choose from.
@@ -40,7 +40,7 @@ class NcclChoices(Record):
 
 
 def read_choices(lines: Iterable[str]) -> NcclChoices:
-    """Of the log of one process."""
+    """Read the choices from the log of one process."""
     algorithms: set[str] = set()
     protocols: set[str] = set()
     left: tuple[set[str], set[str]] = (set(), set())

@@ -1,4 +1,4 @@
-"""What collectives cost on given links: the alpha-beta model.
+"""Costs of collectives on given links: the alpha-beta model.
 
 A ring of n ranks passes chunks of a message from neighbour to neighbour. Every step costs the latency (alpha) and the
 time of its chunk over the bandwidth (beta); every call costs a constant part besides, which does not grow with the
@@ -50,7 +50,7 @@ def bus_factor(collective: str, num_ranks: int) -> float:
 
 
 def num_steps(collective: str, num_ranks: int) -> int:
-    """Of a ring (of an all-to-all: exchanges in pairs), one after the other."""
+    """Number of steps of a ring (of an all-to-all: exchanges in pairs), one after the other."""
     return ROUNDS[collective] * (num_ranks - 1)
 
 

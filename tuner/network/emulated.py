@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from steptune.tuner.emulation import NETWORKS_VARIABLE
-from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError
+from steptune.tuner.errors import ChoiceError, MissingDependencyError, PlatformError
 
 MAX_HOSTS = 8
 BURST = "128kb"
@@ -50,7 +50,7 @@ def emulated_hosts(num_hosts: int = 2, rate: str | None = None) -> Iterator[tupl
 
     Raises:
         ChoiceError: The number of hosts or the rate is none.
-        MissingDependency: A program is not installed.
+        MissingDependencyError: A program is not installed.
         PlatformError: This process may not make network namespaces, or shape links.
     """
     if not 2 <= num_hosts <= MAX_HOSTS:
@@ -107,7 +107,7 @@ def _place(pid: int) -> Path:
 def _tool(name: str) -> str:
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
     if found is None:
-        raise MissingDependency(f"hosts are emulated with {name}, which is not here: install {_TOOLS[name]}")
+        raise MissingDependencyError(f"hosts are emulated with {name}, which is not here: install {_TOOLS[name]}")
     return found
 
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with emulated_hosts(asked.hosts, asked.rate) as networks:
             variables = {**os.environ, NETWORKS_VARIABLE: ",".join(map(str, networks))}
             return subprocess.run(asked.command, env=variables, check=False).returncode
-    except (ChoiceError, MissingDependency, PlatformError) as error:
+    except (ChoiceError, MissingDependencyError, PlatformError) as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -9,11 +9,11 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.network.checks import CHECKS, Check
 from steptune.tuner.network.finding import NetworkFinding, unknown
 from steptune.tuner.network.host import Host
-from steptune.tuner.network.tree import Unreadable
+from steptune.tuner.network.tree import UnreadableError
 
 
 def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
-    """What the checks say of the host whose files are under `root`.
+    """Findings of the checks about the host whose files are under `root`.
 
     Raises:
         ChoiceError: `root` is no directory, or holds no host: that nothing is there would say nothing of one.
@@ -27,8 +27,8 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
 
 
 def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
-    """What it finds before it meets something that cannot be read, and that."""
+    """Findings of a check before it meets something that cannot be read, and that."""
     try:
         yield from check.examine(host)
-    except Unreadable as error:
+    except UnreadableError as error:
         yield unknown(check.name, str(error), fix="run as root, or copy it with sudo")

@@ -1,4 +1,4 @@
-"""What a check of a network says."""
+"""Result of a check of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of one host share, each part read when it is first asked for."""
+"""Facts of one host that its checks share, each part read when it is first asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steptune.tuner.network.tree import Tree
 class Host:
     """A host, by the files under a directory.
 
-    Every member raises `Unreadable` where something that it needs is there but cannot be read.
+    Every member raises `UnreadableError` where something that it needs is there but cannot be read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,6 +67,6 @@ class Host:
 
     @property
     def hides_pci(self) -> bool:
-        """Whether there is more than can be found on the PCI bus: containers and copies may lack it."""
+        """Say whether the host has more than can be found on the PCI bus: containers and copies may lack it."""
         num_gpus = max(len(self.gpu_directories), len(self.pci.gpus))
         return len(self.endpoints) < num_gpus + len(self.rdma_devices)

@@ -1,4 +1,4 @@
-"""What NCCL warns of, by its words: what it means, and the way out.
+"""Warnings of NCCL by their words, with the meaning and the way out.
 
 From NCCL's troubleshooting guide and from public threads with these warnings in them, named with the logs in
 tests/nccl_logs.

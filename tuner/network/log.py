@@ -1,4 +1,4 @@
-"""What NCCL says of itself under NCCL_DEBUG=INFO, as a record.
+"""NCCL's log under NCCL_DEBUG=INFO, as a record.
 
 Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger
 put before them. What is not understood is passed over; nothing in a log is an error.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from steptune.tuner.network.tree import Unreadable
+from steptune.tuner.network.tree import UnreadableError
 from steptune.tuner.records import Record
 
 MAX_LINE = 20_000
@@ -127,7 +127,7 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Of these kinds, over all channels; of those with or without GPUDirect RDMA where that is given."""
+        """Number of connections of these kinds, over all channels; with or without GPUDirect RDMA where given."""
         return sum(
             path.num_connections
             for path in self.paths
@@ -143,9 +143,9 @@ def read_log(lines: Iterable[str]) -> NcclLog:
     return reader.log()
 
 
-def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[Unreadable]]:
+def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[UnreadableError]]:
     """The record of one run's files, and those of them that cannot be read."""
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableError] = []
 
     def lines() -> Iterator[str]:
         for path in paths:
@@ -154,7 +154,7 @@ def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[Unreadable]]:
                     while line := file.readline(MAX_LINE):
                         yield line.decode("utf-8", "replace")
             except OSError as error:
-                unreadable.append(Unreadable(str(path), (error.strerror or str(error)).lower()))
+                unreadable.append(UnreadableError(str(path), (error.strerror or str(error)).lower()))
 
     return read_log(lines()), unreadable
 
@@ -190,7 +190,7 @@ _VARYING = re.compile(r"0x[0-9a-f]+|(?<!\d)(?<!error )(?<!status=)\d+|(?<=nccl-)
 
 
 class _Reader:
-    """What was seen so far."""
+    """Record of the lines that were read so far."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_ranks = self.num_nodes = self.num_trees = 0
@@ -237,7 +237,11 @@ class _Reader:
             self.num_trees = max(self.num_trees, match[1].count(" ["))
         elif match := _SETTING.match(text):
             self.settings[match[1]] = match[2].strip().removesuffix(".")
-        elif match := _NETWORK.match(text):
+        else:
+            self._network(text)
+
+    def _network(self, text: str) -> None:
+        if match := _NETWORK.match(text):
             self.networks[match[1].strip()] = None
         elif match := _NICS.match(text):
             for name, port, link in _NIC.findall(match[1]):

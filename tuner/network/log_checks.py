@@ -1,4 +1,4 @@
-"""What a run's log says about its communication."""
+"""Findings about a run's communication from its log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
 
 
 def log_findings(log: NcclLog) -> list[NetworkFinding]:
-    """What is to say of it; nothing of NCCL in it is `unknown`."""
+    """Findings about a log; `unknown` where nothing of NCCL is in it."""
     if log.num_lines == 0:
         return [unknown(LOG, "no line of NCCL", fix=HOW), *_errors(log)]
     return [

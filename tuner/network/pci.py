@@ -33,7 +33,7 @@ ACS_FLAGS = {"SrcValid": 1 << 0, "ReqRedir": 1 << 2, "CmpltRedir": 1 << 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What a function's registers say.
+    """State of a function's registers.
 
     Attributes:
         acs: Its flags of `ACS_FLAGS` that are on; None where it has no such capability.
@@ -70,7 +70,7 @@ class Pci:
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """By address."""
+        """Functions by address."""
         listed = self._listed
         found = {
             address: self._function(address, listed.get(address))
@@ -84,7 +84,7 @@ class Pci:
         return [function for function in self.functions.values() if function.is_gpu]
 
     def bridges_above(self, functions: list[Function]) -> list[Function]:
-        """Of these functions; all bridges where it is not known which are above."""
+        """Bridges above these functions; all bridges where it is not known which are above."""
         bridges = [function for function in self.functions.values() if function.is_bridge]
         above = {address for function in functions for address in function.path[:-1]}
         return [bridge for bridge in bridges if bridge.address in above] if above else bridges
@@ -112,7 +112,7 @@ class Pci:
 
 
 def read_control(config: bytes) -> Control | None:
-    """Of a configuration space as sysfs shows it; None where only its beginning is shown."""
+    """Read the registers of a configuration space as sysfs shows it; None where only its beginning is shown."""
     if len(config) <= 64:
         return None
     express = _capability(config, _PCI_EXPRESS)
@@ -156,7 +156,7 @@ def _extended_capability(config: bytes, wanted: int) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """What lspci prints of one function."""
+    """Output of lspci about one function."""
 
     kind: str
     control: Control | None

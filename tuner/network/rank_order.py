@@ -29,12 +29,12 @@ def ring_order(hosts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def is_in_order(hosts: Sequence[Hashable]) -> bool:
-    """Whether a ring over the ranks as they are leaves no host more often than it must."""
+    """Say whether a ring over the ranks as they are leaves no host more often than it must."""
     return ring_order(hosts) == tuple(range(len(hosts)))
 
 
 def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
-    """What a ring over ranks in this order costs.
+    """Finding about the cost of a ring over ranks in this order.
 
     Args:
         backend: "nccl" or "gloo".

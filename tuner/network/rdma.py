@@ -63,7 +63,7 @@ def read_ports(tree: Tree) -> list[Port]:
     """All ports of all devices.
 
     Raises:
-        Unreadable: Something about one is not shown.
+        UnreadableError: Something about one is not shown.
     """
     return [
         _port(tree, device, number)
@@ -89,7 +89,7 @@ def read_gids(tree: Tree, port: Port) -> list[Gid]:
     """The addresses of a port that are in use; only those have a kind.
 
     Raises:
-        Unreadable: One is not shown.
+        UnreadableError: One is not shown.
     """
     folder = f"{DEVICES}/{port.device}/ports/{port.number}"
     indices = sorted(int(name) for name in tree.names(f"{folder}/gids") if name.isdecimal())

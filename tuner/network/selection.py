@@ -17,7 +17,7 @@ class Selection:
 
     @classmethod
     def parse(cls, setting: str) -> Selection:
-        """Of a variable's value."""
+        """Parse a variable's value."""
         wanted = setting.strip()
         excluding = wanted.startswith("^")
         wanted = wanted.removeprefix("^")
@@ -26,7 +26,7 @@ class Selection:
         return cls(names=tuple((name, port) for name, _, port in parts if name), exact=exact, excluding=excluding)
 
     def takes(self, name: str, port: str = "") -> bool:
-        """Whether it chooses this interface or port."""
+        """Say whether it chooses this interface or port."""
         named = any(
             (name == wanted if self.exact else name.startswith(wanted)) and wanted_port in ("", port)
             for wanted, wanted_port in self.names

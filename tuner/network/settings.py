@@ -21,10 +21,10 @@ _OFF = {"0", "LOC", "NVL"}
 
 
 def read_settings(tree: Tree) -> dict[str, str]:
-    """What is set for this process (or, in a copy, for the one that /proc/self/environ was copied from).
+    """Settings of this process (or, in a copy, of the one that /proc/self/environ was copied from).
 
     Raises:
-        Unreadable: One of the files may not be read.
+        UnreadableError: One of the files may not be read.
     """
     environment = (tree.text(ENVIRONMENT) or "").replace("\0", "\n")
     found = _assignments(tree.text("/etc/nccl.conf") or "")
@@ -157,7 +157,7 @@ COSTLY = (
 
 
 def settings_findings(settings: Mapping[str, str]) -> list[NetworkFinding]:
-    """Of the variables that cost something, in the table's order."""
+    """Findings about the variables that cost something, in the table's order."""
     return [
         entry.finding(settings[entry.variable])
         for entry in COSTLY

@@ -11,6 +11,8 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
+from steptune.tuner.errors import SteptuneError
+
 MAX_BYTES = 1 << 20
 """Of one file; those that are looked at have a few kilobytes."""
 MAX_LINKS = 40
@@ -20,7 +22,7 @@ _NO_VALUE = {errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP}
 """What sysfs answers for an attribute that has no value now, such as the speed of a link that is down."""
 
 
-class Unreadable(Exception):
+class UnreadableError(SteptuneError):
     """Something is there and cannot be read: it can be said neither that it is fine nor that it is not."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -40,7 +42,7 @@ class Tree:
         """A file's text, stripped; None where there is no such file, or the kernel has no value for it.
 
         Raises:
-            Unreadable: It is there, but cannot be read.
+            UnreadableError: It is there, but cannot be read.
         """
         data = self.data(path)
         return None if data is None else data.decode("utf-8", "replace").strip()
@@ -53,14 +55,14 @@ class Tree:
         try:
             # A copy may hold anything: opening a pipe would wait for a writer.
             if not stat.S_ISREG(os.stat(self._outside(real)).st_mode):  # noqa: PTH116
-                raise Unreadable(path, "not a regular file")
+                raise UnreadableError(path, "not a regular file")
             descriptor = os.open(self._outside(real), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_BYTES)
         except OSError as error:
             if error.errno in _ABSENT | _NO_VALUE:
                 return None
-            raise Unreadable(path, _reason(error)) from None
+            raise UnreadableError(path, _reason(error)) from None
 
     def number(self, path: str) -> int | None:
         """A file that holds one integer; None where it is absent or holds something else."""
@@ -71,10 +73,10 @@ class Tree:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, in order; nothing where there is none.
+        """Names in a directory, in order; nothing where there is none.
 
         Raises:
-            Unreadable: It is there, but cannot be listed.
+            UnreadableError: It is there, but cannot be listed.
         """
         real = self.real(path)
         if real is None:
@@ -84,7 +86,7 @@ class Tree:
         except OSError as error:
             if error.errno in _ABSENT | _NO_VALUE:
                 return []
-            raise Unreadable(path, _reason(error)) from None
+            raise UnreadableError(path, _reason(error)) from None
 
     def exists(self, path: str) -> bool:
         return self.real(path) is not None
@@ -93,7 +95,7 @@ class Tree:
         """The path without links, from the host's root; None where there is nothing.
 
         Raises:
-            Unreadable: A directory on the way may not be searched, or links go round in circles.
+            UnreadableError: A directory on the way may not be searched, or links go round in circles.
         """
         parts = _parts(path)
         done: list[str] = []
@@ -112,12 +114,12 @@ class Tree:
             except OSError as error:
                 if error.errno in _ABSENT:
                     return None
-                raise Unreadable(path, _reason(error)) from None
+                raise UnreadableError(path, _reason(error)) from None
             except ValueError:  # a zero byte
                 return None
             links += 1
             if links > MAX_LINKS:
-                raise Unreadable(path, "links go round in circles")
+                raise UnreadableError(path, "links go round in circles")
             if target.startswith("/"):
                 done.clear()
             parts += _parts(target)

@@ -1,4 +1,4 @@
-"""What a prediction begins with: one configuration that a study measured and profiled.
+"""Basis of a prediction: one configuration that a study measured and profiled.
 
 Its step is taken apart (`step`); what copying and contention added is taken off, so that other ways to communicate can
 be put in their place. Simulated on the study's own ranks and links, the model gives another step than was measured:
@@ -120,7 +120,7 @@ def basis_of(
 
 
 def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, TrialResult]:
-    """What of the two a prediction needs."""
+    """Parts of a study and its trial that a prediction needs."""
     facts, environment, result = study.facts, study.environment, trial.result
     if facts is None or environment is None:
         raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
@@ -137,8 +137,8 @@ def _problems(result: TrialResult) -> Sequence[str]:
 
 
 def why_not_predicted(choices: Mapping[str, Choice]) -> str:
-    """What a configuration does besides reducing the gradients of the whole model over all ranks in every step, which
-    is what the model is of; empty where that is all.
+    """Reason for which a configuration is not predicted: the model covers the reduction of the whole model's gradients
+    over all ranks in every step, and nothing else; empty where that is all.
     """
     if choices["local_sgd"]["every"] != 1:
         return "averages models between its steps (local_sgd)"
@@ -193,7 +193,7 @@ def _told(
 
 
 def measured_step_ns(results: Sequence[TrialResult], candidate: Candidate) -> float:
-    """Of all starts of a configuration: the geometric mean, epoch restarts included."""
+    """Geometric mean over all starts of a configuration, epoch restarts included."""
     starts = [r for r in results if r.ok and r.candidate == candidate]
     logs = [math.log(units_per_step(result) / units_per_s(result)) for result in starts]
     return math.exp(statistics.fmean(logs)) * 1e9

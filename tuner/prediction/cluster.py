@@ -70,7 +70,7 @@ class Cluster:
         return modelled_ns * self._correction(collective, message_bytes)
 
     def _correction(self, collective: str, message_bytes: float) -> float:
-        """Of a ring over all ranks: that of the link between hosts, where there is one."""
+        """Correction of a ring over all ranks: that of the link between hosts, where there is one."""
         link = self.between if self.num_hosts > 1 else self.inside
         return 1.0 if link is None else correction(link, collective, message_bytes)
 

@@ -1,4 +1,4 @@
-"""What a compression sends of a bucket.
+"""Bytes that a compression sends of a bucket.
 
 | method | sent | by |
 |---|---|---|
@@ -24,7 +24,7 @@ THIN_BYTES = 4.0
 
 
 def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: Cluster) -> float:
-    """Of a bucket over all ranks at once."""
+    """Time to send a bucket over all ranks at once."""
     method = str(choice["method"])
     if method in ("fp16", "bf16"):
         return cluster.all_reduce_ns(SENT_BYTES[method] * num_elements)
@@ -46,5 +46,5 @@ def thin_rows(num_elements: float, volumes: Volumes) -> float:
 
 
 def sent_part_between(method: str, volumes: Volumes) -> float:
-    """Of the bytes between hosts, where parts of gradients are compressed there only."""
+    """Part of the bytes that is sent between hosts, where parts of gradients are compressed there only."""
     return SENT_BYTES[method] / volumes.formats.gradient

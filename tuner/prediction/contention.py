@@ -30,7 +30,7 @@ def default_contention(device_kind: str) -> float:
 
 
 def measured_contention(results: Iterable[TrialResult]) -> float | None:
-    """Of the profiled trials of a study; None where they do not differ enough in what they hide."""
+    """Contention in the profiled trials of a study; None where they do not differ enough in what they hide."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     steps: list[float] = []
     for result in results:

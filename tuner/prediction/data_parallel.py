@@ -64,7 +64,7 @@ def reduction_ns(
     choices: Mapping[str, Choice],
     own_costs: Mapping[str, OwnCost],
 ) -> float:
-    """Of one bucket, until its average is on all ranks."""
+    """Time of one bucket, until its average is on all ranks."""
     if cluster.num_ranks == 1:
         return 0.0
     compression = choices["gradient_compression"]

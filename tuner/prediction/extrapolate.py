@@ -88,7 +88,7 @@ def _step_time(forecast: Forecast) -> float:
 
 
 def _forecasts(basis: Basis, cluster: Cluster) -> tuple[list[Forecast], dict[str, str]]:
-    """What can be run, and why the rest cannot."""
+    """Forecasts of what can be run, and the reasons why the rest cannot."""
     environment = on_cluster(basis.environment, cluster.num_ranks, cluster.num_hosts)
     found: list[Forecast] = []
     refused: dict[str, str] = {}

@@ -61,7 +61,7 @@ class Check(Record):
 
 
 class BasisFacts(Record):
-    """What a prediction begins with.
+    """Facts that a prediction begins with.
 
     Attributes:
         sequence: Number of the trial that was measured and profiled.

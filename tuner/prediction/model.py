@@ -39,11 +39,11 @@ class Model:
 
     @property
     def alone_ns(self) -> float:
-        """Of a step that exchanges nothing."""
+        """Time of a step that exchanges nothing."""
         return self.step.total_ns + self.unexplained_ns
 
     def step_ns(self, choices: Mapping[str, Choice], cluster: Cluster) -> float:
-        """Of a step with complete choices."""
+        """Time of a step with complete choices."""
         return self.timeline(choices, cluster).step_ns + self.unexplained_ns
 
     def timeline(self, choices: Mapping[str, Choice], cluster: Cluster) -> Timeline:

@@ -1,4 +1,4 @@
-"""What ways to communicate add to a rank's compute: copies of gradients and of parameters.
+"""Compute that ways to communicate add to a rank: copies of gradients and of parameters.
 
 DDP copies gradients into buckets and back unless they are views of them (`bucket_views`); those of 16 bits are widened
 to be added up over more than two ranks. FSDP copies what it gathers out of one buffer, and gradients into another. Each
@@ -20,13 +20,13 @@ def frees(sharding: Choice) -> bool:
 
 
 def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
-    """Of one element of a gradient that FSDP reduces, in 16 bits where it may."""
+    """Bytes of one element of a gradient that FSDP reduces, in 16 bits where it may."""
     method = choices["gradient_compression"]["method"]
     return SENT_BYTES[str(method)] if method else volumes.formats.reduced
 
 
 def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Calibration) -> float:
-    """Of a step on several ranks, in its backward pass; nothing where the bandwidth was not measured."""
+    """Time of copies in the backward pass of a step on several ranks; nothing where the bandwidth was not measured."""
     rate = calibration.copy_bytes_per_s
     if not rate:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a rank does in a step without any exchange, from a measured breakdown.
+"""Work of a rank in a step without any exchange, from a measured breakdown.
 
     before       waiting for the batch and copying it, starting an epoch
     forward      } everything else, host gaps included, in proportion to the compute of the two phases;
@@ -46,7 +46,7 @@ class ComputeStep:
         return self.before_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
 
     def update_ns(self, num_parts: int) -> float:
-        """Of a rank that updates one of so many parts."""
+        """Time of a rank that updates one of so many parts."""
         return self.optimizer_ns - self.divisible_ns * (1 - 1 / num_parts)
 
     def scaled(self, factor: float) -> ComputeStep:
@@ -82,7 +82,7 @@ def compute_step(
 
 
 def backward_share(breakdown: Breakdown) -> float | None:
-    """Of the compute of forward and backward pass; None where the profile does not tell."""
+    """Share of the backward pass in the compute of both passes; None where the profile does not tell."""
     forward = breakdown.phases.get(StepPhase.FORWARD, 0)
     backward = breakdown.phases.get(StepPhase.BACKWARD, 0) + breakdown.phases.get(StepPhase.RECOMPUTE, 0)
     return backward / (forward + backward) if forward and backward else None

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Lane(StrEnum):
-    """What a task occupies."""
+    """Resource that a task occupies."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -58,7 +58,7 @@ class Timeline:
 
     @property
     def exposed_ns(self) -> float:
-        """What communication adds to the step."""
+        """Time that communication adds to the step."""
         return max(0.0, self.step_ns - self.work_ns[Lane.COMPUTE])
 
 

@@ -1,4 +1,4 @@
-"""What the ranks exchange in a step, and in which pieces.
+"""Bytes that the ranks exchange in a step, and their pieces.
 
 Gradients become ready evenly during the backward pass, byte for byte: of a model only sums are known. DDP's first
 bucket and the others hold so many bytes (of at least a mean tensor); what is left over is the last bucket, which is
@@ -39,7 +39,7 @@ class Volumes:
 
 
 def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int) -> Volumes:
-    """Of a model with complete choices."""
+    """Volumes of a model with complete choices."""
     formats = formats_of(model, num_ranks, choices)
     return Volumes(
         num_elements=model.num_parameters,

@@ -61,7 +61,7 @@ answer_apart(*arguments)
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What comes back from the process that read a trace: no events, so it is small.
+    """Result of the process that reads a trace: it has no events, so that it is small.
 
     Attributes:
         calls: Of the device with the most collectives, in wall-clock time.
@@ -192,7 +192,7 @@ def _not_replayed(capture: Capture) -> Replay:
 
 
 def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:
-    """What the allocator held, by device, from the trace of a step that recorded every allocation.
+    """Memory that the allocator held, by device, from the trace of a step that recorded every allocation.
 
     Raises:
         TraceError: The file is not a trace that can be read.
@@ -206,7 +206,7 @@ def with_memory(result: RankResult, memory: tuple[MemoryStats, ...]) -> RankResu
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
-    """What a trial's result keeps beside the breakdown: at most `top` of each."""
+    """Profile that a trial's result keeps beside the breakdown: at most `top` of each."""
     gaps = analysis.gaps.get(analysis.breakdowns[0].device)
     return TrialProfile(
         kernels=analysis.kernels[:top],
@@ -230,7 +230,7 @@ def step_time_cv(capture: Capture) -> float | None:
 
 
 def _device_names(capture: Capture) -> dict[str, str]:
-    """Of the devices that worked, as far as the trace names them."""
+    """Names of the devices that worked, as far as the trace has them."""
     names = {device.number: device.name for device in capture.trace.devices}
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
@@ -297,7 +297,9 @@ def answer_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) -> N
 
 
 def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[str]) -> list[RankResult]:
-    """By rank. A trace that does not say its rank gets the first free number, in the order of the files."""
+    """Results in the order of ranks. A trace that does not say its rank gets the first free number, in the order of the
+    files.
+    """
     file_of: dict[int, Path] = {}
     worlds: dict[int, Path] = {}
     for path, result in zip(paths, results, strict=True):
@@ -333,7 +335,7 @@ def of_rank(result: RankResult, rank: int) -> RankResult:
 
 
 def _evidence_of_ranks(analyses: Sequence[RankAnalysis], compared: RankComparison) -> dict[int, Evidence]:
-    """By rank, now that its exposed communication can be told apart: waiting for a late rank, and the network."""
+    """Evidence by rank, with its exposed communication told apart: waiting for a late rank, and the network."""
     waits = {wait.rank: wait for wait in compared.waits}
     return {
         one.rank: Evidence(analysis=one, late_part=late_part(waits.get(one.rank), busiest(one.breakdowns)))
@@ -359,7 +361,9 @@ def _findings_of_run(
     compared: RankComparison,
     replayed: Replay | None,
 ) -> tuple[Finding, ...]:
-    """What its ranks show, each rule once: of the rank where it could save most; and what only several show."""
+    """Findings of all ranks, each rule once, for the rank where it could save most; and those that only several ranks
+    show.
+    """
     largest: dict[tuple[str, str], Finding] = {}
     for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):
         # Problems of captures are one rule, but each says another thing.

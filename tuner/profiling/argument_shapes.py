@@ -78,7 +78,7 @@ class Arguments:
     text: str
 
     def shape(self, position: int) -> Shape:
-        """Of the tensor at a position; empty where there is none."""
+        """Shape of the tensor at a position; empty where there is none."""
         tensor = self.tensors[position] if position < len(self.tensors) else None
         return tensor.shape if tensor else ()
 

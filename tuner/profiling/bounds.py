@@ -1,4 +1,4 @@
-"""What a change could save at most, from the measured breakdown.
+"""Upper bounds of the time that a change could save, from the measured breakdown.
 
 Figures are shares of the step time: 0.25 means that the step cannot become shorter than three
 quarters of what it is. Categories are disjoint, so removing several saves the sum of their shares.
@@ -53,7 +53,7 @@ class Situation:
 def situation_of(
     result: TrialResult, workload: WorkloadFacts, environment: Environment, choices: dict[str, Choice]
 ) -> Situation | None:
-    """Of a trial that was profiled."""
+    """Situation of a trial that was profiled."""
     if not result.breakdowns:
         return None
     activity = next((w.input for w in reversed(result.clean_windows) if w.input is not None), None)
@@ -71,7 +71,7 @@ Savings = Mapping[Category, float]
 
 
 def jointly(*changes: Savings) -> Savings:
-    """What several changes together can save: of each category what the one saves that leaves least of it."""
+    """Savings of several changes together: for each category those of the change that leaves least of it."""
     names = sorted({name for change in changes for name in change})
     return {name: max(change.get(name, 0.0) for change in changes) for name in names}
 
@@ -87,7 +87,7 @@ def part_of(savings: Savings, part: float) -> Savings:
 
 
 def without(situation: Situation, *categories: Category) -> Savings:
-    """What is saved when these categories vanish."""
+    """Savings where these categories vanish."""
     return {category: removable(situation, category) for category in categories}
 
 
@@ -110,7 +110,7 @@ def without_crowding(situation: Situation) -> Savings:
 
 
 def at_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> Savings:
-    """What is saved when compute of these categories runs at the measured peak; as for `above_roofline`.
+    """Savings where compute of these categories runs at the measured peak; as for `above_roofline`.
 
     The floor is left in the matrix products; where it is more than they take, in the other compute as well.
     """
@@ -162,7 +162,7 @@ def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
 
 
 def _products_ns(situation: Situation, dtype: str) -> float:
-    """Of the floating-point operations of a step at the peak of an arithmetic; 0 where either is unknown."""
+    """Time of a step's floating-point operations at the peak of an arithmetic; 0 where either is unknown."""
     merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
     peak = situation.environment.calibration.matmul_flops_per_s.get(dtype, 0.0)
     flops = merged * (situation.workload.model.flops_per_step or 0)
@@ -174,7 +174,8 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Choice) -> str:
-    """Of matrix products with the incumbent's choices and these instead, by the name that the calibration has for it.
+    """Arithmetic of matmuls with the incumbent's choices and these instead, by the name that the calibration has for
+    it.
 
     The incumbent's own is one that its products can have been computed in: cuDNN takes TF32 for convolutions of FP32 by
     default, and a model may cast by itself.

@@ -44,7 +44,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryInfo:
-    """What a category counts, and the group that people see first."""
+    """Meaning of a category, and the group that people see first."""
 
     category: Category
     group: str

@@ -28,7 +28,7 @@ _COMPUTING = tuple(PRIORITY[c] for c in COMPUTING)
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a collective is. `num_bytes` is 0 where the trace does not say; `sequence` -1."""
+    """Kind and size of a collective. `num_bytes` is 0 where the trace does not say; `sequence` -1."""
 
     name: str
     group: str
@@ -105,7 +105,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
 
 
 def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
-    """Of each interval the length that lies in disjoint ones."""
+    """Length of each interval that lies in disjoint ones."""
     low, high, whole, _ = pieces(start, end, intervals)
     total = np.zeros(len(start), dtype=np.int64)
     np.add.at(total, whole, high - low)
@@ -179,7 +179,7 @@ def _on_cpu(capture: Capture) -> _Found:
 
 
 def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message:
-    """What a record, an annotation or the name of a kernel says of a collective."""
+    """Kind and size of a collective, from a record, an annotation or the name of a kernel."""
     if record >= 0:
         said = trace.collectives[record]
         return Message(
@@ -226,7 +226,7 @@ def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
 
 
 def collective_stats(calls: CollectiveCalls) -> tuple[CollectiveStats, ...]:
-    """By kind, the most time first. The bus bandwidth is that of the median duration, waits included."""
+    """Statistics by kind, the most time first. The bus bandwidth is that of the median duration, waits included."""
     found = []
     for kind, numbers in kinds_of(calls.messages).items():
         median = float(np.median((calls.end - calls.start)[numbers]))

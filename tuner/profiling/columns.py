@@ -71,7 +71,7 @@ class Columns:
         """Adds a piece of the file.
 
         Raises:
-            InexactTimes: Floats cannot hold these times. Nothing was taken.
+            InexactTimesError: Floats cannot hold these times. Nothing was taken.
         """
         groups: list[list[Any]] = [[], [], [], []]
         append = [group.append for group in groups]
@@ -315,7 +315,7 @@ def _joined(pieces: list[tuple[npt.NDArray[Any], ...]], types: Mapping[str, Any]
 
 
 def _in_order(columns: tuple[npt.NDArray[Any], ...], origin: int) -> tuple[npt.NDArray[Any], ...]:
-    """By time, which then counts from the origin."""
+    """Columns in the order of time, which then counts from the origin."""
     start, end, *rest = columns
     order = _by_time(start, end)
     return start[order] - origin, end[order] - origin, *(column[order] for column in rest)

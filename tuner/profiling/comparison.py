@@ -1,4 +1,4 @@
-"""What changed between two runs: per category with intervals, and the kernels and gaps that explain it.
+"""Difference between two runs: per category with intervals, and the kernels and gaps that explain it.
 
 All figures are per step and device, the mean over the ranks of a run and their devices, so that kernels and gaps add up
 to what categories show.
@@ -145,7 +145,7 @@ def _breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str, float]]:
-    """By step: nanoseconds by category, the mean over ranks and devices."""
+    """Nanoseconds by category for each step, the mean over ranks and devices."""
     sides = [_scaled_steps(b) if rescaled else [_floats(step) for step in _own_steps(b)] for b in breakdowns]
     # Ranks step together; what only some of them recorded has no counterpart.
     count = min(len(steps) for steps in sides)
@@ -232,7 +232,7 @@ def _gaps(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
 def largest(
     before: dict[_Key, tuple[float, float]], after: dict[_Key, tuple[float, float]], record: type[_D], top: int
 ) -> tuple[_D, ...]:
-    """What changed most, by name and category."""
+    """Largest changes, by name and category."""
     differences = []
     for key in before.keys() | after.keys():
         (before_ns, before_count), (after_ns, after_count) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
@@ -251,7 +251,7 @@ def largest(
 
 
 def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[str, str]) -> list[str]:
-    """What makes two runs hard to compare."""
+    """Reasons for which two runs are hard to compare."""
     devices = [sorted({name for rank in side.ranks for name in rank.device_names.values()}) for side in (before, after)]
     on_gpu = [any(b.device != "cpu" for b in _breakdowns(side)) for side in (before, after)]
     notes = []
@@ -267,7 +267,7 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
 
 
 def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
-    """What the figures are of, where that is not plain."""
+    """Sources of the figures, where they are not plain."""
     notes = []
     counts = [len(_breakdowns(side)) for side in (before, after)]
     if max(counts) > 1:

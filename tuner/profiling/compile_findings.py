@@ -1,4 +1,4 @@
-"""What torch.compile's own records say about a trial: findings beside those of its profile.
+"""Findings from torch.compile's own records of a trial, beside those of its profile.
 
 None of them bounds a gain: how much a graph break costs is seen in the profile, as host time and unfused work.
 """

@@ -75,7 +75,7 @@ def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarr
 
 
 def _num_recorded(capture: Capture, gaps: Gaps) -> Ints:
-    """By category: host events that the profiler recorded while the device waited for the host.
+    """Number of host events that the profiler recorded while the device waited for the host, by category.
 
     Each of them made the wait longer: this is what the overhead of profiling is shared out by.
     """

@@ -1,4 +1,4 @@
-"""What limits a step, from its breakdown: one table of rules.
+"""Limits of a step, from its breakdown: one table of rules.
 
 A rule looks at exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
@@ -67,13 +67,13 @@ BUSY = 0.8
 
 
 def busiest(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Of the device that computes most: another one of the process may have done next to nothing."""
+    """Breakdown of the device that computes most: another one of the process may have done next to nothing."""
     return max(breakdowns, key=lambda breakdown: sum(breakdown.categories.get(c, 0) for c in COMPUTING))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a diagnosis can draw on: a trial's situation, the analysis of a trace, or both.
+    """Evidence for a diagnosis: a trial's situation, the analysis of a trace, or both.
 
     Attributes:
         analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
@@ -94,7 +94,7 @@ class Evidence:
 
     @property
     def facts(self) -> StepFacts:
-        """What is already on, by the trace and, of a trial, by its choices."""
+        """Facts about what is already on, from the trace and, for a trial, from its choices."""
         seen = self.breakdown.facts
         return seen if self.situation is None else joined_facts(seen, facts_of_choices(self.situation.choices))
 
@@ -105,7 +105,7 @@ class Evidence:
         return "cpu" if self.breakdown.device == "cpu" else "cuda"
 
     def share(self, *categories: Category) -> float:
-        """Of the step, without waiting for late ranks and without stalls."""
+        """Share of the step, without waiting for late ranks and without stalls."""
         return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
 
     def removable_share(self, *categories: Category) -> float:
@@ -114,7 +114,7 @@ class Evidence:
 
     @property
     def late_share(self) -> float:
-        """Of the step: waiting for a late rank while nothing is computed."""
+        """Share of the step that is waiting for a late rank while nothing is computed."""
         return self.late_part * self.breakdown.share(Category.COMMUNICATION)
 
     @property
@@ -122,7 +122,7 @@ class Evidence:
         return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
 
     def own_part(self, category: Category) -> float:
-        """Of a category: the share that is not waiting for late ranks, and no stall."""
+        """Share of a category that is neither waiting for late ranks nor a stall."""
         if category is Category.COMMUNICATION:
             return 1.0 - self.late_part
         return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
@@ -133,7 +133,7 @@ class Evidence:
 
     @property
     def stalled_share(self) -> float:
-        """Of the step: host time inside stalls."""
+        """Share of the step that is host time inside stalls."""
         return self.breakdown.stalled_share * self.breakdown.share(Category.HOST)
 
 
@@ -222,7 +222,7 @@ FUSABLE = frozenset({"Adam", "AdamW", "SGD", "Adagrad", ""})
 
 
 def _can_fuse(facts: StepFacts) -> bool:
-    """Of a trial, where the trace does not say, the strategy itself knows what the optimizer can do."""
+    """Say whether the optimizer has a fused form: where the trace of a trial does not, the strategy itself knows."""
     known = ("for_loop", "foreach", "") if facts.own_capture else ("for_loop", "foreach")
     return facts.optimizer in known and facts.optimizer_name in FUSABLE
 
@@ -782,7 +782,7 @@ def diagnose_ranks(
     straggler: int | None,
     replay: Replay | None = None,
 ) -> list[Finding]:
-    """What only several ranks show: they wait for one of them.
+    """Findings that only several ranks show: they wait for one of them.
 
     Buckets and bandwidth are not to blame for that: see TraceLens' separation of skew and latency. What is found
     here is no part of `exposed_communication`, so that both can be true without counting a wait twice.

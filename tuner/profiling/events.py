@@ -47,7 +47,7 @@ class Args(
         "device_type": "Device Type",
     },
 ):
-    """What of an event's arguments is kept. The defaults mean: not recorded."""
+    """Arguments of an event that are kept. The defaults mean: not recorded."""
 
     correlation: int = -1
     external: int = -1
@@ -113,7 +113,7 @@ class Header(
         "base_time_ns": "baseTimeNanoseconds",
     },
 ):
-    """What stands beside the events."""
+    """Contents of a trace beside its events."""
 
     device_properties: Any = None
     distributed: Any = None

@@ -1,4 +1,4 @@
-"""What a step already uses: read from its trace, or from the choices of the trial that ran it.
+"""Facts about what a step already uses: read from its trace, or from the choices of the trial that ran it.
 
 One record, `StepFacts`, made here and nowhere else. Every rule of the diagnosis is conditioned on it, so that nothing
 is advised that is already on, and `already_on` says it to people.
@@ -176,7 +176,7 @@ def already_on(facts: StepFacts) -> tuple[str, ...]:
 
 
 def is_own(trace: Trace) -> bool:
-    """Whether Steptune recorded a trace itself."""
+    """Say whether Steptune recorded a trace itself."""
     return OWN_MARK in trace.names
 
 
@@ -232,7 +232,7 @@ def _class_of_update(names: Iterable[str]) -> str:
 
 
 def _copies(capture: Capture, device: int | None) -> tuple[bool | None, bool]:
-    """Whether most of what is copied to a device comes from pinned memory, and on a stream of its own."""
+    """Say whether most of what is copied to a device comes from pinned memory, and on a stream of its own."""
     trace, (low, high) = capture.trace, capture.steps.span
     work = trace.work
     own = (work.device == device) & (work.end > low) & (work.start < high) if device is not None else work.start < 0
@@ -293,7 +293,7 @@ def _recorded_dtype(capture: Capture) -> str:
 
 
 def _faster_dtypes(trace: Trace, device: int | None, texts: Iterable[str]) -> tuple[str, ...] | None:
-    """By the architecture; None where the trace does not say which it is."""
+    """Faster dtypes of the device's architecture; None where the trace does not say which it is."""
     if device is None:
         return None
     known = next((d for d in trace.devices if d.number == device), None)
@@ -318,7 +318,7 @@ def _built_for(name: str) -> int:
 
 
 def _channels_last(texts: tuple[str, ...], times: Ints, conversions: int) -> bool | None:
-    """Whether convolutions take NHWC without a conversion; None where none says its layout."""
+    """Say whether convolutions take NHWC without a conversion; None where none says its layout."""
     layout = _time_of(texts, times, lambda text: re.search(CHANNELS_LAST, text) and not re.search(CONVERSIONS, text))
     return None if not layout else conversions < 0.02 * layout
 

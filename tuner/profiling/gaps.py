@@ -54,7 +54,7 @@ class Gaps:
 
 
 class Blame:
-    """What each host thread was doing, by priority: data, synchronisation, allocation, optimizer, host.
+    """Activity of each host thread, by priority: data, synchronisation, allocation, optimizer, host.
 
     Where the trace has nothing of a thread at that time (one that prefetches, say), it waited for the thread that runs
     the steps: what that one was doing is to blame.

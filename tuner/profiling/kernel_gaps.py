@@ -23,7 +23,7 @@ NO_ROW = -1
 def gap_stats(
     capture: Capture, device: int, gaps: Gaps, calls: OperatorCalls, source: SourceLines, top: int = 20
 ) -> GapStats:
-    """Of all gaps of one device inside the steps, those at their ends included."""
+    """Statistics of all gaps of one device inside the steps, those at their ends included."""
     length = gaps.end - gaps.start
     bucket = np.searchsorted(BUCKET_EDGES_NS, length, side="right")
     time_ns = np.zeros(len(BUCKETS), dtype=np.int64)
@@ -99,7 +99,7 @@ def _name(names: tuple[str, ...], column: np.ndarray, row: int) -> str:
 
 
 def _source(capture: Capture, calls: OperatorCalls, source: SourceLines, row: int) -> str:
-    """Of the operator that launched an operation, or of its launch call."""
+    """Line of code of the operator that launched an operation, or of its launch call."""
     if row < 0:
         return ""
     operator, launch = _launcher(calls, row), int(capture.launches.row[row])

@@ -31,7 +31,7 @@ TENSOR_CORES = re.compile(
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a kernel's name says that it runs on tensor (or matrix) cores. Silence counts as no."""
+    """Say whether a kernel's name states that it runs on tensor (or matrix) cores. Silence counts as no."""
     return bool(TENSOR_CORES.search(name))
 
 
@@ -70,7 +70,7 @@ def kernel_stats(capture: Capture, top: int = 20) -> tuple[KernelStats, ...]:
 
 
 def tensor_core_share(capture: Capture) -> float | None:
-    """Of the time in kernels of matrix products and convolutions; None without any."""
+    """Share of tensor cores in the time of kernels of matmuls and convolutions; None without any."""
     texts, total = kernel_times(capture)
     matrix = np.array([classify_kernel(text) is Category.MATMUL for text in texts], dtype=bool)
     tensor = np.array([uses_tensor_cores(text) for text in texts], dtype=bool)

@@ -1,4 +1,4 @@
-"""What every stream and thread did, thinned out for a picture that can be looked at closely.
+"""Lanes of every stream and thread, thinned out for a picture that can be looked at closely.
 
 Long operations stay as they are, and so does what happens around the longest gaps, where one looks closely. Others,
 shorter than the picture can show, are joined where they are neighbours, with the time in which something ran.
@@ -55,7 +55,7 @@ class Spans:
 
 
 def lanes_of(capture: Capture, segments: Mapping[str, Segments], gaps: Mapping[str, GapStats]) -> tuple[Lane, ...]:
-    """By device what it did and what its streams ran, then the threads.
+    """Lanes of each device and of its streams, then those of the threads.
 
     Args:
         segments: By device: they tile the steps.
@@ -145,7 +145,7 @@ def _joined(spans: Spans, run: Ints) -> Spans:
 
 
 def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
-    """What a device did, with the name of what ran when each segment began."""
+    """Spans of a device, with the name of what ran when each segment began."""
     start, end, name = named
     length = segments.end - segments.start
     found = np.full(len(length), _NO_NAME, dtype=np.int64)
@@ -239,7 +239,7 @@ def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _host_categories(capture: Capture, thread: int, time: Ints) -> Ints:
-    """What a thread is doing at each moment, in the order in which gaps are blamed."""
+    """Category of a thread's work at each moment, in the order in which gaps are blamed."""
     regions = capture.regions
     category = np.full(len(time), _HOST, dtype=np.int64)
     threads = np.full(len(time), thread)

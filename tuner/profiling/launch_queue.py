@@ -16,7 +16,7 @@ from steptune.tuner.trace_records import QueueStats
 
 
 def queue_stats(capture: Capture, device: int) -> tuple[QueueStats, ...]:
-    """By stream, the busiest first. Streams on which no launch is known are left out."""
+    """Statistics by stream, the busiest first. Streams on which no launch is known are left out."""
     work, launches = capture.trace.work, capture.launches
     rows = device_rows(capture, device)
     found = []

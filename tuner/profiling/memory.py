@@ -1,4 +1,4 @@
-"""What the allocator held, by device, from the allocator's events in a trace."""
+"""Memory that the allocator held, by device, from the allocator's events in a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_POINTS = 500
 
 
 def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
-    """By device, over the whole trace: a peak before the first step is a peak. Empty without such events."""
+    """Memory by device, over the whole trace: a peak before the first step is a peak. Empty without such events."""
     trace = capture.trace
     by_device: dict[str, list[MemoryPoint]] = {}
     for point in trace.memory:

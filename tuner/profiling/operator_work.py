@@ -60,7 +60,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call. None: the shapes do not say."""
+    """Operations and bytes of one call. None: the shapes do not say."""
 
     flops: int | None = None
     num_bytes: int | None = None
@@ -77,7 +77,7 @@ class WorkModel:
         self._weight = _unique(((c.input, c.output), c.weight) for c in convolutions)
 
     def work(self, name: str, arguments: Arguments) -> Work:
-        """Of one call of an operator."""
+        """Work of one call of an operator."""
         base = _base(name)
         if base in MATRIX_PRODUCTS:
             return _product(arguments, *MATRIX_PRODUCTS[base])
@@ -116,7 +116,7 @@ def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Sh
 
 
 def _convolution(base: str, arguments: Arguments) -> Convolution | None:
-    """What a call of the backward pass says of a convolution."""
+    """Convolution that a call of the backward pass states."""
     if base not in CONVOLUTION_BACKWARD:
         return None
     shapes = [arguments.shape(position) for position in CONVOLUTION_BACKWARD[base]]

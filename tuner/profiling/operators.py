@@ -81,7 +81,7 @@ def operator_stats(
 
 
 def _device_time(capture: Capture, calls: OperatorCalls) -> Ints:
-    """By host row: time of what each operator launched that runs in the steps, whole."""
+    """Time of the device operations that each host row launched and that run in the steps, whole."""
     work, (low, high) = capture.trace.work, capture.steps.span
     total = np.zeros(len(capture.trace.host), dtype=np.int64)
     launched = calls.launched_by

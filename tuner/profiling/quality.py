@@ -1,4 +1,4 @@
-"""Whether a capture can be believed.
+"""Quality of a capture: whether it can be believed.
 
 Problems are what makes any verdict wrong: they gate the diagnosis, which then says "unknown" and why.
 Notes are what a reader should know, but what changes no verdict.
@@ -43,7 +43,7 @@ LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Laun
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a capture shows of itself.
+    """Properties of a capture that speak for or against it.
 
     Attributes:
         unlinked: Share of the device's operations without a recorded launch.

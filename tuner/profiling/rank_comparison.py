@@ -32,7 +32,7 @@ _Key = tuple[str, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class RankComparison:
-    """What only several ranks show.
+    """Results that only several ranks show.
 
     Attributes:
         offsets_ns: By rank, added to its times so that collectives end together; 0 for the first rank.
@@ -135,7 +135,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """What a call has in common with those of other ranks, and its number.
+    """Key that a call has in common with those of other ranks, and its number.
 
     (process group, sequence number, -1, how many before it) or (process group, -1, step, how many before it).
     """
@@ -178,7 +178,7 @@ def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, 
 
 
 def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int]:
-    """By rank: the median over collectives of how much earlier its clock shows their end than the reference."""
+    """Clock offset of each rank: the median over collectives of how much earlier it shows their end than the first."""
     offsets = dict.fromkeys(ranks[:1], 0)
     by_size = sorted((group for group in groups if group.waiting.any()), key=lambda group: -int(group.waiting.sum()))
     while True:
@@ -226,15 +226,15 @@ def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> t
 
 
 def _exposed(calls: CollectiveCalls, waiting: Sequence[Intervals]) -> int:
-    """Of the stretches in which a rank waits: what no compute hides. Two at the same time count once."""
+    """Part of a rank's waiting that no compute hides. Two stretches at the same time count once."""
     start, end = (np.concatenate(side) for side in zip(*waiting, strict=True))
     low, high, *_ = pieces(*union(start, end), (calls.exposed_start, calls.exposed_end))
     return int((high - low).sum())
 
 
 def late_part(wait: RankWait | None, breakdown: Breakdown) -> float:
-    """Of a rank's exposed communication: the share in which it waits for a rank that is late. The rest is the
-    network's. Steps whose collectives could not be compared count as the others.
+    """Share of a rank's exposed communication in which it waits for a rank that is late. The rest is the network's.
+    Steps whose collectives could not be compared count as the others.
     """
     exposed_ns = breakdown.categories.get(Category.COMMUNICATION.value, 0) * (wait.step_share if wait else 1.0)
     return min(1.0, wait.exposed_ns / exposed_ns) if wait and exposed_ns else 0.0
@@ -248,7 +248,7 @@ def straggler(waits: Sequence[RankWait]) -> int | None:
 
 
 def _stats(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[CollectiveStats, ...]:
-    """By kind of collective. What the ranks do not have in common stands there without latency and skew."""
+    """Statistics by kind of collective. Those that ranks do not have in common have neither latency nor skew."""
     kinds: dict[Message, dict[int, list[int]]] = {}
     for rank, own in calls.items():
         for kind, numbers in kinds_of(own.messages).items():

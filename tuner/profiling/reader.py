@@ -23,7 +23,7 @@ import msgspec
 
 from steptune.tuner.profiling.columns import Columns
 from steptune.tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
-from steptune.tuner.profiling.times import InexactTimes
+from steptune.tuner.profiling.times import InexactTimesError
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.wording import counted
 
@@ -220,7 +220,7 @@ class _Reader:
             decoded = plain.decode(text)
             try:
                 self._columns.take(_events(decoded))
-            except InexactTimes:
+            except InexactTimesError:
                 self._exact = True
             else:
                 return decoded
@@ -319,7 +319,7 @@ class _Reader:
         return self._read_head(head)
 
     def _read_head(self, head: bytes) -> Header:
-        """What stands before the events."""
+        """Read the header, which stands before the events."""
         for text in (head + b"]}", _repaired(head + b"]}")):
             try:
                 return _HEADER.decode(text)

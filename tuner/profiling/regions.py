@@ -1,4 +1,4 @@
-"""What the host was doing, by thread: the stretches of loader, optimizer, backward pass and the like."""
+"""Regions of the host, by thread: the stretches of loader, optimizer, backward pass and the like."""
 
 from __future__ import annotations
 

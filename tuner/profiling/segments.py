@@ -13,7 +13,7 @@ busy ones benchmarks/overhead_correction.py gave anything from 1 to 20."""
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """What each moment counts as.
+    """Category of each moment.
 
     Attributes:
         start, end: int64, sorted; they tile the steps.

@@ -57,5 +57,5 @@ def user_line(stack: str) -> str:
 
 
 def is_user_frame(frame: str) -> bool:
-    """Whether a frame ("train.py(54): main") is the user's code, as far as its path says."""
+    """Say whether a frame ("train.py(54): main") is the user's code, as far as its path says."""
     return bool(FRAME.match(frame)) and not LIBRARY.search(frame)

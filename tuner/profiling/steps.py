@@ -92,8 +92,8 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
 
 
 def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
-    """Of one thread, the one whose marks launch the most device work (then: has the most marks, the longest), and
-    without marks that have no length or contain others.
+    """Marks of the thread whose marks launch the most device work (then: has the most marks, the longest), without
+    those that have no length or contain others.
     """
     host = trace.host
 
@@ -127,7 +127,7 @@ def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
 
 
 def _launched(trace: Trace, launches: Launches, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Of each CPU window: last end (0 if none) and number of the device operations launched inside it."""
+    """Last end (0 if none) and number of the device operations that each CPU window launched."""
     work = trace.work
     rows = np.flatnonzero((launches.row >= 0) & (work.kind != Kind.SYNC))
     step = np.searchsorted(start, launches.start[rows], side="right") - 1

@@ -50,7 +50,7 @@ def thinned(
 
 
 def _edges(segments: Segments, low: int, high: int, max_buckets: int) -> Ints:
-    """Of the segments themselves where they are few enough, else of equal buckets, those of one category joined."""
+    """Edges of the segments where they are few enough, else of equal buckets, those of one category joined."""
     category = segments.category
     changes = np.flatnonzero(category[1:] != category[:-1]) + 1
     if len(changes) < max_buckets:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.profiling.trace import Ints
 
 FLOAT_HAS_NANOSECONDS_US = 2**43
@@ -22,7 +23,7 @@ LARGEST_US = 2**62 / 1000
 """A start and a duration below this (146 years) have a sum that an int64 holds in nanoseconds."""
 
 
-class InexactTimes(Exception):
+class InexactTimesError(SteptuneError):
     """Times have decimals that a float of their size cannot hold: they have to be read from the text."""
 
 
@@ -49,7 +50,7 @@ def _float_ns(microseconds: list[float]) -> Ints:
     part = values - whole
     large = values > FLOAT_HAS_NANOSECONDS_US
     if large.any() and (len(values) < FEW or part[large].any()):
-        raise InexactTimes
+        raise InexactTimesError
     result: Ints = whole.astype(np.int64) * 1000 + np.rint(part * 1000).astype(np.int64)
     result[~known] = NO_TIME
     return result

@@ -24,7 +24,7 @@ class TraceError(SteptuneError):
 
 
 class Kind(IntEnum):
-    """What an event is. The first group happens on host threads, the second on devices."""
+    """Kind of an event. The first group happens on host threads, the second on devices."""
 
     OPERATOR = 0
     ANNOTATION = 1
@@ -104,7 +104,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What the trace says of one communication call.
+    """Record of one communication call in a trace.
 
     Attributes:
         external: Links a host record to its kernels; -1 if none.

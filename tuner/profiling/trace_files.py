@@ -45,7 +45,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What looks like a trace: folders of traces hold other JSON files too."""
+    """Files that look like traces: folders of traces hold other JSON files too."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(SUFFIXES))
     traces = [path for path in files if _looks_like_a_trace(path)]
     if not traces:
@@ -55,7 +55,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _looks_like_a_trace(path: Path) -> bool:
-    """Whether its beginning has the list of events. What is damaged further on is the reader's to say."""
+    """Say whether a file's beginning has the list of events. Damage further on is the reader's to report."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             return HEAD.search(file.read(BEGINNING_BYTES)) is not None

@@ -1,4 +1,4 @@
-"""What changed between two trials: the step as measured, and what its profile says of the difference.
+"""Difference between two trials: the step as measured, and what its profile says of the difference.
 
 A trial is one process start: its windows and profiled steps share whatever was peculiar to that start, so the intervals
 say whether these two starts differ beyond their own noise. Whether the configurations do takes several starts: that is
@@ -64,7 +64,7 @@ def compare_trials(
 
 
 def different_hardware(before: Environment | None, after: Environment | None) -> list[str]:
-    """What to say where two studies ran on different hardware or software."""
+    """Notes where two studies ran on different hardware or software."""
     if before is None or after is None or before.hardware == after.hardware:
         return []
     one, other = before.hardware, after.hardware

@@ -1,4 +1,4 @@
-"""What a step would take if something were different: bounds for the first screen, not promises.
+"""Step times if something were different: bounds for the first screen, not promises.
 
 Where the steps can be replayed, what their graph of dependencies can show is simulated (`replay`): those are
 estimates. Every other scenario is a formula over the exclusive categories of a breakdown; what it removes cannot come
@@ -47,14 +47,14 @@ class Scenario:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """What held compute up, but no more than there is compute that hides nothing yet."""
+    """Communication that held compute up, at most the compute that hides nothing yet."""
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
     return min(exposed, max(0.0, breakdown.removable_ns(*COMPUTE, Category.RECOMPUTE) - hidden))
 
 
 def _without_stalls(breakdown: Breakdown, *categories: str) -> float:
-    """What is gone with these categories, but for stalls: those are no launches, and stay."""
+    """Time that is gone with these categories, without stalls: those are no launches, and stay."""
     stalled = breakdown.stalled_share * breakdown.removable_ns(Category.HOST) if Category.HOST in categories else 0.0
     return breakdown.removable_ns(*categories) - stalled
 

@@ -1,4 +1,4 @@
-"""What every record is: frozen, keyword-only, plain data that refuses fields it does not know.
+"""Base of every record: frozen, keyword-only, plain data that refuses fields it does not know.
 
 `SCHEMA_VERSION` changes whenever an older reader would misread a record.
 """

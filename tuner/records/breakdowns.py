@@ -20,7 +20,7 @@ class StepPhase(StrEnum):
 
 
 class CaptureQuality(Record):
-    """Whether a profile may be believed; verdicts are withheld where `problems` is not empty."""
+    """Trust in a profile; verdicts are withheld where `problems` is not empty."""
 
     num_events: int
     num_steps: int

@@ -1,4 +1,4 @@
-"""What can be changed about a training step, alone and together, and what that does to its numbers."""
+"""Choices that change a training step, alone and together, and their effect on its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choice = dict[str, Scalar]
 
 
 class Numerics(StrEnum):
-    """What a choice does to the numbers of a training step, mildest first.
+    """Effect of a choice on the numbers of a training step, mildest first.
 
     `exact`: bit for bit. `sampling`: the same indices and distribution; random augmentation may
     differ. `rounding`: the order of operations, or 16-bit compute with FP32 masters. `lossy`:

@@ -1,4 +1,4 @@
-"""What torch.compile did in a trial."""
+"""Record of torch.compile in a trial."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CompilationEvent(Record):
 
 
 class Compilation(Record):
-    """What torch.compile did in a trial.
+    """Record of torch.compile in a trial.
 
     Attributes:
         num_graphs: Graphs that were compiled.

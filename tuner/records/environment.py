@@ -8,7 +8,7 @@ from steptune.tuner.records.topology import Topology
 
 
 class Environment(Record):
-    """What strategies may rely on: the hardware, and the software beside it.
+    """Facts that strategies may rely on: the hardware, and the software beside it.
 
     Attributes:
         hardware: What figures depend on.

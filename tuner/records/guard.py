@@ -1,4 +1,4 @@
-"""Whether a candidate still is the same training."""
+"""Judgement whether a candidate still is the same training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GuardCheck(Record):
 
 
 class GuardVerdict(Record):
-    """Whether a candidate still is the same training, as far as `num_steps` steps show.
+    """Judgement whether a candidate still is the same training, as far as `num_steps` steps show.
 
     Attributes:
         passed: All checks did.

@@ -26,7 +26,7 @@ class Device(Record):
 
 
 class HardwareProfile(Record):
-    """What figures depend on. Never host names or addresses.
+    """Hardware and versions that figures depend on. Never host names or addresses.
 
     Attributes:
         devices: Those that a study may use.

@@ -1,4 +1,4 @@
-"""What is measured of a trial without a profiler: windows, startup, memory; and how windows are taken."""
+"""Measurements of a trial without a profiler: windows, startup, memory; and how windows are taken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MeasureSettings(Record):
 
 
 class InputActivity(Record):
-    """What those who make batches (worker processes, or the main thread) did during a window.
+    """Activity of those who make batches (worker processes, or the main thread) during a window.
 
     Attributes:
         num_workers: Worker processes; 0 where the main thread makes batches.
@@ -45,7 +45,7 @@ class InputActivity(Record):
 
 
 class DeviceReading(Record):
-    """What the driver said of a rank's device during a window. None: it does not tell.
+    """Driver's readings of a rank's device during a window. None: it does not tell.
 
     Attributes:
         sm_clock_mhz: When the window ended.

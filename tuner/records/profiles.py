@@ -1,4 +1,4 @@
-"""What stands beside a breakdown: the kernels, gaps and collectives with the most time."""
+"""Profile beside a breakdown: the kernels, gaps and collectives with the most time."""
 
 from __future__ import annotations
 

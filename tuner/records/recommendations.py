@@ -88,7 +88,7 @@ class Part(Record):
 
 
 class Certificate(Record):
-    """What is known about everything that was not recommended.
+    """Knowledge about everything that was not recommended.
 
     Attributes:
         not_tried: Each with its reason.
@@ -135,7 +135,7 @@ class Alternative(Record):
 
 
 class Cost(Record):
-    """What finding the recommendation took.
+    """Cost of finding the recommendation.
 
     Attributes:
         tuning_s: All of the study.

@@ -25,7 +25,7 @@ class CollectiveTiming(Record):
 
 
 class Link(Record):
-    """What lies between ranks, in the alpha-beta model with a constant part for every call.
+    """Link between ranks, in the alpha-beta model with a constant part for every call.
 
     A ring of n ranks takes `call_ns + steps * latency_ns + bytes / bytes_per_s`; see `tuner.network.collective_costs`.
 
@@ -80,7 +80,7 @@ class Topology(Record):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether its hosts are one machine."""
+        """Say whether its hosts are one machine."""
         return EMULATED_NETWORK in self.whole.kind
 
     @property

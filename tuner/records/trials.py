@@ -110,7 +110,7 @@ class TrialSpec(Record):
 
 
 class Effect(Record):
-    """Whether a choice did what it says, seen in the running job.
+    """Evidence that a choice did what it says, seen in the running job.
 
     Attributes:
         strategy: The strategy.

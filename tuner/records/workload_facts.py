@@ -1,4 +1,4 @@
-"""What was found out about a workload: its data, model and optimizer."""
+"""Facts about a workload: its data, model and optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptune.tuner.records.choices import Choice, Scalar
 
 
 class SampleUnit(StrEnum):
-    """What the throughput counts."""
+    """Unit that the throughput counts."""
 
     SAMPLE = "sample"
     TOKEN = "token"
@@ -20,7 +20,7 @@ class SampleUnit(StrEnum):
 
 
 class DatasetFacts(Record):
-    """What was found out about a dataset.
+    """Facts about a dataset.
 
     Attributes:
         load_deterministic: The same of `load(index)`.
@@ -58,7 +58,7 @@ class UnitFacts(Record):
 
 
 class ModelFacts(Record):
-    """What was found out about a model.
+    """Facts about a model.
 
     Attributes:
         num_parameters: Elements of all parameters.
@@ -121,7 +121,7 @@ class ModelFacts(Record):
 
 
 class OptimizerFacts(Record):
-    """What was found out about an optimizer.
+    """Facts about an optimizer.
 
     Attributes:
         name: Its class.
@@ -159,7 +159,7 @@ class KnobFacts(Record):
 
 
 class ScriptFacts(Record):
-    """What an inspection recognised in a training script that nobody rewrites.
+    """Findings of an inspection in a training script that nobody rewrites.
 
     Attributes:
         command: As the user types it.
@@ -195,7 +195,7 @@ class ScriptFacts(Record):
 
 
 class WorkloadFacts(Record):
-    """What Steptune found out about a workload once, without importing it into the parent.
+    """Facts that Steptune found out about a workload once, without importing it into the parent.
 
     Attributes:
         reference: How the user named it.

@@ -68,7 +68,7 @@ def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFa
 
 
 def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
-    """What an inspection recognised, as strategies ask for it."""
+    """Findings of an inspection, as strategies ask for them."""
     loader = record.training_loader
     optimizers = _in_step(record)
     numbers = record.step.optimizers or ()
@@ -149,7 +149,7 @@ def _optimizer_facts(record: ScriptRecord) -> OptimizerFacts:
 
 
 def _current(record: ScriptRecord) -> dict[str, Choice]:
-    """What the script does already, by strategy."""
+    """Choices that the script makes already, by strategy."""
     current: dict[str, Choice] = {}
     loader = record.training_loader
     if loader is not None:

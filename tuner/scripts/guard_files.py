@@ -70,7 +70,7 @@ class ReferenceRuns:
 
     @property
     def reference(self) -> Path:
-        """What candidates read of the reference: its weights, hashes of its batches, its batches."""
+        """Folder of what candidates read of the reference: its weights, hashes of its batches, its batches."""
         return self.folder / "today"
 
     @property
@@ -81,7 +81,7 @@ class ReferenceRuns:
         return self.folder / f"disturbed-{unit_roundoff.hex()}-{number}"
 
     def request(self, candidate: Path, unit_roundoff: float, own_roundoff: float, device: str) -> JudgeRequest:
-        """What judges a candidate's file."""
+        """Request to the process that judges a candidate's file."""
         disturbed: dict[str, tuple[str, ...]] = {}
         for path in sorted(self.folder.glob("disturbed-*")):
             unit = str(float.fromhex(path.name.split("-", 1)[1].rpartition("-")[0]))

@@ -1,4 +1,4 @@
-"""What was recognised in a script, item by item, in words."""
+"""Parts of a script that were recognised, item by item, in words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def recognised(record: ScriptRecord) -> tuple[Item, ...]:
 
 
 def remarks(record: ScriptRecord) -> tuple[str, ...]:
-    """What a reader of the profile should know of the script."""
+    """Remarks on the script for a reader of the profile."""
     return tuple(
         text
         for text in (
@@ -63,7 +63,7 @@ def remarks(record: ScriptRecord) -> tuple[str, ...]:
 
 
 def remarks_on_processes(trained: Sequence[ScriptRecord]) -> tuple[str, ...]:
-    """What a reader should know of the processes that trained."""
+    """Remarks on the processes that trained, for a reader."""
     alone = sum(record.num_ranks == 1 for record in trained)
     if alone < 2:
         return ()

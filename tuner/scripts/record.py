@@ -1,4 +1,4 @@
-"""What the hooks in a script wrote, read back: a record for each process that made or trained something with torch."""
+"""Records of the hooks in a script, read back: one for each process that made or trained something with torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError
+from steptune.tuner.errors import BaselineError, BudgetError, RunnerError
 from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.protocols import Progress, ProgressListener
@@ -178,7 +178,7 @@ class ScriptRunner:
             if not (ended.folder / SEEN).exists():
                 why = _why(ended, log)
                 out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
-                raise BaselineFailed(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
+                raise BaselineError(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
             partial = folder.with_name(f".{folder.name}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -452,7 +452,7 @@ def _longest_s(spec: TrialSpec) -> float:
 
 
 def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -> dict[str, int]:
-    """What each phase took; together, all of the trial."""
+    """Time of each phase; together, all of the trial."""
     whole = time.perf_counter_ns() - began_ns
     first = seen.get("first_step_ns", 0)
     build = first - began_ns if first else whole
@@ -510,7 +510,7 @@ def _tail(log: Path) -> str:
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Whether each choice was made in the script: a change whose object never came was not."""
+    """Say which choices were made in the script: a change whose object never came was not."""
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from steptune.tuner.scripts.record import COMPLETE, NO_VIEW
-from steptune.tuner.scripts.view import NoView, enter_view
+from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
 END_S = 3.0
@@ -29,7 +29,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 class _Stop:
-    """Whether this process was told to end. An interrupt from the terminal reaches the command by itself."""
+    """Flag that this process was told to end. An interrupt from the terminal reaches the command by itself."""
 
     def __init__(self) -> None:
         self.told = False
@@ -59,7 +59,7 @@ def supervise(
     if view is not None:
         try:
             enter_view(Path.cwd(), view)
-        except NoView as error:
+        except ViewError as error:
             (record / NO_VIEW).write_text(str(error), encoding="utf-8")
             return 1
     die_with_parent(parent_pid, signal.SIGTERM)

@@ -12,6 +12,8 @@ import os
 import re
 from pathlib import Path
 
+from steptune.tuner.errors import SteptuneError
+
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 MS_LOCKED = 0x2 | 0x4 | 0x8
@@ -22,7 +24,7 @@ KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup
 CUDA_NO_DEVICE = 100
 
 
-class NoView(Exception):
+class ViewError(SteptuneError):
     """The system makes no copy-on-write view; the message says why."""
 
 
@@ -34,10 +36,10 @@ def enter_view(folder: Path, scratch: Path) -> None:
         scratch: An empty folder outside of it, where what is written is kept.
 
     Raises:
-        NoView: The system forbids it, or CUDA starts outside of the view only. The process is of no further use then.
+        ViewError: The system forbids it, or CUDA starts outside of the view only. The process is of no use then.
     """
     if scratch.resolve().is_relative_to(folder):
-        raise NoView(
+        raise ViewError(
             f"{folder} contains the temporary directory {scratch.parent}: set TMPDIR to a folder outside of it"
         )
     outside = _cuda_status()
@@ -45,10 +47,10 @@ def enter_view(folder: Path, scratch: Path) -> None:
     try:
         _cover(folder, scratch)
     except OSError as error:
-        raise NoView(f"this system lets no namespace mount ({error.strerror})") from None
+        raise ViewError(f"this system lets no namespace mount ({error.strerror})") from None
     os.chdir(folder)
     if outside == 0 and _cuda_status() != 0:
-        raise NoView("CUDA does not start in a user namespace here")
+        raise ViewError("CUDA does not start in a user namespace here")
 
 
 def _cover(folder: Path, scratch: Path) -> None:
@@ -89,7 +91,7 @@ def _unshare() -> None:
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
         except OSError as error:
-            raise NoView(f"this system allows no mount namespace ({error.strerror})") from None
+            raise ViewError(f"this system allows no mount namespace ({error.strerror})") from None
 
 
 def _overlay(source: Path, target: Path, layer: Path) -> None:
@@ -103,7 +105,7 @@ def _overlay(source: Path, target: Path, layer: Path) -> None:
             _mount("tmpfs", str(memory), "tmpfs", 0)
             _try_overlay(source, target, memory / "layer")
         except OSError as error:
-            raise NoView(f"an overlay over {target} cannot be mounted ({error.strerror})") from None
+            raise ViewError(f"an overlay over {target} cannot be mounted ({error.strerror})") from None
 
 
 def _try_overlay(source: Path, target: Path, layer: Path) -> None:
@@ -152,7 +154,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _cuda_status() -> int:
-    """What `cuInit` answers, in a process of its own; no driver counts as no device."""
+    """Answer of `cuInit`, in a process of its own; no driver counts as no device."""
     child = os.fork()
     if child == 0:
         status = CUDA_NO_DEVICE

@@ -1,4 +1,4 @@
-"""Whether a step feels its host: a device that hardly ever waits repeats better than one that waits for launches."""
+"""Sensitivity of a step to its host: a device that hardly ever waits repeats better than one waiting for launches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CALM = 0.1
 
 
 def has_device(situation: Situation) -> bool:
-    """Whether what computes is not the host itself: on a CPU there is nobody who could wait for it."""
+    """Say whether the host is not itself the device: on a CPU there is nobody who could wait for it."""
     return situation.environment.hardware.device_kind != "cpu"
 
 
 def is_calm(situation: Situation) -> bool:
-    """Whether a profile shows a device that hardly ever waited for its host; never on a CPU."""
+    """Say whether a profile shows a device that hardly ever waited for its host; never on a CPU."""
     return has_device(situation) and situation.time_ns(WAITING) < CALM * situation.step_ns

@@ -127,7 +127,7 @@ class ConfirmationRun:
         return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
 
     def _too_late(self, num_missing: int) -> bool:
-        """Whether so many blocks would end long after the budget."""
+        """Say whether so many blocks would end long after the budget."""
         return num_missing * self._least_block_s() > self._view.left_s + LONGEST_OVERRUN * self._view.budget_s
 
     # --- how much -----------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Designer:
 
     @property
     def history(self) -> History:
-        """What a search is told now."""
+        """History that a search is told now."""
         if self._history is None:
             self._history = History(
                 grid=self.grid,
@@ -167,7 +167,7 @@ class Designer:
         return self._history
 
     def best(self) -> Candidate:
-        """What the search would recommend without a confirmation."""
+        """Candidate that the search would recommend without a confirmation."""
         return self.incumbent
 
     def finalists(self, count: int) -> list[Candidate]:
@@ -194,15 +194,15 @@ class Designer:
 
     @property
     def has_searched(self) -> bool:
-        """Whether a candidate was judged, or none promised a gain above the noise. One that ran out of the time that
-        was left says nothing.
+        """Say whether a candidate was judged, or none promised a gain above the noise. One that ran out of the time
+        that was left says nothing.
         """
         others = (r for results in self.knowledge.results.values() for r in results if r.candidate != self.reference)
         late = {FailureKind.TIMEOUT} if self.ended in (BUDGET_SPENT, INTERRUPTED) else set()
         return self.ended == NOTHING_LEFT or any(r.failure is None or r.failure.kind not in late for r in others)
 
     def no_time_for(self) -> list[str]:
-        """What the search left out because its time was up, each as a phrase."""
+        """Parts that the search left out because its time was up, each as a phrase."""
         missed = []
         if self._num_left_out and self.ended in (BUDGET_SPENT, INTERRUPTED):
             most = max(bound for _, bound in self.knowledge.untried(self.incumbent))
@@ -222,7 +222,7 @@ class Designer:
         return baseline_s + searching_s + RESERVE_MARGIN * self._confirm_blocks * self._block_s()
 
     def certificate(self) -> Certificate:
-        """What is known about everything that was not tried."""
+        """Certificate of everything that was not tried."""
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="estimated",
@@ -236,7 +236,7 @@ class Designer:
 
     @property
     def _probability_left(self) -> float | None:
-        """That something untried is worth going on for; None where the search says nothing of it."""
+        """Probability that something untried is worth going on for; None where the search says nothing of it."""
         return getattr(self.search, "probability_left", None)
 
     # --- what next ----------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Designer:
         self._end()
 
     def _suggestions(self) -> Iterator[Suggestion]:
-        """What won before, then what the search proposes, until it proposes nothing more that can be run."""
+        """Suggestions: what won before, then those of the search, until it proposes nothing more that can be run."""
         for winner in self._alike_winners():
             wanted = {move.key for move in winner.moves}
             moves = [move for move in self.space.moves if move.key in wanted]
@@ -316,7 +316,7 @@ class Designer:
         return next((candidate for candidate in found if candidate not in (None, self.incumbent)), None)
 
     def _changes(self, candidate: Candidate) -> tuple[Move, ...]:
-        """What it has otherwise than the incumbent."""
+        """Moves by which a candidate differs from the incumbent."""
         ours, theirs = candidate.choices, self.incumbent.choices
         names = dict.fromkeys([*ours, *theirs])
         changed = [name for name in names if ours.get(name, {}) != theirs.get(name, {})]
@@ -369,7 +369,7 @@ class Designer:
             self.incumbent, self._history = incumbent, None  # what is expected of choices is so beside the incumbent
 
     def _judge(self, suggestion: Suggestion, outcome: Outcome) -> None:
-        """By all that is known now: the incumbent is whatever has the best expected step."""
+        """Judge a suggestion by all that is known now: the incumbent is whatever has the best expected step."""
         result, candidate, before = outcome.result, suggestion.candidate, self.incumbent
         why, difference = suggestion.reason, None
         if not result.ok:
@@ -468,7 +468,7 @@ def why_not(result: TrialResult) -> str:
 
 
 def _remedy(void: str) -> str:
-    """What to do about a machine whose windows are void."""
+    """Advice about a machine whose windows are void."""
     if void.endswith("of the cores"):
         return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import steptune
-from steptune.tuner.errors import BaselineFailed, RunnerError, SteptuneError, StoreError
+from steptune.tuner.errors import BaselineError, RunnerError, SteptuneError, StoreError
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.objectives import parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
@@ -86,7 +86,7 @@ class StudyDriver:
         unconfirmed; so does a `StudyInterrupt` that says so. Where there is no recommendation it goes on up.
 
         Raises:
-            BaselineFailed: The user's own configuration could not be measured.
+            BaselineError: The user's own configuration could not be measured.
             BudgetError: The budget is too short for one trial.
             WorkloadError: Something about the workload is missing or wrong.
         """
@@ -115,7 +115,7 @@ class StudyDriver:
             try:
                 self._search_run(prepared, designer, trials).run()
                 break
-            except BaselineFailed as error:
+            except BaselineError as error:
                 prepared = self._with_less_memory(prepared, designer, error)
         self._confirm(designer, trials)
         return self._finish(designer, StudyState.COMPLETED)
@@ -130,13 +130,13 @@ class StudyDriver:
             self._contributions = ContributionRun(*begun, place=self._place, confirmed=self._confirmation.blocks)
             self._contributions.run(chosen.candidate)
 
-    def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineFailed) -> Prepared:
-        """What the search begins with where the reference ran out of memory: with the nearest one that may not."""
+    def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineError) -> Prepared:
+        """Start of a search whose reference ran out of memory: with the nearest one that may not."""
         if not error.out_of_memory or designer.failed is None:
             raise error
         nearer = prepared.after(designer.failed)
         if nearer is None:
-            raise BaselineFailed(
+            raise BaselineError(
                 f"the workload does not fit into memory, as it is or with less of it kept: {error}. Use a smaller "
                 "global_batch or model, or a machine with more memory",
                 out_of_memory=True,

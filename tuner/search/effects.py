@@ -1,4 +1,4 @@
-"""What all trials together say about the difference between two candidates.
+"""Model of the difference between two candidates, from all trials together.
 
 Every process start gives a noisy rate; a group of trials that took turns gives noisy ratios. Both are
 put into one Gaussian model of logarithms:
@@ -44,7 +44,7 @@ CALM_SHARES = (1.0, 0.3, 0.1)
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What choices are thought to change, before anything is measured: standard deviations of logarithms.
+    """Effects that choices are thought to have before anything is measured: standard deviations of logarithms.
 
     Attributes:
         main_sd: Of what a choice changes wherever it is made.
@@ -223,7 +223,7 @@ class EffectModel:
         return covariance
 
     def _noise(self, calm_share: float) -> Floats:
-        """Of the starts of each observation, in variances; a ratio carries that of two."""
+        """Variances of the starts of each observation; a ratio carries that of two."""
         calm = calm_share**2
         noise: Floats = np.array(
             [
@@ -245,7 +245,7 @@ class EffectModel:
         return prior, share, noise_sd, drift
 
     def _as_in(self, like: EffectModel) -> tuple[Prior, float, float, Drift]:
-        """Of choices that the other model does not know the width is the prior's."""
+        """Prior and noise as in another model; choices that it does not know have the width of the prior."""
         widths = dict(zip(like._choices, like._widths, strict=True))
         self._widths = np.array([widths.get(choice, like.prior.main_sd) for choice in self._choices])
         self._gains, self._noise_of_starts = self._explained_by(like.prior, self._widths), self._noise(like.calm_share)

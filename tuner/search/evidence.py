@@ -119,7 +119,7 @@ class Evidence:
     # --- what is expected ---------------------------------------------------------------------
 
     def prior(self, incumbent: Candidate) -> Prior:
-        """By the bounds and expectations on the incumbent; on the reference for what the incumbent has changed."""
+        """Prior from bounds and expectations on the incumbent; on the reference for what the incumbent has changed."""
         kernels, acts, means, most = [], [], [], []
         for k, parameter in enumerate(self._grid.parameters):
             shape = (parameter.num_levels, len(self.categories))

@@ -127,7 +127,7 @@ class Prior:
         return int(self.means[0].shape[1])
 
     def correlations(self, a: Ints, b: Ints) -> Floats:
-        """Of every parameter (first axis), between two sets of configurations."""
+        """Correlations of every parameter (first axis), between two sets of configurations."""
         return np.stack([kernel[np.ix_(a[:, k], b[:, k])] for k, kernel in enumerate(self.kernels)])
 
     def mean(self, levels: Ints) -> Floats:

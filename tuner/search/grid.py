@@ -102,7 +102,9 @@ class Grid:
         return self._levels[candidate.key]
 
     def _canonical(self, candidate: Candidate, made_of: Levels | None) -> Levels | None:
-        """By the choices that are left after normalising; of one that is no option, the level that it was made of."""
+        """Levels of the choices that are left after normalising; of one that is no option, the level that it was made
+        of.
+        """
         if candidate.choices.keys() - self._index.keys():
             return None
         found = []

@@ -151,12 +151,12 @@ class GroupRunner:
         return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
-        """Whether both are expected to fit, and starting the companion again costs no more than it is worth."""
+        """Say whether both are expected to fit, and starting the companion again costs no more than it is worth."""
         usual_s = usual_start_s(self._knowledge.results.get(companion.key, []))
         return usual_s <= max(MIN_TURN_S, 2 * self.measure.cap_s) and self._fit_together([companion, candidate])
 
     def _fit_together(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether trials can live at the same time, by measured peaks or estimates; alone where nothing is known."""
+        """Say whether trials can live together, by measured peaks or estimates; alone where nothing is known."""
         if not candidates or frozenset(c.key for c in candidates) in self._crowds:
             return False
         known = [self._knowledge.likely_peak_bytes(candidate) for candidate in candidates]

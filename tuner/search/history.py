@@ -1,4 +1,4 @@
-"""What a search is told: everything that was measured, what may still be tried, and what that costs.
+"""History that a search is told: everything that was measured, what may still be tried, and what that costs.
 
 A search proposes configurations; the designer asks it, runs what can be run, judges, and keeps the record. Searches are
 chosen by name (`steptune tune --search NAME`): see `searches.py`.
@@ -52,8 +52,8 @@ class Search(Protocol):
     """
 
     def suggest(self, history: History) -> Sequence[Proposal]:
-        """What to start next, the best first: the first that can be run and paid for is. One that was measured before
-        is started again. Nothing ends the search.
+        """Propose what to start next, the best first: the first that can be run and paid for is. One that was measured
+        before is started again. Nothing ends the search.
         """
 
     def update(self, results: Sequence[TrialResult]) -> None:
@@ -62,7 +62,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class History:
-    """What is known when a search is asked.
+    """Knowledge at the moment when a search is asked.
 
     Attributes:
         knowledge: Results, costs and profiles by configuration.
@@ -102,7 +102,7 @@ class History:
         return min(knowledge.expected_cost_s(candidate, base) for base in bases.values())
 
     def may_work(self, candidate: Candidate) -> bool:
-        """Whether nothing says that a configuration fails or has no effect."""
+        """Say whether nothing is known by which a configuration fails or has no effect."""
         knowledge = self.knowledge
         if knowledge.failed(candidate) or knowledge.had_no_effect(candidate):
             return False

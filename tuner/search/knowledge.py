@@ -1,4 +1,4 @@
-"""What a search knows so far: results, costs, profiles, and what they imply."""
+"""Knowledge of a search so far: results, costs, profiles, and what they imply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN_WINDOW_ERROR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a suggestion: its result, and the companion's where both ran in turns."""
+    """Outcome of a suggestion: its result, and the companion's where both ran in turns."""
 
     result: TrialResult
     companion: TrialResult | None = None
@@ -42,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Priors:
-    """What earlier studies taught."""
+    """Lessons of earlier studies."""
 
     past_winners: tuple[Candidate, ...] = ()
     past_shares: tuple[dict[str, float], ...] = ()
@@ -163,7 +163,7 @@ class Knowledge:
         )
 
     def is_calm(self, candidate: Candidate) -> bool:
-        """Whether its profile shows a device that hardly ever waited for the host."""
+        """Say whether its profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
         return situation is not None and is_calm(situation)
 
@@ -186,11 +186,11 @@ class Knowledge:
         return candidate.key in self.results
 
     def failed(self, candidate: Candidate) -> bool:
-        """Whether it was run and no start of it counted."""
+        """Say whether it was run and no start of it counted."""
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Whether a choice of it was seen not to be carried out: its rate is that of something else."""
+        """Say whether a choice of it was seen not to be carried out: its rate is that of something else."""
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 
     def measured(self) -> list[Candidate]:
@@ -211,8 +211,8 @@ class Knowledge:
         ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
-        """Whether what failed before says that this candidate will: one of its choices is to blame for a
-        failure, or some ran out of memory beside no more than they are beside here; or its micro-batches will not fit.
+        """Say whether earlier failures imply that this candidate fails: one of its choices is to blame for a failure,
+        or some ran out of memory beside no more than they are beside here; or its micro-batches will not fit.
         """
         if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
@@ -241,7 +241,7 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Whether it has all that ran out of memory together, beside no less than was beside that."""
+        """Say whether it has all that ran out of memory together, beside no less than was beside that."""
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
             if not suspects or any(candidate.choices.get(name) != choice for name, choice in suspects.items()):
@@ -278,7 +278,7 @@ class Knowledge:
         return base + sum(self._added_memory_bytes(name, choice) for name, choice in candidate.choices.items())
 
     def _added_memory_bytes(self, name: str, choice: Choice) -> float:
-        """What a choice adds, from two measured candidates that differ in it alone."""
+        """Memory that a choice adds, from two measured candidates that differ in it alone."""
         for results in self.results.values():
             candidate = results[0].candidate
             without = candidate.with_choice(name, {})
@@ -288,8 +288,8 @@ class Knowledge:
         return 0.0
 
     def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
-        """Of one trial: as measured for this candidate, or the incumbent's plus what its choices add: compiling again
-        where the model is another one.
+        """Expected time of one trial: as measured for this candidate, or the incumbent's plus what its choices add:
+        compiling again where the model is another one.
         """
         own = self._costs.get(candidate.key)
         if own:
@@ -317,7 +317,7 @@ class Knowledge:
     # --- bounds and noise ---------------------------------------------------------------------
 
     def situation(self, candidate: Candidate) -> Situation | None:
-        """Of a candidate, or of the reference while the candidate has no profile."""
+        """Situation of a candidate, or of the reference while the candidate has no profile."""
         return self._situations.get(candidate.key) or self._situations.get(self.reference.key)
 
     def bound(self, move: Move, incumbent: Candidate) -> float:
@@ -357,7 +357,7 @@ class Knowledge:
     # --- moves --------------------------------------------------------------------------------
 
     def was_tried(self, move: Move) -> bool:
-        """Whether a candidate with this very choice was run, alone or in company."""
+        """Say whether a candidate with this very choice was run, alone or in company."""
         return any(results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values())
 
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:

@@ -100,7 +100,7 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Whether trials in this place can be compared with what was measured before: there is nothing else, the
+        """Say whether trials in this place can be compared with what was measured before: there is nothing else, the
         search has gone on here already, or this candidate was started so often since the study came here.
         """
         if self._last_place is None:
@@ -164,7 +164,7 @@ class Ledger:
 
 
 def _says_nothing(trial: Trial, result: TrialResult) -> bool:
-    """Whether a baseline was ended by its environment or its deadline: a study that is resumed measures it again."""
+    """Say whether its environment or deadline ended a baseline: a study that is resumed measures it again."""
     is_baseline = trial.purpose is Purpose.BASELINE or trial.candidate.is_baseline
     if not is_baseline or result.failure is None:
         return False

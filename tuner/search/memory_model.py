@@ -119,7 +119,7 @@ class MemoryModel:
         )
 
     def is_unlikely(self, rest: str, samples: float) -> bool:
-        """Whether a micro-batch of so many samples will not fit, or would not if only what is known were fixed."""
+        """Say whether a micro-batch of so many samples will not fit, or would not if only what is known were fixed."""
         if any(size >= samples for size, _ in self._peaks.get(rest, ())):
             return False
         peak = self.predict(rest, samples)
@@ -136,7 +136,7 @@ class MemoryModel:
     # --- candidates -----------------------------------------------------------------------------
 
     def take_in(self, result: TrialResult, pieces: int) -> None:
-        """What a trial with so many micro-batches showed."""
+        """Add the result of a trial with so many micro-batches."""
         rest, samples = self._place(result.candidate, pieces)
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             self.ran_out_with(result.candidate, pieces)
@@ -181,7 +181,7 @@ class MemoryModel:
         return self.predict(*self._place(candidate, pieces))
 
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
-        """Whether a candidate with so many micro-batches is better tried after others."""
+        """Say whether a candidate with so many micro-batches is better tried after others."""
         if self._layouts is not None and not self._fitted(candidate, pieces):
             peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
             peak = peak or self._layouts.least(candidate, pieces, self._per_rank / pieces) or 0.0
@@ -190,7 +190,7 @@ class MemoryModel:
         return self.is_unlikely(*self._place(candidate, pieces))
 
     def _fitted(self, candidate: Candidate, pieces: int) -> bool:
-        """Whether as many samples or more were measured on its line."""
+        """Say whether as many samples or more were measured on its line."""
         rest, samples = self._place(candidate, pieces)
         return any(size >= samples for size, _ in self._peaks.get(rest, ()))
 

@@ -93,7 +93,7 @@ class _Worth:
 
 
 class Look:
-    """What the model says at one moment, and the configurations that it is asked about."""
+    """State of the model at one moment, and the configurations that it is asked about."""
 
     def __init__(self, history: History, generator: np.random.Generator) -> None:
         self._history, self._grid, self._model = history, history.grid, history.model
@@ -288,7 +288,9 @@ class Look:
         return float(expected_improvement(np.array([-distance]), np.array([moved]))[0])
 
     def probability_left(self, pool: Beliefs) -> float:
-        """That something untried is faster than the best by more than what is worth going on for, by joint draws."""
+        """Probability that something untried is faster than the best by more than what is worth going on for, by joint
+        draws.
+        """
         improvement = self.improvement(pool)
         rows = np.argsort(-improvement)[:NUM_DRAWN]
         some = self._model.believe(np.concatenate([self._best_beliefs.levels, pool.levels[rows]]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, StoreError
+from steptune.tuner.errors import BaselineError, BudgetError, RunnerError, StoreError
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.objectives import STEPS, parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
@@ -54,7 +54,7 @@ STEPS_OF_A_TRIAL = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a search begins with.
+    """Preparation that a search begins with.
 
     Args:
         study: With its facts and environment.
@@ -201,7 +201,7 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """What earlier studies had taught when this one began, noted then: a resumed study begins as it did."""
+        """Lessons of earlier studies when this one began, noted then: a resumed study begins as it did."""
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
                 return msgspec.convert(event.data, Priors)
@@ -210,7 +210,7 @@ class Preparation:
         return priors
 
     def _prepared_s(self) -> float:
-        """What was spent before the first trial when this study began, noted then."""
+        """Time that was spent before the first trial when this study began, noted then."""
         for event in self._store.events(self._study.study_id):
             if event.kind == "prepared":
                 return float(event.data["seconds"])
@@ -273,13 +273,13 @@ class ReferenceMaker:
         and fits.
 
         Raises:
-            BaselineFailed: It cannot be run, nor can one that needs less memory.
+            BaselineError: It cannot be run, nor can one that needs less memory.
             BudgetError: It took longer than `longest_s`.
         """
         if self._made:
             return
         began_s = self._view.elapsed_s
-        problem: BaselineFailed | None = None
+        problem: BaselineError | None = None
         protocol = self._protocol()
         memory = memory_model(self._space, self._study.settings)
         ladder = [candidate for candidate in self._space.memory_ladder() if candidate != self._reference]
@@ -291,13 +291,13 @@ class ReferenceMaker:
                     self._runner.make_reference(request, longest_s)
                     self._note(candidate, eager=request.eager, seconds=self._view.elapsed_s - began_s)
                     return
-                except BaselineFailed as error:
+                except BaselineError as error:
                     problem = problem or error
                     if not error.out_of_memory:
                         raise
             memory.ran_out_with(candidate, pieces_of(self._space, candidate))
             candidate = next_on(ladder, memory, self._space)
-        raise BaselineFailed(
+        raise BaselineError(
             "the workload does not fit into memory when the guard's reference is made, as it is or with less of it "
             f"kept: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,

@@ -1,4 +1,4 @@
-"""What earlier studies in the store teach a new one."""
+"""Lessons that earlier studies in the store have for a new one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """By strategy: the part of its bound that single moves realised, drawn towards what is usual.
+    """Part of its bound that each strategy's single moves realised, drawn towards what is usual.
 
     Those that replaced another choice of their strategy do not count: they have expectations of their own.
     """
@@ -77,7 +77,7 @@ def _first_choices(decisions: list[Decision]) -> list[Decision]:
 
 
 def _violated(decision: Decision) -> bool:
-    """Whether an audited choice gained more than its bound said, beyond its error."""
+    """Say whether an audited choice gained more than its bound said, beyond its error."""
     assert decision.predicted_bound is not None
     assert decision.measured_gain is not None
     gain = math.log1p(decision.measured_gain) - 2 * (decision.measured_se or 0.0)

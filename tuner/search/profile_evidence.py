@@ -1,4 +1,4 @@
-"""What the breakdowns of two candidates say about their difference.
+"""Evidence of the breakdowns of two candidates about their difference.
 
 A choice acts on known categories of a step: an optimizer's implementation on the optimizer's time,
 loader workers on the wait for data. What the machine does to all categories alike (another tenant, a

@@ -1,4 +1,4 @@
-"""What one of several ranks holds beside activations, by how the training is laid over them: counted, not measured.
+"""Memory that one of several ranks holds beside activations, by how the training is sharded: counted, not measured.
 
 Memory can be at its peak at three moments of a step:
 
@@ -100,7 +100,7 @@ class Formats:
 
 
 def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Formats:
-    """By the precision level. Normalisation layers that stay in FP32 are small, and count as the rest."""
+    """Dtypes by the precision level. Normalisation layers that stay in FP32 are small, and count as the rest."""
     elements = max(1, workload.model.num_parameters)
     own, states = workload.model.parameter_bytes / elements, workload.optimizer.state_bytes / elements
     half = SIXTEEN_BIT
@@ -119,7 +119,7 @@ def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Format
 
 
 def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held | None:
-    """What a candidate needs on every rank; None where a part of that is not known."""
+    """Memory that a candidate needs on every rank; None where a part of that is not known."""
     facts, choices = space.workload, space.complete(candidate)
     if (candidate.choices.keys() | facts.current.keys()) - COUNTED:
         return None
@@ -131,7 +131,7 @@ def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held
 
 
 def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held:
-    """Of DDP, of ZeRO-1 beside it, and of one rank."""
+    """Memory under DDP, ZeRO-1 beside it, and on one rank."""
     formats, num_ranks = formats_of(choices, space.workload), space.environment.num_ranks
     share = 1 / num_ranks if choices["sharding"]["mode"] == "zero1" else 1.0
     buckets = formats.gradient if num_ranks > 1 else 0.0
@@ -227,7 +227,7 @@ class RankMemory:
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)
 
     def least(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
-        """What it needs with no more activations than are known to be there; None where nothing is known."""
+        """Memory that it needs with no more activations than are known to be there; None where nothing is known."""
         found = held(self._space, candidate, pieces)
         if found is None:
             return None
@@ -235,7 +235,7 @@ class RankMemory:
         return found.peak(max(fewer, default=0.0))
 
     def without_activations(self, candidate: Candidate, pieces: int) -> float | None:
-        """What it needs before any; None where that is not known."""
+        """Memory that it needs before any activations; None where that is not known."""
         found = held(self._space, candidate, pieces)
         return None if found is None else found.least
 

@@ -223,7 +223,7 @@ def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: S
 
 
 def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> float | None:
-    """What preparing took, and what the trials of a short search and its confirmation are expected to take."""
+    """Time of the preparation, and the expected time of a short search's trials and its confirmation."""
     if verdict not in (Verdict.NOT_SEARCHED, Verdict.UNCONFIRMED) or designer.ended != BUDGET_SPENT:
         return None
     prepared_s = study.settings.budget_s - designer.budget_s
@@ -308,7 +308,7 @@ def _guard(results: Sequence[TrialResult]) -> GuardVerdict | None:
 def _cost(
     results: Sequence[TrialResult], baseline_rate: float, ratio: float, tuning_s: float, num_trials: int, units: float
 ) -> Cost:
-    """What tuning and compilation cost, and after how many steps they are paid back."""
+    """Cost of tuning and compilation, and the number of steps after which they are paid back."""
     compile_s = max((r.startup.compile_ns / 1e9 for r in results if r.startup and r.startup.compile_cold), default=0.0)
     saved_s = units / baseline_rate * (1 - 1 / ratio) if ratio > 1 else 0.0
     return Cost(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from steptune.tuner.errors import BaselineFailed, BudgetError, RunnerError, SteptuneError
+from steptune.tuner.errors import BaselineError, BudgetError, RunnerError, SteptuneError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Candidate, FailureKind, Purpose, Suggestion, TrialResult
@@ -51,7 +51,7 @@ class SearchRun:
         """Tells the designer the stored part of its story again, and runs what is missing.
 
         Raises:
-            BaselineFailed: The configuration that gains are measured against could not be measured.
+            BaselineError: The configuration that gains are measured against could not be measured.
             RunnerError: Its environment ended it, as often as that is repeated: elsewhere or later it may not be.
         """
         designer = self._designer
@@ -83,7 +83,7 @@ class SearchRun:
         message = f"the configuration that you run today could not be measured: {why_not(result)}"
         if kind is FailureKind.INFRASTRUCTURE:
             return RunnerError(message)
-        return BaselineFailed(message, out_of_memory=kind is FailureKind.OUT_OF_MEMORY)
+        return BaselineError(message, out_of_memory=kind is FailureKind.OUT_OF_MEMORY)
 
     def retell(self) -> None:
         """Tells the designer what is stored, up to the first trial that is missing."""
@@ -172,7 +172,7 @@ class SearchRun:
 
     def _check_reference(self, result: TrialResult) -> None:
         if result.candidate == self._designer.reference and not result.ok:
-            raise BaselineFailed(
+            raise BaselineError(
                 "the study goes on in another place, where the configuration that gains are measured against could not "
                 f"be measured: {why_not(result)}"
             )

@@ -111,7 +111,7 @@ class Space:
         return unit_roundoff_of(candidate, self.environment, self.workload, self.strategies)
 
     def unit_roundoffs(self) -> tuple[float, ...]:
-        """Of all arithmetics that a candidate of this space may compute with, finest first."""
+        """Unit roundoffs of all arithmetics that a candidate of this space may compute with, finest first."""
         found = {self.unit_roundoff(Candidate())}
         for move in self.moves:
             candidate = self.combine(Candidate(), [move])
@@ -120,7 +120,7 @@ class Space:
         return tuple(sorted(found))
 
     def rounds_bias_corrections(self) -> bool:
-        """Whether a candidate may keep its step count on the device, and compute in FP32 what Python did in FP64."""
+        """Say whether a candidate may keep its step count on the device, and compute in FP32 where Python had FP64."""
         return any(move.strategy == "cuda_graph" for move in self.moves)
 
     def strategy(self, name: str) -> Strategy:
@@ -138,7 +138,7 @@ class Space:
         )
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
-        """Whether the model of a candidate is not the one that was compiled for another."""
+        """Say whether the model of a candidate is not the one that was compiled for another."""
         names = candidate.choices.keys() | compiled.choices.keys()
         return any(
             self.strategy(name).recompiles

@@ -1,4 +1,4 @@
-"""What a trial of a candidate needs: choices, guard settings, deadlines, windows."""
+"""Specification of a candidate's trial: choices, guard settings, deadlines, windows."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
 
 
 def expected_step_ns(facts: WorkloadFacts, topology: Topology | None) -> float:
-    """Of the reference, before it was ever run: the step that was looked at on one device, and the exchange of whole
-    gradients over the measured links, as if nothing hid it.
+    """Expected step of the reference, before it was ever run: the step that was inspected on one device, and the
+    exchange of whole gradients over the measured links, as if nothing hid it.
     """
     if topology is None:
         return facts.sample_step_ns

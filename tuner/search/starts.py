@@ -1,4 +1,4 @@
-"""What the start of a process took, and what the next one of the same candidate will take."""
+"""Time that the start of a process took, and that the next one of the same candidate will take."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FALL_SHARE = 0.05
 
 
 class Verification(Record):
-    """What a side-by-side training showed."""
+    """Result of a side-by-side training."""
 
     num_steps: int
     same: bool

@@ -1,4 +1,4 @@
-"""What a person who waits for a study wants to know, and how a study is ended early."""
+"""Progress of a study for a person who waits for it, and the way to end it early."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StudyView:
 
     @property
     def left_s(self) -> float:
-        """Of the budget."""
+        """Rest of the budget."""
         return self.budget_s - self.elapsed_s - self.spent_before_s
 
     def say(self, **changes: str) -> None:

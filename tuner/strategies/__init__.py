@@ -1,4 +1,4 @@
-"""What can be changed: one technique, one file, one entry in `STRATEGIES`."""
+"""Techniques that can be changed: each one file, and one entry in `STRATEGIES`."""
 
 from __future__ import annotations
 

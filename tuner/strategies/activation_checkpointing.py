@@ -156,7 +156,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def _contexts_that_save(save: str | None) -> Contexts:
-    """Of the forward pass and of the recomputation."""
+    """Contexts of the forward pass and of the recomputation."""
     if save is None:
         return nullcontext(), nullcontext()
     from torch.utils.checkpoint import create_selective_checkpoint_contexts

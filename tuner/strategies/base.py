@@ -1,4 +1,4 @@
-"""What a strategy is.
+"""Base class of strategies.
 
 A strategy is one technique that can be switched or set: one file in this folder and one entry in
 `STRATEGIES`. It never wraps anything itself and never edits another strategy: it says in the plan
@@ -136,11 +136,11 @@ class Strategy(ABC):
         """Complete choices worth trying here, the most promising first. May contain the neutral one."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        """Whether a choice can be tried here, from what is known without running it."""
+        """Say whether a choice can be tried here, from what is known without running it."""
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """What a trial of a choice costs beyond an ordinary one, before any was measured."""
+        """Time of a trial of a choice beyond an ordinary one, before any was measured."""
         return self.trial_cost_s
 
     def likely_part(self, workload: WorkloadFacts) -> float:
@@ -149,7 +149,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """What a choice other than the neutral one does to the numbers."""
+        """Effect on the numbers of a choice other than the neutral one."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -180,19 +180,19 @@ class Strategy(ABC):
         return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """What the choice is expected to save, as a share of the incumbent's step, where more is known than a usual
-        part of the bound; else None.
+        """Expected saving of the choice, as a share of the incumbent's step, where more is known than a usual part of
+        the bound; else None.
         """
         return None
 
     # --- whether it did -----------------------------------------------------------------------
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What the running job shows of this strategy (plain values; runs in the rank)."""
+        """Evidence of this strategy in the running job (plain values; runs in the rank)."""
         return {}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Whether the evidence shows the choice. Default: every parameter that the evidence names agrees; where it
+        """Say whether the evidence shows the choice. Default: every parameter that the evidence names agrees; where it
         names none, the detail says that nothing was seen.
         """
         for name, wanted in choice.items():

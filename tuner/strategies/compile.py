@@ -189,7 +189,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Of another way to compile than the incumbent's: what it has that the incumbent's has not."""
+        """Expected saving of another way to compile than the incumbent's: what it has that the incumbent's has not."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting

@@ -1,4 +1,4 @@
-"""What goes with what: the only table of combinations, each row with its reason."""
+"""Combinations of choices: the only table of them, each row with its reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _is_fsdp(choices: Choices) -> bool:
 
 
 def _sends_own_format(choices: Choices, environment: Environment) -> bool:
-    """Whether a compression leaves gradients of 16 bits as they are, where O2 would add them up in FP32."""
+    """Say whether a compression leaves gradients of 16 bits as they are, where O2 would add them up in FP32."""
     precision = choices["precision"]
     own = {"bfloat16": "bf16", "float16": "fp16"}.get(str(precision["dtype"]))
     needed = is_needed(environment.num_ranks, str(precision["dtype"]))
@@ -535,7 +535,7 @@ def conflict(
 
 
 def make_plan(choices: Choices) -> Plan:
-    """What the strategies ask for, in their order."""
+    """Plan of what the strategies ask for, in their order."""
     from steptune.tuner.training.plan import Plan
 
     plan = Plan()
@@ -568,7 +568,7 @@ def unit_roundoff_of(
     workload: WorkloadFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> float:
-    """Of the coarsest arithmetic that a candidate computes with, the baseline's own included.
+    """Unit roundoff of the coarsest arithmetic that a candidate computes with, the baseline's own included.
 
     FP32 convolutions on CUDA use TF32 unless told otherwise:
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices

@@ -87,7 +87,7 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Whether sizes that differ from today's, and from those tried, make other buckets of this model."""
+        """Check that sizes which differ from today's, and from those tried, make other buckets of this model."""
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()
@@ -140,14 +140,16 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Of other sizes: fewer calls, or a shorter last bucket. The rest changes nothing of what is sent."""
+        """Expected saving of other sizes: fewer calls, or a shorter last bucket. The rest changes nothing of what is
+        sent.
+        """
         now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
         if now is None or then is None:
             return None
         return saved(situation, now, then) + self.usual_realisation * total(self._saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What the running DDP says of itself."""
+        """Description that the running DDP gives of itself."""
         from torch.nn.parallel import DistributedDataParallel
 
         ddp = job.model

@@ -36,7 +36,7 @@ class Formats(NamedTuple):
 
 
 def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice]) -> Formats:
-    """By the precision level."""
+    """Dtypes of the exchange by the precision level."""
     own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
     half = min(own, SIXTEEN_BIT_BYTES)
     match choices["precision"]["level"]:
@@ -50,7 +50,7 @@ def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice])
 
 
 def widening_bytes(formats: Formats, choices: Mapping[str, Choice]) -> float:
-    """Of an element of DDP's gradients, what is read and written to average it in more bits than it has."""
+    """Bytes that are read and written for an element of DDP's gradients to average it in more bits than it has."""
     compressed = choices["gradient_compression"]["method"] is not None
     if compressed or choices["sharding"]["mode"] in FSDP or formats.reduced <= formats.gradient:
         return 0.0

@@ -123,7 +123,7 @@ class GradientCompression(Strategy):
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What the hook of the running DDP counted, or what FSDP says of its reductions."""
+        """Counts of the hook of the running DDP, or FSDP's description of its reductions."""
         from steptune.tuner.training.communication import compression_of
         from steptune.tuner.training.sharding import is_sharded, reduction_factor
 

@@ -96,7 +96,7 @@ class LargerGlobalBatch(Strategy):
         plan.optimizer.rate_factor = {"linear": float(factor), "sqrt": factor**0.5, "none": 1.0}[str(choice["rule"])]
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """What is paid once a step, and compute above its roofline, as far as more samples can share it: a step of
+        """Time that is paid once a step, and compute above its roofline, as far as more samples can share it: a step of
         n times the samples takes no less than a step of today's.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
@@ -131,7 +131,7 @@ class LargerGlobalBatch(Strategy):
 
 
 def _samples_of(evidence: Mapping[str, Any]) -> int | None:
-    """That a step took in; of batches whose tensors count something else (tokens), what the loader drew."""
+    """Samples that a step took in; of batches whose tensors count something else (tokens), what the loader drew."""
     taken, drawn = evidence.get("taken"), evidence.get("drawn")
     counts_samples = taken is not None and (drawn is None or taken in (drawn, evidence["today"]))
     return taken if counts_samples else drawn

@@ -93,7 +93,7 @@ class LocalSgd(Strategy):
         return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What the job did."""
+        """Averages that the job made."""
         found = job.local_sgd
         if found is None:
             return {"every": 1}

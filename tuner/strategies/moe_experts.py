@@ -74,5 +74,5 @@ class MoeExperts(Strategy):
         return {"execution": used_implementation(job.model)}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """What the model runs by itself is as asked when nothing was."""
+        """Compare what the model runs; what it runs by itself is as asked when nothing was."""
         return super().took_effect(evidence, {} if choice["execution"] is None else choice)

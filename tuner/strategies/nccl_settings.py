@@ -120,7 +120,9 @@ class NcclSettings(Strategy):
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Of other numbers of sockets, by what they carry between hosts. Of the rest nothing is known beforehand."""
+        """Expected saving of other numbers of sockets, by what they carry between hosts. Of the rest nothing is known
+        beforehand.
+        """
         topology = situation.environment.topology
         now, then = reduction(situation), reduction(situation, nccl_settings=choice)
         same = num_sockets(choice) == num_sockets(situation.choices[self.name])
@@ -129,8 +131,8 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What NCCL finds in the environment of this process, what emulates hosts there, NCCL's version, and, where its
-        log is kept (in trials of settings), what it says that it used.
+        """Environment that NCCL finds in this process, what emulates hosts there, NCCL's version, and, where its log is
+        kept (in trials of settings), what it says that it used.
         """
         import os
 
@@ -171,7 +173,7 @@ class NcclSettings(Strategy):
 
 
 def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether NCCL's log shows that it did as a parameter says, and what it shows."""
+    """Say whether NCCL's log shows that it did as a parameter says, and what it shows."""
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"
@@ -209,7 +211,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Of what is known: a limit on what is left to NCCL, or is the user's own, is not checked."""
+    """Check the known limits: one on what is left to NCCL, or is the user's own, is not checked."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")

@@ -225,7 +225,7 @@ class Precision(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """By the formats of weights and of the products that were seen; where none was, the detail says so."""
+        """Judge by the dtypes of weights and of the matmuls that were seen; where none was, the detail says so."""
         level, dtype = choice["level"], str(choice["dtype"])
         weights, kept = evidence.get("parameter_dtypes", []), evidence.get("kept_dtypes", [])
         products = evidence.get("products") or {}
@@ -256,7 +256,8 @@ class Precision(Strategy):
 def _saved_communication(
     situation: Situation, choice: Choice, share: Callable[[Situation, Reduction, Reduction], float]
 ) -> float:
-    """Of weights or gradients that are sent in 16 bits; nothing where they are sent as today, however slow the links.
+    """Saving where weights or gradients are sent in 16 bits; nothing where they are sent as today, however slow the
+    links.
 
     Args:
         share: Of the step, by the costs of communication today and then.
@@ -279,7 +280,7 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
 
 
 def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
-    """Of real numbers: complex ones have no 16-bit form.
+    """Dtypes of real numbers: complex ones have no 16-bit form.
 
     Args:
         gathered: By identity, of those that compute in another format than they are kept in.

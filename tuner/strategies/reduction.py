@@ -1,4 +1,4 @@
-"""What averaging the gradients of a step costs on the measured links, with one choice or another.
+"""Cost of averaging the gradients of a step on the measured links, with one choice or another.
 
 DDP's buckets, levels and compression are choices of one thing: how gradients are averaged. Their costs are those of the
 collectives that their hooks call (`tuner.training.hierarchy`, `tuner.training.compression`), by the alpha-beta model
@@ -122,7 +122,9 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice]) -> Reduction:
-    """Of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after each backward pass."""
+    """Reduction of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after each backward
+    pass.
+    """
     sharding = choices["sharding"]
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, choices)
@@ -195,7 +197,7 @@ def _bucket_ns(
 
 
 def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: list[float]) -> list[float]:
-    """What compressing takes by itself of each bucket."""
+    """Time of compressing by itself, for each bucket."""
     method, topology = choices["gradient_compression"]["method"], situation.environment.topology
     assert topology is not None, "costs are of known links"
     if method is None:
@@ -207,7 +209,7 @@ def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: lis
 
 
 def _sent_bytes(situation: Situation, compression: Choice, element_bytes: float) -> float:
-    """Of an element, of one rank.
+    """Bytes that one rank sends of an element.
 
     Args:
         element_bytes: What is sent where nothing compresses it.

@@ -46,7 +46,7 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
-    """What a choice gathers as one, as `ModelFacts.shard_units` names it."""
+    """Unit that a choice gathers as one, as `ModelFacts.shard_units` names it."""
     return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
 
 
@@ -172,8 +172,8 @@ class Sharding(Strategy):
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """By what is sent, where the links are known; and a usual part of the rest. What lies on the CPU is for
-        memory: it is sent there and back.
+        """Expected saving by what is sent, where the links are known; and a usual part of the rest. What lies on the
+        CPU is for memory: it is sent there and back.
         """
         if choice["cpu_offload"]:
             return 0.0
@@ -183,7 +183,7 @@ class Sharding(Strategy):
         return likely_saved(situation, now, then) + self.usual_realisation * total(_saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """What FSDP says of the model, or whose states the optimizer holds."""
+        """Description that FSDP gives of the model, or whose states the optimizer holds."""
         from steptune.tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
 
         if job.plan.wrap.sharding is None:

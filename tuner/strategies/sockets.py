@@ -1,4 +1,4 @@
-"""What more sockets of a connection change of the links between hosts."""
+"""Effect of more sockets of a connection on the links between hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ messages of 1 MiB four times slower."""
 
 
 def num_sockets(nccl: Choice) -> int:
-    """Of a connection between hosts, as a choice of `nccl_settings` has it."""
+    """Number of sockets of a connection between hosts, as a choice of `nccl_settings` has it."""
     chosen = [nccl.get(name) for name in ("socket_threads", "sockets_per_thread")]
     return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
 

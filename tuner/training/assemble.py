@@ -128,7 +128,7 @@ def _transformed(subject: _T, transforms: Sequence[Callable[[_T, Workload], _T]]
 
 
 def _wrapped(model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device) -> torch.nn.Module:
-    """By FSDP or DDP."""
+    """Wrap the model with FSDP or DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
     if plan.wrap.shards_parameters:

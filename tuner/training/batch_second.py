@@ -44,7 +44,7 @@ _LEAST_BLOCKS = 2
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
-    """Whether each block has torch's batch-first attention, the rest being torch's modules that work per position."""
+    """Say whether each block has torch's batch-first attention, and the rest are torch's modules per position."""
     return len(blocks) >= _LEAST_BLOCKS and all(map(_is_known, blocks))
 
 

@@ -39,7 +39,7 @@ def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
 
 
 def _plain_attributes(block: torch.nn.Module) -> dict[tuple[str, str], Hashable]:
-    """Of all its modules, by the module's name and their own; the modules' classes among them."""
+    """Plain attributes of all its modules, by the module's name and their own; the modules' classes among them."""
     found: dict[tuple[str, str], Hashable] = {}
     for name, module in block.named_modules():
         found[name, "class"] = f"{type(module).__module__}.{type(module).__qualname__}"

@@ -11,7 +11,7 @@ import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 from steptune.tuner.user_code import model_line
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
 )
 
 
-def explained(error: BaseException, operator: str = "") -> CannotCapture:
+def explained(error: BaseException, operator: str = "") -> CaptureError:
     """The error for people.
 
     Args:
@@ -69,7 +69,7 @@ def explained(error: BaseException, operator: str = "") -> CannotCapture:
     line = model_line(traceback.extract_tb(error.__traceback__))
     what = operator or f"{type(error).__name__}: {_first_line(error)}"
     where = f" ({line})" if line else ""
-    return CannotCapture(f"the step cannot be recorded as a CUDA graph: {what}{where}: {reason_of(error, operator)}")
+    return CaptureError(f"the step cannot be recorded as a CUDA graph: {what}{where}: {reason_of(error, operator)}")
 
 
 def reason_of(error: BaseException, operator: str = "") -> str:
@@ -82,7 +82,7 @@ def reason_of(error: BaseException, operator: str = "") -> str:
 
 
 def waits(error: BaseException) -> bool:
-    """Whether an error is that of an operator which waits for the device."""
+    """Say whether an error is that of an operator which waits for the device."""
     return WAITS in str(error)
 
 

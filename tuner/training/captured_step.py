@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 from steptune.tuner.training.carried_state import CarriedState
 from steptune.tuner.training.learning_rates import LearningRates
 from steptune.tuner.training.micro_batch import split_batch
@@ -101,7 +101,7 @@ class CapturedStep:
             The loss, detached, on the device.
 
         Raises:
-            CannotCapture: The step cannot be recorded, or batches differ from step to step.
+            CaptureError: The step cannot be recorded, or batches differ from step to step.
         """
         job = self._job
         self.settle()
@@ -155,7 +155,7 @@ class CapturedStep:
         if found is not None:
             return found
         if len(self._recordings) == MAX_RECORDINGS:
-            raise CannotCapture(_changes([*self._recordings, key]))
+            raise CaptureError(_changes([*self._recordings, key]))
         began = time.perf_counter_ns()
         self._recordings[key] = recording = self._record(batch)
         self.num_recordings += 1
@@ -179,7 +179,7 @@ class CapturedStep:
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Whether what was recorded holds others. After changes that come too often, nothing holds any."""
+        """Say whether the recorded step holds other options. After changes that come too often, nothing holds any."""
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -190,7 +190,7 @@ class CapturedStep:
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """What the update reads on the host, by name: of every group. A tensor on the device is read there."""
+        """Options that the update reads on the host, by name, for every group. A tensor on the device is read there."""
 
         def read(value: Any) -> Any:
             if not hasattr(value, "data_ptr"):
@@ -243,7 +243,7 @@ class CapturedStep:
             job.masters.write_back()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
-        """Of the micro-batches: with tokens they are another in every batch."""
+        """Weights of the micro-batches: with tokens they are another in every batch."""
         import torch
 
         if self._job.plan.step.num_micro_batches == 1:
@@ -274,7 +274,7 @@ class CapturedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """What the first graph leaves to the second one, or to the host: always the same tensors.
+    """Tensors that the first graph leaves to the second one, or to the host: always the same ones.
 
     Attributes:
         values: Of what the optimizer updates, in order.
@@ -328,7 +328,7 @@ class _Recording:
             if hasattr(static, "copy_"):
                 static.copy_(found[name], non_blocking=True)
         if len(weights) > 1 and not all(weights):
-            raise CannotCapture(
+            raise CaptureError(
                 f"micro-batch {list(weights).index(0) + 1} of {len(weights)} has no token, so that its loss is not a "
                 "number, and a graph can leave none out: use fewer micro-batches (micro_batch), or drop such samples"
             )
@@ -342,13 +342,13 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
     """Lets an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
 
     Raises:
-        CannotCapture: It has no such form.
+        CaptureError: It has no such form.
     """
     import torch
 
     if not all("capturable" in group for group in optimizer.param_groups):
         if not isinstance(optimizer, torch.optim.SGD):  # which counts no steps
-            raise CannotCapture(
+            raise CaptureError(
                 f"{type(optimizer).__name__} has no capturable form, so its update cannot be recorded: use one of "
                 "torch.optim that has it, as AdamW"
             )
@@ -366,17 +366,17 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
     hooks = {**optimizer._optimizer_step_pre_hooks, **optimizer._optimizer_step_post_hooks}
     if hooks:
         names = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}))
-        raise CannotCapture(
+        raise CaptureError(
             f"{type(optimizer).__name__} calls hooks around its update ({names}), and a replay would not: do their "
             "work in the workload, or remove them"
         )
 
 
 def signature(batch: Any) -> Key:
-    """What must be equal in two batches for the same graphs to run on both. Mappings may have any order.
+    """Key that two batches share if the same graphs can run on both. Mappings may have any order.
 
     Raises:
-        CannotCapture: The batch holds what can neither be copied into a graph nor compared.
+        CaptureError: The batch holds what can neither be copied into a graph nor compared.
     """
     return tuple(sorted((name, _format(name, leaf)) for name, leaf in _named_leaves(batch)))
 
@@ -389,7 +389,7 @@ def _format(name: str, leaf: Any) -> Any:
     if isinstance(leaf, _CONSTANTS) or (type(leaf).__module__ == "numpy" and leaf.shape == ()):
         return (repr(leaf),)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-    raise CannotCapture(
+    raise CaptureError(
         f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that "
         "was recorded: return dense tensors in dicts, lists, tuples or dataclasses"
     )

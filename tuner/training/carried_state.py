@@ -1,4 +1,4 @@
-"""What a step leaves on modules for the next one, other than in tensors that stay where they are.
+"""State that a step leaves on modules for the next one, other than in tensors that stay where they are.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class CarriedState:
         """Around a step.
 
         Raises:
-            CannotCapture: Something carries state to the next step in a way that a graph cannot follow.
+            CaptureError: Something carries state to the next step in a way that a graph cannot follow.
         """
         read: set[str] = set()
         watched = self._watch(read.add) if len(self._looks) == 3 else []
@@ -117,19 +117,19 @@ class CarriedState:
             assert found is not None
             if new is None or old is None or new.identity != old.identity:
                 if found.name not in harmless:
-                    raise CannotCapture(_set_anew(old, new))
+                    raise CaptureError(_set_anew(old, new))
             elif new.versions != old.versions:
                 self._check_in_place(new, is_new=key not in first or first[key].identity != new.identity)
 
     def _check_in_place(self, attribute: _Attribute, *, is_new: bool) -> None:
         others = {t.device.type for t in attribute.leaves if _is_tensor(t)} - {self._job.device.type}
         if others:
-            raise CannotCapture(
+            raise CaptureError(
                 f"{attribute.name} is on the {', '.join(sorted(others))} and changes with every step, which a graph of "
                 f"the {self._job.device.type} does not: make it a buffer (register_buffer), which moves with the model"
             )
         if is_new:
-            raise CannotCapture(
+            raise CaptureError(
                 f"{attribute.name} is made in the first step and changed in place from then on, so that the steps that "
                 "warm up a recording cannot be undone in it: make it with its module (register_buffer)"
             )
@@ -185,7 +185,7 @@ def _look(job: TrainingJob) -> Look:
 
 
 def _leaves(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Of containers that a step may change; with the keys of mappings."""
+    """Leaves of containers that a step may change; with the keys of mappings."""
     if isinstance(value, Mapping) and depth and len(value) <= MAX_ITEMS:
         for key, item in value.items():
             yield key

@@ -35,12 +35,14 @@ _ROUTER = re.compile(r"(^|[._])router($|[._])|Router$")
 
 
 def is_router(name: str, module: torch.nn.Module) -> bool:
-    """By the name of its class or attribute."""
+    """Recognise a router by the name of its class or attribute."""
     return bool(_ROUTER.search(type(module).__name__) or _ROUTER.search(name))
 
 
 def is_norm(module: torch.nn.Module) -> bool:
-    """By its class, or by the name of that and of its bases; a module that only holds others is none."""
+    """Recognise a normalisation by its class, or by the name of that and of its bases; a module that only holds others
+    is none.
+    """
     from torch import nn
 
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
@@ -58,7 +60,7 @@ def is_norm(module: torch.nn.Module) -> bool:
 
 
 def is_complex(module: torch.nn.Module) -> bool:
-    """Whether its own weights are complex, and it holds no other modules with weights."""
+    """Say whether its own weights are complex, and it holds no other modules with weights."""
     own = module.parameters(recurse=False)
     return any(parameter.is_complex() for parameter in own) and not _weights_inside(module)
 

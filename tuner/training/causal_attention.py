@@ -42,7 +42,7 @@ def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def uses_causal_flag(model: torch.nn.Module) -> bool:
-    """Whether it has models of transformers, and all are set so."""
+    """Say whether it has models of transformers, and all are set so."""
     return {str(inner.config._attn_implementation) for inner in _models_of(model)} == {IMPLEMENTATION}
 
 
@@ -62,7 +62,7 @@ def _models_of(model: torch.nn.Module) -> list[Any]:
 
 
 def _argument_names(model: Any) -> tuple[str, ...]:
-    """Of what `forward` takes by position, in order."""
+    """Names of the arguments that `forward` takes by position, in order."""
     parameters = inspect.signature(model.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 

@@ -1,4 +1,4 @@
-"""What DDP does with a bucket of gradients, where that is not its own all-reduce: one hook, made here.
+"""Communication hook of DDP where a bucket is not reduced by its own all-reduce: one hook, made here.
 
 What a technique sends and what it replaces is counted, so that a job can show its effect.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.compression.base import Compression, FlatCompression
 from steptune.tuner.training.compression.lane import Lane
 from steptune.tuner.training.hierarchy import Hierarchy
@@ -33,7 +33,7 @@ def attach(
     """Gives DDP its hook; after the optimizer, whose momentum one technique takes over.
 
     Raises:
-        UnsupportedHere: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
+        UnsupportedError: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
     """
     import torch.distributed as dist
 
@@ -49,7 +49,7 @@ def attach(
             model.register_comm_hook(WideReduction(model.process_group), lambda state, bucket: state.reduce(bucket))
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
             "give it cycle_momentum=False"
         )
@@ -103,12 +103,12 @@ def build(
 
 
 def local_sgd_of(model: torch.nn.Module) -> LocalSgd | None:
-    """What makes the ranks of a wrapped model step alone, where something does."""
+    """Local SGD of a wrapped model, where its ranks step alone."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, LocalSgd)), None)
 
 
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
-    """What reduces the gradients of a wrapped model in two levels, where something does."""
+    """Hierarchy that reduces the gradients of a wrapped model in two levels, where there is one."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
 
 
@@ -119,13 +119,13 @@ def reduced_widely(model: torch.nn.Module) -> int:
 
 
 def momentum_of(model: torch.nn.Module) -> DeepGradient | None:
-    """What took the momentum of the optimizer over, where something did."""
+    """Compression that took over the momentum of the optimizer, where one did."""
     compression = compression_of(model)
     return compression if compression is not None and compression.method == "dgc" else None  # type: ignore[return-value]
 
 
 def compression_of(model: torch.nn.Module) -> Compression | None:
-    """What compresses the gradients of a wrapped model, where something does: all of them, or between hosts."""
+    """Compression of the gradients of a wrapped model, where there is one: of all of them, or between hosts."""
     hierarchy = hierarchy_of(model)
     if hierarchy is not None:
         return hierarchy.compression

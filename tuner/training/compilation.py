@@ -1,4 +1,4 @@
-"""What torch.compile did in this process: graphs, breaks and recompilations with their reasons and source lines.
+"""Record of torch.compile in this process: graphs, breaks and recompilations with their reasons and source lines.
 
 TorchDynamo keeps records of its own; they are read here and nowhere else. A function that was compiled too often is
 given up: from then on it runs as it is, however fast the figures of a trial then look.
@@ -137,7 +137,7 @@ def num_graphs() -> int:
 
 
 def compilation(late_graphs: int = 0) -> Compilation | None:
-    """What was compiled so far; None where nothing was.
+    """Compilation so far; None where nothing was compiled.
 
     Args:
         late_graphs: How many graphs were made after the warm-up.

@@ -85,7 +85,7 @@ class CudaGraphs:
             raise explained(error, self._operator_of(run)) from error
 
     def _operator_of(self, run: Callable[[], object]) -> str:
-        """That waits, found by running the step once more; empty where it does not do so again."""
+        """Operator that waits, found by running the step once more; empty where it does not do so again."""
         operator = FailingOperator()
         try:
             with _waiting_is_an_error(), operator.mode():
@@ -120,7 +120,7 @@ def _waiting_is_an_error() -> Iterator[None]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """What a garbage collection frees might call CUDA in the middle of a recording."""
+    """Hold back garbage collection: what it frees might call CUDA in the middle of a recording."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -46,7 +46,7 @@ class Layout:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in any order of the dimensions."""
+    """Say whether its elements fill one stretch of memory, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

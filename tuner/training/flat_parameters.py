@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.layouts import dense_strides
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FlatParameters:
         """Copies the parameters' gradients into the buffers' and frees them.
 
         Raises:
-            UnsupportedHere: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.
+            UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.
         """
         for buffer in self._buffers():
             buffer.take_gradients()
@@ -88,7 +88,7 @@ class FlatParameters:
         """The inverse of `split`: what the optimizer over buffers can load.
 
         Raises:
-            UnsupportedHere: Parameters of one buffer have states of different kinds.
+            UnsupportedError: Parameters of one buffer have states of different kinds.
         """
         numbers = self._numbers()
         state, groups, count = {}, [], 0
@@ -142,7 +142,7 @@ class _Buffer:
 
         for parameter, address in zip(self.parameters, self._addresses, strict=True):
             if parameter.data_ptr() != address:
-                raise UnsupportedHere(
+                raise UnsupportedError(
                     f"a parameter of shape {tuple(parameter.shape)} was given other memory than its part of the buffer "
                     "that is updated, as flatten_parameters() and `parameter.data = ...` do: copy into it instead "
                     "(parameter.copy_), or train without contiguous parameters"
@@ -150,7 +150,7 @@ class _Buffer:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if len(gradients) < len(self.parameters):
             missing = next(p for p in self.parameters if p.grad is None)
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"a parameter of shape {tuple(missing.shape)} got no gradient, and contiguous parameters are updated "
                 "all together: give it one in every step, or train without contiguous parameters"
             )
@@ -181,7 +181,7 @@ class _Buffer:
 
         first = pieces[0]
         if len({(*sorted(piece), float(piece.get("step", 0))) for piece in pieces}) > 1:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 "the optimizer's state has parameters of different ages, and contiguous parameters are updated all "
                 "together: load it without contiguous parameters"
             )

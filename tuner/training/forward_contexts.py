@@ -1,4 +1,4 @@
-"""What a forward pass runs in: the contexts of a plan, and its autocast."""
+"""Contexts of a forward pass: those of a plan, and its autocast."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steptune.tuner.emulation import HOST_VARIABLE, emulated_host, num_emulated_hosts
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.network.rank_order import is_in_order, ring_order
 
 HOST_ID = "NCCL_HOSTID"
@@ -45,7 +45,7 @@ def make_levels() -> Levels:
     """Makes the groups; every rank calls it.
 
     Raises:
-        UnsupportedHere: The hosts have different numbers of ranks.
+        UnsupportedError: The hosts have different numbers of ranks.
     """
     import torch.distributed as dist
 
@@ -53,7 +53,7 @@ def make_levels() -> Levels:
     sizes = {len(ranks) for ranks in hosts}
     if len(sizes) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise UnsupportedHere(f"two levels need as many ranks on every host; these have {counts}")
+        raise UnsupportedError(f"two levels need as many ranks on every host; these have {counts}")
     inside, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in hosts])
     between, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*hosts, strict=True)])
     return Levels(inside=inside, between=between, ranks_per_host=sizes.pop(), num_hosts=len(hosts))
@@ -98,7 +98,7 @@ def _can_order() -> bool:
 
 
 def host_of_ranks() -> list[str]:
-    """What tells the host of every rank from others."""
+    """Names that tell the host of every rank from others."""
     import torch.distributed as dist
 
     num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()
@@ -129,7 +129,7 @@ def emulate_for_nccl(
 
 
 def emulation_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment makes NCCL take this machine for several hosts; empty where nothing does."""
+    """Variables of an environment that make NCCL take this machine for several hosts; empty where none does."""
     if HOST_ID not in variables:
         return {}
     return {name: variables[name] for name in (HOST_ID, *OVER_LOOPBACK) if name in variables}

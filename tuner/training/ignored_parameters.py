@@ -37,7 +37,7 @@ class IgnoredParameters:
             self._named.append((name, held))
 
     def named(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """What the optimizer is given, under the user's names."""
+        """Parameters that the optimizer is given, under the user's names."""
         return list(self._named)
 
     def take_gradients(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.layouts import dense_strides, with_strides
 from steptune.tuner.training.tensor_file import map_tensors, save_tensors
 
@@ -50,7 +50,7 @@ def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> 
     full.
 
     Raises:
-        WorkloadRejected: The model differs from the one that was saved.
+        WorkloadRejectedError: The model differs from the one that was saved.
     """
     state, metadata = map_tensors(path)
     with _skip_random_fills():
@@ -60,7 +60,7 @@ def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> 
     found = _structure(model)
     if found != metadata["structure"]:
         changed = sorted({str(item) for item in found} ^ {str(item) for item in metadata["structure"]})[:4]
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             "model() does not build the same model every time; differing pieces: "
             f"{', '.join(changed)}. Make its structure independent of random numbers, global state and knobs"
         )

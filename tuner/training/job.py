@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from steptune.tuner.training.forward_contexts import forward_contexts
@@ -46,7 +46,7 @@ class TrainingJob:
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  named; `assemble` alone calls it
         self,
         *,
         workload: Workload,
@@ -226,7 +226,7 @@ class TrainingJob:
                 yield name, gradient
 
     def named_groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """Of the optimizer, each with the user's names of its parameters."""
+        """Groups of the optimizer, each with the user's names of its parameters."""
         names = {parameter: name for name, parameter in self.master_parameters()}
         groups = self.optimizer.param_groups
         held = self._flat.order if self._flat else [group["params"] for group in groups]
@@ -234,7 +234,7 @@ class TrainingJob:
             yield [names[parameter] for parameter in parameters if parameter in names], group
 
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
-        """Of the whole model's; where ranks have parts of them, every rank calls it.
+        """Norm of the whole model's gradients; where ranks have parts of them, every rank calls it.
 
         Summed in FP64: a CPU's FP32 sum of millions of squares is 0.1 % off, and otherwise where they lie otherwise.
         """
@@ -248,7 +248,7 @@ class TrainingJob:
         return float(whole(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))))
 
     def parameters(self) -> list[Any]:
-        """What the optimizer updates."""
+        """Parameters that the optimizer updates."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def clip(self) -> None:
@@ -273,12 +273,14 @@ class TrainingJob:
 
     @property
     def samples_per_step(self) -> int | None:
-        """Of the largest step so far, over all ranks; None before the first, and of batches that cannot be counted."""
+        """Samples of the largest step so far, over all ranks; None before the first, and for batches that cannot be
+        counted.
+        """
         return self._samples * self._world_size() or None
 
     @property
     def samples_drawn(self) -> int | None:
-        """That the loader puts into a batch, of all ranks; None where its sampling does not say."""
+        """Samples that the loader puts into a batch, for all ranks; None where its sampling does not say."""
         sampler = getattr(self.loader, "batch_sampler", None)
         order = getattr(sampler, "batches", None)
         if order:
@@ -293,7 +295,7 @@ class TrainingJob:
 
     @property
     def rate_factors(self) -> tuple[float, ...] | None:
-        """By how much the learning rate of each group began larger than the user's; None where a scheduler changes
+        """Factor by which the learning rate of each group began larger than the user's; None where a scheduler changes
         rates and does not say what it began with.
         """
         groups = self.optimizer.param_groups
@@ -316,7 +318,7 @@ class TrainingJob:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied with, or None without a scaler; reading it waits for the device."""
+        """Scale of the loss, or None without a scaler; reading it waits for the device."""
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -358,13 +360,13 @@ class TrainingJob:
         optimizer. It runs on as it does here.
 
         Raises:
-            WorkloadRejected: It has another number of groups.
+            WorkloadRejectedError: It has another number of groups.
         """
         if self.captured:
             self.captured.settle()
         groups = self.optimizer.param_groups
         if len(state_dict["param_groups"]) != len(groups):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
                 "load it into one with the same groups"
             )
@@ -379,8 +381,8 @@ class TrainingJob:
             momentum.take_momentum(self.optimizer)
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """What this rank keeps for later reductions of gradients, and no other rank has: what compression has not sent
-        yet, and the momentum of `dgc`; of `local_sgd` the count of steps. Empty where nothing is kept.
+        """State that this rank keeps for later reductions of gradients, and no other rank has: what compression has not
+        sent yet, and the momentum of `dgc`; of `local_sgd` the count of steps. Empty where nothing is kept.
 
         Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
         """
@@ -392,12 +394,12 @@ class TrainingJob:
         """Takes what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
 
         Raises:
-            WorkloadRejected: It is of another rank, or of other settings.
+            WorkloadRejectedError: It is of another rank, or of other settings.
         """
         own = self._place()
         for name, value in own.items() if state_dict else ():
             if state_dict.get(name) != value:
-                raise WorkloadRejected(
+                raise WorkloadRejectedError(
                     f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
                     "its own, on as many ranks with the same settings, or do not load it"
                 )
@@ -435,7 +437,7 @@ class TrainingJob:
         return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}
 
     def _keeper(self) -> Any:
-        """What keeps something from step to step beside the optimizer, or None."""
+        """Object that keeps something from step to step beside the optimizer, or None."""
         return self.local_sgd or compression_of(self.model)
 
     def _place(self) -> dict[str, Any]:
@@ -459,7 +461,7 @@ class TrainingJob:
         return self.model.no_sync() if hasattr(self.model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def _step_optimizer(self) -> bool:
-        """Whether the update was made. Where nothing depends on it at once, the device is not waited for."""
+        """Say whether the update was made. Where nothing depends on it at once, the device is not waited for."""
         if self.scaler is None:
             self.optimizer.step()
             return True
@@ -486,7 +488,7 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
 
 def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
-    """What makes of a batch as the loader gives it the same batch on the device, converted from bytes where it is."""
+    """Function that moves a batch from the loader to the device, converted from bytes where it is."""
 
     def move(batch: Any) -> Any:
         batch = moved(batch, device, non_blocking=True)

@@ -34,7 +34,7 @@ def dense_strides(tensor: torch.Tensor) -> Strides:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's elements fill its memory without holes, each at an address of its own."""
+    """Say whether a strided tensor's elements fill its memory without holes, each at an address of its own."""
     return _same(tensor.shape, tensor.stride(), dense_strides(tensor))
 
 
@@ -58,7 +58,7 @@ def layout_of(parameter: torch.Tensor) -> Layout:
 
 
 def layouts_of(parameters: Iterable[torch.Tensor]) -> dict[int, Layout]:
-    """By the parameter's number, without DTensors."""
+    """Layouts by the parameter's number, without DTensors."""
     return {n: layout_of(parameter) for n, parameter in enumerate(parameters) if not hasattr(parameter, "to_local")}
 
 
@@ -81,5 +81,5 @@ def in_layouts(state_dict: Mapping[str, Any], layouts: Mapping[int, Layout]) -> 
 
 
 def _same(shape: Sequence[int], first: Strides, second: Strides) -> bool:
-    """Whether strides address alike: of a dimension of one element they do not count."""
+    """Say whether strides address alike: those of a dimension of one element do not count."""
     return all(a == b for size, a, b in zip(shape, first, second, strict=True) if size > 1)

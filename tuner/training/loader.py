@@ -95,7 +95,7 @@ def outstanding_batches(iterator: Any) -> int:
 
 
 def ready_batches(iterator: Any) -> int:
-    """Of those, how many are finished and wait to be taken (0 without workers)."""
+    """Number of those that are finished and wait to be taken (0 without workers)."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return 0

@@ -36,7 +36,7 @@ AVERAGED_BYTES = 25 * 2**20
 
 
 class LocalSgd:
-    """What a rank knows of its own steps.
+    """Steps of a rank that it takes alone.
 
     Attributes:
         every: Steps from one average to the next.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +38,19 @@ class MasterWeights:
                 self._masters.append(parameter)
 
     def named(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """What the user's optimizer is given: their own names, FP32 values."""
+        """Parameters that the user's optimizer is given: their own names, FP32 values."""
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuses an optimizer that holds the model's 16-bit parameters themselves.
 
         Raises:
-            WorkloadRejected: It was not built from what `Workload.optimizer` is given.
+            WorkloadRejectedError: It was not built from what `Workload.optimizer` is given.
         """
         sixteen_bit = {id(parameter) for parameter, _ in self._pairs}
         held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in sixteen_bit]
         if held:
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{type(optimizer).__name__} holds {len(held)} 16-bit parameters of the model, so that their FP32 "
                 "masters would not be trained: build it from the named_parameters that optimizer() is given"
             )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.workloads.workload import leaves
 
@@ -28,11 +28,13 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
         that the weighted sum of mean losses is the mean over the whole.
 
     Raises:
-        WorkloadRejected: The tensors of the batch have no common first dimension.
+        WorkloadRejectedError: The tensors of the batch have no common first dimension.
     """
     length = batch_length(batch)
     if length is None or length < count:
-        raise WorkloadRejected(f"a batch cannot be cut into {count} pieces: its tensors have no common first dimension")
+        raise WorkloadRejectedError(
+            f"a batch cannot be cut into {count} pieces: its tensors have no common first dimension"
+        )
     return split_at(workload, batch, [length * number // count for number in range(count + 1)])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.captured_step import make_capturable
 from steptune.tuner.training.flat_parameters import FlatParameters
 from steptune.tuner.training.layouts import in_layouts, is_dense, laid_out_like, layouts_of
@@ -43,20 +43,11 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     """Another algorithm first, then how it runs, then the buffers that it runs over, its rates, and what ranks share.
 
     Raises:
-        UnsupportedHere: The optimizer has to be built again and holds what would be lost, or has no such
+        UnsupportedError: The optimizer has to be built again and holds what would be lost, or has no such
             implementation.
     """
     arguments = plan.optimizer
-    optimizer = workload.optimizer(named)
-    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
-    if again or plan.wrap.shards_optimizer:
-        _check_new(optimizer)
-    if arguments.algorithm is not None or arguments.rate_factor != 1.0:
-        _check_has_rates(optimizer)
-    if arguments.algorithm is not None:
-        from steptune.tuner.training.optimizers.exchange import exchanged
-
-        optimizer = exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
+    optimizer = _with_algorithm(workload, named, plan)
     user_flags = [implementation_flags(group) for group in optimizer.param_groups]
     name_of = {id(parameter): name for name, parameter in named}
     names = [name_of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
@@ -86,6 +77,22 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
     return BuiltOptimizer(optimizer=optimizer, flat=flat, user_flags=user_flags, names=names, user_rates=user_rates)
 
 
+def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> torch.optim.Optimizer:
+    """The user's optimizer, or the plan's algorithm in its place."""
+    arguments = plan.optimizer
+    optimizer = workload.optimizer(named)
+    again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
+    if again or plan.wrap.shards_optimizer:
+        _check_new(optimizer)
+    if arguments.algorithm is not None or arguments.rate_factor != 1.0:
+        _check_has_rates(optimizer)
+    if arguments.algorithm is None:
+        return optimizer
+    from steptune.tuner.training.optimizers.exchange import exchanged
+
+    return exchanged(optimizer, arguments.algorithm, workload.learning_rates.get(arguments.algorithm))
+
+
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
     """Refuses a scheduler that sets rates of its own, where the plan has changed the user's.
 
@@ -93,12 +100,12 @@ def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], schedu
         rates: Of each group, before the scheduler was made, which keeps the first of them as `initial_lr`.
 
     Raises:
-        UnsupportedHere: The plan's rates would not be trained with.
+        UnsupportedError: The plan's rates would not be trained with.
     """
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         first = float(group.get("initial_lr", rate))
         if first != rate:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"{type(scheduler).__name__} begins with a learning rate of its own, {first:g}, instead of the "
                 f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
                 "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
@@ -115,18 +122,18 @@ def _use_kernel(optimizer: torch.optim.Optimizer, name: str, plan: Plan) -> None
         (arguments.contiguous, "contiguous parameters, which lose their norms"),
     ):
         if is_there:
-            raise UnsupportedHere(f"fused_kernels: {name} does not support {what}")
+            raise UnsupportedError(f"fused_kernels: {name} does not support {what}")
     try:
         use_kernel_in_optimizer(optimizer, name)
     except ValueError as reason:
-        raise UnsupportedHere(f"fused_kernels: {reason}") from reason
+        raise UnsupportedError(f"fused_kernels: {reason}") from reason
 
 
 def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if "lr" not in group:
             held = ", ".join(key for key in group if key != "params")
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"{type(optimizer).__name__} has a group without lr (it has: {held}), so that its learning rate can be "
                 "neither scaled nor given to another optimizer: name it lr, or leave out optimizer_algorithm and "
                 "larger_global_batch"
@@ -141,7 +148,7 @@ def _check_new(optimizer: torch.optim.Optimizer) -> None:
     lost = [f"state of {len(stepped)} parameters"] if stepped else []
     lost += [f"hooks ({', '.join(hooks)})"] if hooks else []
     if lost:
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"{type(optimizer).__name__} comes from Workload.optimizer with {' and '.join(lost)}, which would be lost "
             "when it is built again to run otherwise: return it as its constructor makes it, and load a state with "
             "load_optimizer_state_dict"
@@ -154,7 +161,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
         return {}
     offered = inspect.signature(type(optimizer).__init__).parameters
     if implementation != "for_loop" and implementation not in offered:
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"{type(optimizer).__name__} has no {implementation} implementation: leave optimizer_implementation out"
         )
     return {name: name == implementation for name in ("foreach", "fused") if name in offered}
@@ -164,7 +171,7 @@ def _check_dense(optimizer: torch.optim.Optimizer) -> None:
     """Refuses parameters with holes in their memory, over which a fused update runs as if there were none."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"a fused update needs parameters without gaps in memory; one of shape {tuple(parameter.shape)} has "
                 f"strides {tuple(parameter.stride())}: copy it (parameter.data = parameter.data.clone()), or leave "
                 "optimizer_implementation out"
@@ -172,7 +179,7 @@ def _check_dense(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """What is loaded into the optimizer itself, in the layouts of its parameters."""
+    """Lay out what is loaded into the optimizer itself as its parameters are."""
     return in_layouts(state_dict, layouts_of(p for group in optimizer.param_groups for p in group["params"]))
 
 

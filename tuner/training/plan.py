@@ -1,4 +1,4 @@
-"""What the strategies of one candidate ask for, by stage of `assemble`.
+"""Requests of the strategies of one candidate, by stage of `assemble`.
 
 A strategy never wraps anything itself. It adds to the stage it needs, and `assemble` carries the
 stages out in one fixed order. Stages that can be done only once (optimizer, step, wrap, loader)
@@ -115,7 +115,7 @@ class LocalSgdArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingArguments:
-    """What is laid over the ranks, as `sharding` names it."""
+    """Parts of a model that are sharded over the ranks, as `sharding` names them."""
 
     mode: str
     wrap: str
@@ -159,7 +159,7 @@ class WrapArguments:
 
     @property
     def shards_parameters(self) -> bool:
-        """By FSDP in place of DDP."""
+        """Say whether FSDP takes the place of DDP."""
         return self.sharding is not None and self.sharding.mode in ("grad_op", "full", "hybrid")
 
     @property
@@ -169,7 +169,7 @@ class WrapArguments:
 
     @property
     def shards_optimizer(self) -> bool:
-        """By ZeRO-1 beside DDP."""
+        """Say whether ZeRO-1 runs beside DDP."""
         return self.sharding is not None and self.sharding.mode == "zero1"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,11 @@ def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
     """Adds the hooks.
 
     Raises:
-        UnsupportedHere: Where the class token goes is not known.
+        UnsupportedError: Where the class token goes is not known.
     """
     found = workload.class_token(model)
     if found is None:
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"{type(model).__name__} has no class token that is known: implement Workload.class_token, or leave the "
             "model as it is"
         )
@@ -48,6 +48,6 @@ def mean_in_first_place(module: torch.nn.Module, arguments: tuple[Any, ...], out
 
 
 def is_pooled(model: torch.nn.Module, workload: Workload) -> bool:
-    """Whether the hooks are there."""
+    """Say whether the hooks are there."""
     found = workload.class_token(model)
     return found is not None and drop_class_token in found[0]._forward_pre_hooks.values()

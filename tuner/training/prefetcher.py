@@ -24,7 +24,7 @@ class CopyStream(Protocol):
     """Where copies run."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """What is launched inside runs beside what is computed."""
+        """Run what is launched inside beside what is computed."""
 
     def hand_over(self, batch: Any) -> None:
         """Makes what is computed from now on wait for the copy, and keeps the batch's memory until it is used."""

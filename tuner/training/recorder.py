@@ -11,7 +11,7 @@ class Recorded(Protocol):
 
     @property
     def outputs(self) -> Any:
-        """What the recorded function returned; the same tensors after every replay."""
+        """Results of the recorded function; the same tensors after every replay."""
 
     def replay(self) -> None: ...
 
@@ -23,14 +23,14 @@ class Recorder(Protocol):
         """Runs what is to be recorded.
 
         Raises:
-            CannotCapture: Something in it cannot be recorded.
+            CaptureError: Something in it cannot be recorded.
         """
 
     def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
         """Records functions that share memory and are replayed in this order.
 
         Raises:
-            CannotCapture: Something in them cannot be recorded.
+            CaptureError: Something in them cannot be recorded.
         """
 
     def finish(self) -> None:
@@ -38,8 +38,8 @@ class Recorder(Protocol):
 
 
 class Repeater:
-    """What a graph does, said in Python: the recorded functions are called again. The specification that graphs are
-    tested against, and what stands for them where there is no CUDA.
+    """Graph in Python: the recorded functions are called again. The specification that graphs are tested against, and
+    what stands for them where there is no CUDA.
     """
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:

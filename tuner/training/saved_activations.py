@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass, kept in fewer bytes.
+"""Tensors that the forward pass keeps for the backward pass, kept in fewer bytes.
 
 Hooks see every tensor that autograd saves, but not who saves it. Left as they are: parameters and buffers (kept
 anyway), the batch, parts of a larger tensor (encoding a part frees nothing while the rest is kept), integers, and
@@ -30,7 +30,7 @@ LOSSLESS = (RELU_MASK, RELU_SPARSE)
 
 @dataclass
 class Count:
-    """Of one forward pass: bytes of the tensors that were encoded, and of what was kept instead."""
+    """Bytes of one forward pass: of the tensors that were encoded, and of what was kept instead."""
 
     bytes_in: int = 0
     bytes_kept: int = 0

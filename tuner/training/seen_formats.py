@@ -20,7 +20,7 @@ _HIDDEN = re.compile(r"^(CompiledFunction|CheckpointFunction)")
 
 
 class SeenFormats:
-    """Of the first loss that is computed with gradients.
+    """Dtypes of the first loss that is computed with gradients.
 
     Attributes:
         looked: There was one.

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.casting import fp32_modules
 from steptune.tuner.training.hosts import host_of_ranks, members_of, ring_group
 from steptune.tuner.training.initial_state import named_state
@@ -81,7 +81,7 @@ def shard(
 
 
 def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
-    """What is gathered as one, inner modules first; without the root."""
+    """Modules that are gathered as one, inner ones first; without the root."""
     if sharding.wrap == "block":
         return list(workload.blocks(model))
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
@@ -142,7 +142,7 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
     hosts = members_of(host_of_ranks())
     if len({len(ranks) for ranks in hosts}) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise UnsupportedHere(f"hybrid sharding needs as many ranks on every host; these have {counts}")
+        raise UnsupportedError(f"hybrid sharding needs as many ranks on every host; these have {counts}")
     return DeviceMesh(device.type, [list(ranks) for ranks in hosts], mesh_dim_names=("between", "inside"))
 
 
@@ -150,13 +150,13 @@ def _check_reduces_on_cpu() -> None:
     """Norms and whole values of parts in the CPU's memory are computed by collectives there.
 
     Raises:
-        UnsupportedHere: The process group has none.
+        UnsupportedError: The process group has none.
     """
     from torch.distributed.distributed_c10d import get_backend_config
 
     config = get_backend_config()
     if "cpu:" not in config:
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"offloaded parts are reduced on the CPU, and the process group has {config} only: initialise it with "
             'init_process_group("cpu:gloo,cuda:nccl")'
         )
@@ -177,7 +177,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def description_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What FSDP itself says of a sharded model."""
+    """Description that FSDP itself gives of a sharded model."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -224,7 +224,7 @@ def unreduced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """By the identity of a sharded parameter: the number format in which its unit computes with it."""
+    """Dtype in which its unit computes with a sharded parameter, by the parameter's identity."""
     from torch.distributed.fsdp import FSDPModule
 
     found: dict[int, torch.dtype] = {}
@@ -285,7 +285,7 @@ def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def holder_of_states(optimizer: Any) -> Any:
-    """What has this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
+    """Holder of this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
     return optimizer.optim if is_zero_redundancy(optimizer) else optimizer
 
 

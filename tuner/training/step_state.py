@@ -1,4 +1,4 @@
-"""What a training step changes, kept and put back in place: tensors keep their addresses."""
+"""State that a training step changes, kept and put back in place: tensors keep their addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import CannotCapture
+from steptune.tuner.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class StepState:
         """Puts everything back. State that the optimizer has made since becomes what it was made as.
 
         Raises:
-            CannotCapture: The steps since drew random numbers on the host.
+            CaptureError: The steps since drew random numbers on the host.
         """
         import torch
 
@@ -43,7 +43,7 @@ class StepState:
             name for name, state in _host_generators(self._job.device).items() if state != self._host_generators[name]
         ]
         if drawn:
-            raise CannotCapture(
+            raise CaptureError(
                 f"the step draws random numbers on the host ({', '.join(drawn)}), and a graph would repeat those of "
                 "the step that was recorded: draw them on the device, as torch.rand(..., device=x.device) does"
             )
@@ -74,16 +74,16 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
     """The state that an optimizer of torch.optim gives to parameters with gradients before their first update.
 
     Raises:
-        CannotCapture: That cannot be found out.
+        CaptureError: That cannot be found out.
     """
     if any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups):
-        raise CannotCapture(
+        raise CaptureError(
             f"{type(optimizer).__name__} with dampening treats its first update unlike all others, which a graph "
             "cannot: set dampening to 0"
         )
     initialise = getattr(optimizer, "_init_group", None)
     if initialise is None:
-        raise CannotCapture(f"{type(optimizer).__name__} does not say how its state begins: use one of torch.optim")
+        raise CaptureError(f"{type(optimizer).__name__} does not say how its state begins: use one of torch.optim")
     kept = optimizer.state
     optimizer.state = defaultdict(dict)
     try:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def flatten(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Splits a structure into its tensors by path and a JSON description of the rest.
 
     Raises:
-        WorkloadRejected: A leaf is of a type that cannot be stored without pickle.
+        WorkloadRejectedError: A leaf is of a type that cannot be stored without pickle.
     """
     tensors: dict[str, torch.Tensor] = {}
     return tensors, _describe(value, "", tensors)
@@ -80,12 +80,10 @@ def unflatten(tensors: Mapping[str, torch.Tensor], description: Any) -> Any:
     return values if kind == "list" else tuple(values)
 
 
-def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _leaf(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[Any] | None:
+    """The description of a leaf; None for a container."""
     import numpy as np
     import torch
-
-    def children(items: Any) -> list[Any]:
-        return [_describe(item, f"{path}/{number}", tensors) for number, item in enumerate(items)]
 
     if isinstance(value, torch.Tensor):
         tensors[path] = value
@@ -103,6 +101,16 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         )
         return ["bytes", path]
+    return None
+
+
+def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    def children(items: Any) -> list[Any]:
+        return [_describe(item, f"{path}/{number}", tensors) for number, item in enumerate(items)]
+
+    leaf = _leaf(value, path, tensors)
+    if leaf is not None:
+        return leaf
     if isinstance(value, Mapping):
         pairs = [[key, child] for key, child in zip(value, children(value.values()), strict=True)]
         # What a missing key would give is code, which is not stored: a batch is complete.
@@ -113,7 +121,7 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return ["list" if isinstance(value, list) else "tuple", None, children(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ["dataclass", _type_name(value), children(getattr(value, f.name) for f in dataclasses.fields(value))]
-    raise WorkloadRejected(
+    raise WorkloadRejectedError(
         f"a batch or sample holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
         "stored without pickle: return tensors, arrays, numbers or strings in dicts, lists, tuples or "
         "dataclasses"

@@ -1,4 +1,4 @@
-"""What updates a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
+"""Update of a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.communication import attach as attach_hook
 from steptune.tuner.training.job import unwrapped
 from steptune.tuner.training.master_weights import MasterWeights
@@ -39,8 +39,8 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
     """Over the parameters of a model that is wrapped already; DDP's hook, which may read the optimizer, comes after it.
 
     Raises:
-        WorkloadRejected: Nothing of the model is trained; the optimizer or the scheduler needs what a step has not.
-        UnsupportedHere: The user's optimizer or scheduler cannot be run as the plan has it.
+        WorkloadRejectedError: Nothing of the model is trained; the optimizer or scheduler needs what a step has not.
+        UnsupportedError: The user's optimizer or scheduler cannot be run as the plan has it.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -48,7 +48,7 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
 
     named = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
     if not named:
-        raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
+        raise WorkloadRejectedError(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     ignored = IgnoredParameters(named) if plan.wrap.ignores_parameters else None
     named = ignored.named() if ignored else named
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
@@ -75,7 +75,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
 
 
 def _check_step(subject: Any, when: str) -> None:
-    """Of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then shows `self`."""
+    """Check the step of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then
+    shows `self`.
+    """
     if subject is None:
         return
     parameters = inspect.signature(subject.step).parameters.values()
@@ -83,7 +85,7 @@ def _check_step(subject: Any, when: str) -> None:
     needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
     wanted = [name for name in needed if name != "self"]
     if wanted:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{type(subject).__name__}.step needs {', '.join(wanted)}, and it is called {when} without: return one "
             "that needs nothing, or define training_step and give it what it needs there"
         )

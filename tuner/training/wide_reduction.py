@@ -39,7 +39,7 @@ class WideReduction:
 
 
 def is_needed(num_ranks: int, dtype: str) -> bool:
-    """Whether an average of gradients of 16 bits depends on what adds them up.
+    """Say whether an average of gradients of 16 bits depends on what adds them up.
 
     Halves of two numbers are exact in bfloat16, which has the range of FP32, and in float16 not where they are tiny.
     """

@@ -57,7 +57,7 @@ def threads_of_an_operator() -> list[WorkerThread]:
 
 
 def are_bound(threads: list[WorkerThread]) -> bool:
-    """Whether each may use one physical core only, and they share none while there are others."""
+    """Say whether each may use one physical core only, and they share none while there are others."""
     places = [set(thread.allowed) for thread in threads]
     return all(place <= _siblings(min(place)) for place in places) and len(
         {min(_siblings(min(p))) for p in places}
@@ -91,7 +91,7 @@ def _siblings(core: int) -> set[int]:
 
 
 def _listed(text: str) -> set[int]:
-    """Of a list as "0-3,8"."""
+    """Numbers of a list as "0-3,8"."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -48,7 +48,7 @@ def read_timelines(file: BinaryIO) -> Iterator[Timeline]:
 
 
 def read_analysis(file: BinaryIO) -> Iterator[RankAnalysis | TraceAnalysis]:
-    """What a file holds, one after the other: its ranks, and at the end the analysis without them.
+    """Contents of a file, one after the other: its ranks, and at the end the analysis without them.
 
     Raises:
         ValueError: The file is not what `analysis_text` makes, or is too large. It says which line.

@@ -15,7 +15,7 @@ from steptune.tuner.errors import RunnerError
 TIMEOUT_S = 60.0
 
 
-class Disturbed(RunnerError):
+class DisturbedError(RunnerError):
     """The command was killed or stopped by somebody who may."""
 
 
@@ -27,7 +27,7 @@ def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess
         given: Its input.
 
     Raises:
-        Disturbed: It did not end by itself within `TIMEOUT_S`.
+        DisturbedError: It did not end by itself within `TIMEOUT_S`.
     """
     try:
         done = subprocess.run(
@@ -42,7 +42,7 @@ def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Disturbed(f"{command[0]} did not end within {TIMEOUT_S:g} s") from None
+        raise DisturbedError(f"{command[0]} did not end within {TIMEOUT_S:g} s") from None
     if done.returncode < 0:
-        raise Disturbed(f"{command[0]} was ended by signal {-done.returncode}")
+        raise DisturbedError(f"{command[0]} was ended by signal {-done.returncode}")
     return done

@@ -39,7 +39,7 @@ def _export(recorder: Any, path: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file ends as an object of JSON does."""
+    """Say whether a file ends as an object of JSON does."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64))

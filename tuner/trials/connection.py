@@ -18,7 +18,7 @@ import msgspec
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.trials.launch import SECRET_VARIABLE
-from steptune.tuner.trials.messages import Channel, Exit, FromServer, MessageTooLarge, ServerReady, decoder_of
+from steptune.tuner.trials.messages import Channel, Exit, FromServer, MessageTooLargeError, ServerReady, decoder_of
 from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.scratch import Scratch
 from steptune.tuner.trials.untrusted import open_below
@@ -113,7 +113,7 @@ class ServerConnection:
             raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:
-        """What has arrived; call when the descriptor is readable.
+        """Messages that have arrived; call when the descriptor is readable.
 
         Raises:
             RunnerError: The server has ended, or what it says is no message.
@@ -121,7 +121,7 @@ class ServerConnection:
         try:
             alive = self.channel.read_available()
             messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
-        except (MessageTooLarge, msgspec.DecodeError) as error:
+        except (MessageTooLargeError, msgspec.DecodeError) as error:
             raise RunnerError(f"the trial server said what cannot be read: {error}; its log is {self._log}") from None
         if not alive and not messages:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
@@ -158,7 +158,7 @@ class ServerConnection:
         try:
             line = self.channel.receive(READY_TIMEOUT_S)
             return line is not None and isinstance(self._decoder.decode(line), ServerReady)
-        except (MessageTooLarge, msgspec.DecodeError):
+        except (MessageTooLargeError, msgspec.DecodeError):
             return False
 
 

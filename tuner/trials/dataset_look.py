@@ -7,7 +7,7 @@ import random
 import time
 from typing import Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import DatasetFacts
 from steptune.tuner.workloads.batches import seed_generators
 from steptune.tuner.workloads.workload import Workload, leaves
@@ -19,22 +19,22 @@ def look_at_dataset(workload: Workload, dataset: Any, seed: int) -> DatasetFacts
     """Kind, length, size and speed of samples, and whether they repeat themselves.
 
     Raises:
-        WorkloadRejected: It is neither map-style nor iterable, or smaller than one batch.
+        WorkloadRejectedError: It is neither map-style nor iterable, or smaller than one batch.
     """
     if not hasattr(dataset, "__getitem__"):
         if not hasattr(dataset, "__iter__"):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{type(workload).__name__}.dataset() returned {type(dataset).__name__}, which has neither "
                 "__getitem__ nor __iter__"
             )
         return _iterable_facts(dataset)
     if not hasattr(dataset, "__len__"):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{type(dataset).__name__} has __getitem__ but no __len__: a map-style dataset needs both"
         )
     length = len(dataset)
     if length < workload.global_batch:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"the dataset has {length} samples, fewer than one batch of {workload.global_batch}: "
             "give more data or set a smaller global_batch"
         )
@@ -65,7 +65,7 @@ def _iterable_facts(dataset: Any) -> DatasetFacts:
     began = time.perf_counter_ns()
     samples = [sample for sample, _ in zip(iterator, range(NUM_SAMPLES), strict=False)]
     if not samples:
-        raise WorkloadRejected("the iterable dataset yields nothing")
+        raise WorkloadRejectedError("the iterable dataset yields nothing")
     return DatasetFacts(
         kind="iterable",
         length=len(dataset) if hasattr(dataset, "__len__") else None,

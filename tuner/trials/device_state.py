@@ -36,7 +36,7 @@ POWER_LIMIT_TOLERANCE_W = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What one process made of the device since a moment that the driver was asked about.
+    """Use that one process made of the device since a moment that the driver was asked about.
 
     Attributes:
         share: Of the device's time, 0 to 1.
@@ -77,7 +77,7 @@ def limits_of(reasons: int) -> tuple[str, ...]:
 
 
 def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]) -> DeviceReading:
-    """What a window between two looks showed.
+    """Reading of a window between two looks.
 
     Args:
         own: Processes of the study.
@@ -124,7 +124,7 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
-    """What others used in the window, each by the mean of its samples; None where the driver took none in it.
+    """Share that others used in the window, each by the mean of its samples; None where the driver took none in it.
 
     Processes are sampled at moments of their own, so that one that came and went counts in full.
     """

@@ -34,7 +34,7 @@ class DeviceLook(Protocol):
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What the driver does not tell, and why."""
+        """Properties that the driver does not tell, and why."""
 
     def look(self, since_us: int | None = None) -> DeviceState:
         """
@@ -83,7 +83,7 @@ class DeviceWatch:
 
 
 def watch_device(device: torch.device) -> DeviceWatch:
-    """Of the device of this rank. Nothing is watched on a CPU: `contention` reads its counters."""
+    """Watch the device of this rank. Nothing is watched on a CPU: `contention` reads its counters."""
     if device.type != "cuda":
         return DeviceWatch()
     try:
@@ -172,7 +172,7 @@ class NvmlLook:
         )
 
     def _is_seen(self) -> bool:
-        """Whether the driver numbers processes as this one is numbered: in a PID namespace of its own it is not."""
+        """Say whether the driver numbers processes as this one is numbered: in a PID namespace of its own it is not."""
         what = "use by other processes"
         running = self._asked(what, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if running is None:

@@ -92,7 +92,8 @@ class Disturbance:
         return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
-        """What disturbs outputs on a rank: parameters are rounded alike on all ranks, and each rounds what it computes.
+        """Disturbance of outputs on a rank: parameters are rounded alike on all ranks, and each rounds what it
+        computes.
 
         Rank 0 draws on where the parameters ended.
         """
@@ -158,12 +159,12 @@ def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def corrects_biases(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is Adam or of its kin, and has a form that counts steps on the device."""
+    """Say whether it is Adam or of its kin, and has a form that counts steps on the device."""
     return all("betas" in group and "capturable" in group for group in optimizer.param_groups)
 
 
 def rounds_bias_corrections(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it computes its bias corrections in FP32."""
+    """Say whether it computes its bias corrections in FP32."""
     groups = optimizer.param_groups
     return corrects_biases(optimizer) and any(g["capturable"] and not g.get("fused") for g in groups)
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import traceback
 
-from steptune.tuner.errors import CannotCapture, PlatformError, RunnerError, SteptuneError, UnsupportedHere
+from steptune.tuner.errors import CaptureError, PlatformError, RunnerError, SteptuneError, UnsupportedError
 from steptune.tuner.records import Failure, FailureKind, Phase
 from steptune.tuner.user_code import is_users, place_of
 
@@ -38,7 +38,7 @@ _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 
 
-class NumericsLeft(Exception):
+class NumericsError(SteptuneError):
     """The loss is not finite."""
 
 
@@ -50,15 +50,15 @@ def classify(error: BaseException) -> FailureKind:
         return FailureKind.TIMEOUT if _says(error, _TIMED_OUT) else FailureKind.INFRASTRUCTURE
     if isinstance(error, RunnerError | PlatformError) or _is_disk_full(error):
         return FailureKind.INFRASTRUCTURE
-    if isinstance(error, NumericsLeft):
+    if isinstance(error, NumericsError):
         return FailureKind.NUMERICS
-    if isinstance(error, UnsupportedHere | CannotCapture) or _from_compiler(error):
+    if isinstance(error, UnsupportedError | CaptureError) or _from_compiler(error):
         return FailureKind.UNSUPPORTED
     return FailureKind.WORKLOAD_ERROR
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on a device or on the CPU.
+    """Say whether an exception means that memory ran out, on a device or on the CPU.
 
     torch has an exception for devices only; its CPU allocator raises a RuntimeError with a fixed text,
     which is recognised here and nowhere else.
@@ -73,7 +73,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Whether a collective failed because other ranks did not answer in time, or are gone.
+    """Say whether a collective failed because other ranks did not answer in time, or are gone.
 
     NCCL and the stores have exceptions of their own, for errors of their callers too. Those of gloo are RuntimeErrors.
     """
@@ -90,7 +90,7 @@ def _says(error: BaseException, words: tuple[str, ...]) -> bool:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Whether an exception, or one that it was raised for, says that a disk is full."""
+    """Say whether an exception, or one that it was raised for, means that a disk is full."""
     if error.__cause__ is not None and _is_disk_full(error.__cause__):
         return True
     if isinstance(error, OSError):
@@ -105,7 +105,7 @@ def _from_compiler(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
     """The record of an exception."""
-    ours = isinstance(error, SteptuneError | NumericsLeft)
+    ours = isinstance(error, SteptuneError)
     return Failure(
         kind=classify(error),
         phase=phase,
@@ -123,7 +123,7 @@ def _of_others(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an exception says, and the line of the user's code that it came from."""
+    """Text of an exception, and the line of the user's code that it came from."""
     name, text = type(error).__name__, str(error).strip()
     if _WORKER_TRACEBACK in text:  # torch hands on what a loader worker raised as the text of its traceback
         where, _, told = text.partition(_WORKER_TRACEBACK)
@@ -146,7 +146,7 @@ def _told(error: BaseException) -> str:
 
 
 def _by_default_collate(error: BaseException) -> bool:
-    """Whether PyTorch's own collation of samples raised it, here or in a loader worker."""
+    """Say whether PyTorch's own collation of samples raised it, here or in a loader worker."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith(_DEFAULT_COLLATE) for frame in frames) or f'{_DEFAULT_COLLATE}"' in str(error)
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from steptune.tuner.errors import BaselineFailed
+from steptune.tuner.errors import BaselineError
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.protocols import ProgressListener
@@ -195,7 +195,7 @@ class FakeRunner:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
         needed_gb = self.surface.needed_gb(levels) + self._reference_gb
         if needed_gb > self.surface.cap_gb:
-            raise BaselineFailed(
+            raise BaselineError(
                 f"{needed_gb:g} GB are needed and {self.surface.cap_gb:g} GB are there",
                 out_of_memory=True,
             )
@@ -277,7 +277,7 @@ class FakeRunner:
 
 
 def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdown:
-    """Of one step with these nanoseconds."""
+    """Breakdown of one step with these nanoseconds."""
     total = sum(categories.values())
     return Breakdown(
         rank=0,
@@ -292,7 +292,7 @@ def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdow
 
 
 def known_window(number: int, step_ns: float) -> Window:
-    """Of ten steps of this length."""
+    """Window of ten steps of this length."""
     return Window(
         round=number,
         position=number,

@@ -229,7 +229,9 @@ class GroupRun:
         self._request(member, command, WindowTaken)
 
     def _precise(self, rounds: Sequence[int]) -> bool:
-        """Whether every ratio to the first trial (or the rate of a single one) is known well enough by these rounds."""
+        """Say whether every ratio to the first trial (or the rate of a single one) is known well enough by these
+        rounds.
+        """
         first, *others = self.members
         if not others:
             rates = [math.log(first.by_round[r].units_per_s) for r in rounds]

@@ -61,7 +61,7 @@ def concatenated(batches: list[Any]) -> Any:
 
 
 def check_samples(job: TrainingJob) -> GuardCheck | None:
-    """Whether the regrouped order holds the samples of the user's, each as often; None for a plain one."""
+    """Check that the regrouped order holds the samples of the user's, each as often; None for a plain one."""
     order = getattr(job.loader, "batch_sampler", None)
     if job.plan.batches.is_plain or not isinstance(order, EndlessBatches):
         return None

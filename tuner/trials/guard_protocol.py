@@ -205,7 +205,7 @@ class WatchedSteps:
 
 
 def kept_buffers(model: torch.nn.Module) -> Callable[[], None]:
-    """What sets buffers back to what they are now, also where a forward has put other tensors in their place."""
+    """Function that sets buffers back to what they are now, also where a forward has replaced the tensors."""
     kept = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()

@@ -28,7 +28,7 @@ from steptune.tuner.trials.host_link import (
     Hello,
     HostLink,
     Leave,
-    LinkBroken,
+    LinkBrokenError,
     Open,
     Put,
     Refusal,
@@ -89,14 +89,14 @@ class HostAgent:
         while time.monotonic() < given_up_s:
             try:
                 link = self._connected()
-            except (OSError, LinkBroken) as error:
+            except (OSError, LinkBrokenError) as error:
                 broken = str(error)
                 time.sleep(RETRY_S)
                 continue
             try:
                 self._serve(link)
                 return
-            except LinkBroken as error:
+            except LinkBrokenError as error:
                 patience_s, broken = self._patience_s, str(error)
                 given_up_s = time.monotonic() + patience_s
             finally:

@@ -32,7 +32,7 @@ from steptune.tuner.trials.host_link import (
     Hello,
     HostLink,
     Leave,
-    LinkBroken,
+    LinkBrokenError,
     Open,
     Put,
     Refusal,
@@ -101,7 +101,7 @@ class Host:
     def send(self, message: Any) -> None:
         try:
             self._link.send(message)
-        except LinkBroken as error:
+        except LinkBrokenError as error:
             self._lose(error)
         if self._link.has_messages:
             os.eventfd_write(self._waiting, 1)
@@ -121,7 +121,7 @@ class Host:
             os.eventfd_read(self._waiting)
         try:
             messages = self._link.take_messages()
-        except LinkBroken as error:
+        except LinkBrokenError as error:
             self._lose(error)
         found: list[FromServer] = []
         for message in messages:
@@ -140,7 +140,7 @@ class Host:
             self._poll.close()
             os.close(self._waiting)
 
-    def _lose(self, error: LinkBroken) -> Any:
+    def _lose(self, error: LinkBrokenError) -> Any:
         self.lost = f"{self._name} is lost: {error}"
         raise RunnerError(self.lost)
 
@@ -218,7 +218,7 @@ class HostGroup:
             ready = {key.fileobj for key, _ in selector.select(0.2)}
         for link, (address, until_s) in list(strangers.items()):
             if link in ready:
-                with contextlib.suppress(LinkBroken):
+                with contextlib.suppress(LinkBrokenError):
                     for hello in link.take_messages()[:1]:
                         del strangers[link]
                         host = self._welcomed(link, hello, address)
@@ -231,7 +231,7 @@ class HostGroup:
             self._let_in(strangers)
 
     def _let_in(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
-        with contextlib.suppress(BlockingIOError, LinkBroken):
+        with contextlib.suppress(BlockingIOError, LinkBrokenError):
             connection, (address, *_) = self._listener.accept()
             link = HostLink(connection, self.secret, FromAgent, drives=True)
             strangers[link] = address, time.monotonic() + HELLO_S
@@ -246,7 +246,7 @@ class HostGroup:
         Raises:
             PlatformError: It is not one that this study can use.
         """
-        with contextlib.ExitStack() as stack, contextlib.suppress(LinkBroken):
+        with contextlib.ExitStack() as stack, contextlib.suppress(LinkBrokenError):
             stack.callback(link.close)
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
                 return None

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.records import Record
 
 NONCE_BYTES = 16
@@ -40,7 +41,7 @@ _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
 
 
-class LinkBroken(Exception):
+class LinkBrokenError(SteptuneError):
     """The other end is gone, or what came is not from one who knows the secret."""
 
 
@@ -133,7 +134,7 @@ class HostLink:
         drives: Whether this is the driver's end.
 
     Raises:
-        LinkBroken: The other end is gone already.
+        LinkBrokenError: The other end is gone already.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, kind: Any, *, drives: bool) -> None:
@@ -188,7 +189,7 @@ class HostLink:
         """Send one message, taking in what arrives meanwhile, so that two ends that send do not wait for each other.
 
         Raises:
-            LinkBroken: The other end is gone.
+            LinkBrokenError: The other end is gone.
         """
         self._wait_for_keys()
         body = self._encoder.encode(message)
@@ -221,7 +222,7 @@ class HostLink:
         """Return the next message, or None after so many seconds.
 
         Raises:
-            LinkBroken: The other end is gone.
+            LinkBrokenError: The other end is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._messages:
@@ -246,7 +247,7 @@ class HostLink:
         """Return what has arrived; call when the descriptor is readable, or there are messages.
 
         Raises:
-            LinkBroken: The other end is gone, and has said nothing more.
+            LinkBrokenError: The other end is gone, and has said nothing more.
         """
         if not self._messages:
             self._read()
@@ -291,12 +292,12 @@ class HostLink:
 
     def _require_open(self) -> None:
         if self.broken:
-            raise LinkBroken(self.broken)
+            raise LinkBrokenError(self.broken)
 
-    def _breaking(self, reason: str) -> LinkBroken:
+    def _breaking(self, reason: str) -> LinkBrokenError:
         self.broken = reason
         self.close()
-        return LinkBroken(reason)
+        return LinkBrokenError(reason)
 
 
 def _mac(key: bytes, number: int, body: bytes) -> bytes:

@@ -46,7 +46,7 @@ def save_imports(path: Path, names: list[str]) -> None:
 
 
 def load_imports(path: Path) -> list[str]:
-    """What was saved; nothing where there is no such file, or the workload has put another in its place."""
+    """Names that were saved; nothing where there is no such file, or the workload has put another in its place."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=list[str])
     return []

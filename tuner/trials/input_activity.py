@@ -1,4 +1,4 @@
-"""What those who make batches do meanwhile: compute, or wait for something else.
+"""Activity of those who make batches: they compute, or wait for something else.
 
 A loader that keeps the model waiting is slow for one of two reasons, and the remedies differ. Where its
 processes compute all the time (or queue for a core), the samples are expensive: more workers, cheaper
@@ -56,7 +56,7 @@ class InputMeter:
         )
 
     def _read(self) -> tuple[int, int]:
-        """Of all makers: nanoseconds in which they computed or queued for a core, and bytes from storage."""
+        """Nanoseconds in which all makers computed or queued for a core, and bytes from storage."""
         runnable_ns = read_bytes = 0
         for pid in self._workers or [psutil.Process().pid]:
             # A worker that has ended, or a system that does not tell, adds nothing.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steptune.tuner.errors import ChoiceError, WorkloadRejected
+from steptune.tuner.errors import ChoiceError, WorkloadRejectedError
 from steptune.tuner.hardware import default_device
 from steptune.tuner.records import (
     Choice,
@@ -55,7 +55,7 @@ PADDING_BATCHES = 64
 
 
 class InspectRequest(Record):
-    """What the parent asks for."""
+    """Request of the parent."""
 
     workload: str
     study_directory: str
@@ -129,7 +129,7 @@ class _Inspection:
         with self._modelling():
             model, imports = self._initialised(workload, known_modules)
         if not isinstance(model, torch.nn.Module):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{type(workload).__name__}.model() returned {type(model).__name__}, not a torch.nn.Module"
             )
         save_initial_state(model, self._files.initial_state)
@@ -221,7 +221,7 @@ class _Inspection:
         )
         batches = [batch for batch, _ in zip(loader, range(NUM_GUARD_BATCHES), strict=False)]
         if not batches:
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"the dataset gave no batch of {workload.global_batch}: give more data or set a smaller global_batch"
             )
         _check_splits(workload, self._request.num_ranks)
@@ -231,7 +231,7 @@ class _Inspection:
 
 def _check_splits(workload: Workload, num_ranks: int) -> None:
     if workload.global_batch % num_ranks:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"global_batch {workload.global_batch} cannot be split over {num_ranks} ranks: choose a multiple"
         )
 
@@ -247,12 +247,12 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
             current[name] = difference
     method = current.get("gradient_compression", {}).get("method")
     if method in FEEDS_BACK:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{type(workload).__name__}.current compresses gradients by {method}, which no training that reduces them "
             "whole can be compared with step by step: leave it out, and allow lossy choices to have it tried"
         )
     if current.get("local_sgd", {}).get("every", 1) != 1:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{type(workload).__name__}.current has ranks that step alone (local_sgd), which no training that reduces "
             "gradients in every step can be compared with: leave it out, and allow recipe to have it tried"
         )
@@ -281,10 +281,10 @@ def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device)
     model = model.to(device)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
-        raise WorkloadRejected(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
+        raise WorkloadRejectedError(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
     optimizer = workload.optimizer(iter(named))
     if not hasattr(optimizer, "param_groups"):
-        raise WorkloadRejected(f"optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        raise WorkloadRejectedError(f"optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
     plan = Plan(loader=LoaderArguments())
     return TrainingJob(
         workload=workload,
@@ -303,7 +303,7 @@ def _shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _padding_share(workload: Workload, dataset: Any, order: list[list[int]], num_ranks: int) -> float | None:
-    """Of the first batches; None where the workload does not know the lengths of its samples."""
+    """Share of padding in the first batches; None where the workload does not know the lengths of its samples."""
     if not workload.knows_lengths(dataset):
         return None
     return padding_share(order[:PADDING_BATCHES], lambda index: workload.length(dataset, index), num_ranks)

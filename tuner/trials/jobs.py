@@ -254,7 +254,7 @@ class JobBoard:
                         job.inbox.append(said)
 
     def _understood(self, job: Job, message: RankMessage) -> FromRank | None:
-        """What a rank says. User code has that connection in its reach, and may write anything into it."""
+        """Message of a rank. User code has that connection in its reach, and may write anything into it."""
         job.num_messages += 1
         job.num_bytes += len(message.message)
         try:

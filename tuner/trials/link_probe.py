@@ -53,12 +53,12 @@ class LinkProbe:
         self._num_ranks = len(groups[0])
 
     def timings(self, seconds: float) -> list[CollectiveTiming]:
-        """Of all collectives by size, in about so many seconds; the same list on every rank."""
+        """Timings of all collectives by size, in about so many seconds; the same list on every rank."""
         share_s = seconds / len(COLLECTIVES)
         return [timing for collective in COLLECTIVES for timing in self._by_size(collective, share_s)]
 
     def timing(self, collective: str, size_bytes: int) -> CollectiveTiming:
-        """Of one size, quickly."""
+        """Timing of one size, quickly."""
         return self._timed(collective, size_bytes, seconds=0.0)[0]
 
     def _by_size(self, collective: str, seconds: float) -> list[CollectiveTiming]:
@@ -100,7 +100,7 @@ class LinkProbe:
         return run
 
     def _timed(self, collective: str, size_bytes: int, seconds: float) -> tuple[CollectiveTiming, int]:
-        """Of one size, and the nanoseconds of the fastest repeat.
+        """Timing of one size, and the nanoseconds of the fastest repeat.
 
         Args:
             seconds: For this size; the least number of repeats is made in any case.

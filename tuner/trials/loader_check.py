@@ -60,7 +60,7 @@ class SeededByIndex:
 
 
 class _PlainWorkload:
-    """What `build_loader` needs of a workload, with another way to collate."""
+    """Workload as `build_loader` needs it, with another way to collate."""
 
     def __init__(self, workload: Workload, collate: Any) -> None:
         self._workload = workload

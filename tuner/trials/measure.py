@@ -140,7 +140,7 @@ def take_window(
 
 
 def _num_steps(stepper: Stepper, least: int) -> int:
-    """Of a window: several times the loader's queue where that is not full, and whole rounds."""
+    """Steps of a window: several times the loader's queue where that is not full, and whole rounds."""
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
         least = max(least, QUEUES_PER_WINDOW * capacity)
@@ -151,7 +151,7 @@ def _num_steps(stepper: Stepper, least: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _TimedSteps:
-    """What this rank saw of a window.
+    """Steps of a window as this rank timed them.
 
     Attributes:
         objection: Why its device voids the window, or None.

@@ -119,13 +119,13 @@ def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
     """Lets this file look with the eyes of another user; the most that there can be where that one disturbs it."""
-    from steptune.tuner.trials.as_user import Disturbed, run_as
+    from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
     try:
         done = run_as(as_user, python, "-ISc", Path(__file__).read_text(encoding="utf-8"), given=question)
         return min(most, int(done.stdout))
-    except (Disturbed, ValueError):
+    except (DisturbedError, ValueError):
         return most
 
 
@@ -137,7 +137,7 @@ def _answer() -> None:
 
 
 def _is_closed(pid: int) -> bool:
-    """Whether we may not see what a process has open."""
+    """Say whether we may not see what a process has open."""
     try:
         os.scandir(f"/proc/{pid}/fd").close()
     except PermissionError:
@@ -221,7 +221,7 @@ def _setting(name: str) -> int:
 
 
 def _user_of(pid: int) -> int | None:
-    """By what it runs as, not by who owns its folder in `/proc`: that of a closed process is root's."""
+    """User that a process runs as, not the owner of its folder in `/proc`: that of a closed process is root's."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
@@ -230,7 +230,7 @@ def _user_of(pid: int) -> int | None:
 
 
 def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private: Collection[tuple[int, int]]) -> int:
-    """What a process has beside those files; all that it has resident, where it keeps its memory from our eyes."""
+    """Memory that a process has beside those files; all that is resident, where it keeps its memory from our eyes."""
     try:
         shares = _fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
         counted = 0

@@ -1,4 +1,4 @@
-"""What the parent, the trial server and the ranks say to one another.
+"""Messages between the parent, the trial server and the ranks.
 
 MessagePack, each message after its length: unlike JSON it carries infinities and NaN, which a
 rejected candidate's losses are made of.
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.records import (
     Breakdown,
     Compilation,
@@ -210,7 +211,7 @@ MAX_MESSAGE_BYTES = 32 << 20
 """A hundred times the largest profile; what announces more is not one of ours, and would only fill memory."""
 
 
-class MessageTooLarge(Exception):
+class MessageTooLargeError(SteptuneError):
     """The other end announces a message that no reader has to take."""
 
 
@@ -270,7 +271,7 @@ class Channel:
         """Reads once without blocking longer than the data takes; False at the end of the stream.
 
         Raises:
-            MessageTooLarge: What the other end says is no message.
+            MessageTooLargeError: What the other end says is no message.
         """
         try:
             data = self._socket.recv(1 << 20)
@@ -283,7 +284,9 @@ class Channel:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise MessageTooLarge(f"a message of {length} bytes was announced; {MAX_MESSAGE_BYTES} are allowed")
+                raise MessageTooLargeError(
+                    f"a message of {length} bytes was announced; {MAX_MESSAGE_BYTES} are allowed"
+                )
             if len(self._buffer) < _LENGTH.size + length:
                 break
             self._messages.append(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length]))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import ModelFacts, OptimizerFacts, UnitFacts
 from steptune.tuner.training.batch_second import can_be_batch_second
 from steptune.tuner.training.block_kinds import block_kinds
@@ -27,7 +27,7 @@ from steptune.tuner.trials.failures import is_out_of_memory
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLook:
-    """What one step of the model showed."""
+    """Facts that one step of the model showed."""
 
     facts: ModelFacts
     randomness: str
@@ -46,7 +46,7 @@ def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
     memory, of a part of it.
 
     Raises:
-        WorkloadRejected: The loss is not a finite scalar, or does not depend on the parameters.
+        WorkloadRejectedError: The loss is not a finite scalar, or does not depend on the parameters.
     """
     length = batch_length(batch) or 1
     for pieces in (1, 2, 4, 8, 16, 32, 64):
@@ -135,14 +135,14 @@ def _num_unused_parameters(model: Any) -> int:
     parameters = [p for p in model.parameters() if p.requires_grad]
     num_unused = sum(p.grad is None for p in parameters)
     if num_unused == len(parameters):
-        raise WorkloadRejected("the loss does not depend on any parameter of the model: no gradient reaches them")
+        raise WorkloadRejectedError("the loss does not depend on any parameter of the model: no gradient reaches them")
     return num_unused
 
 
 def _finite(loss: Any) -> float:
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"the loss of the first batch is {value}: the workload cannot be trained as it is; check its data, "
             "its learning rate and its initialisation"
         )
@@ -198,7 +198,7 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
+    """Buffers of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
     import torch
 
     return {
@@ -232,7 +232,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Of everything that may be gathered as one in this study."""
+    """Facts of everything that may be gathered as one in this study."""
     from steptune.tuner.strategies.sharding import SIZES, unit_key
 
     current = job.workload.current.get("sharding", {}).get("min_num_params")
@@ -290,15 +290,15 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
     where = f"{type(job.workload).__name__}.loss"
     if not isinstance(loss, torch.Tensor):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{where} returned {type(loss).__name__}, not a tensor: return the loss as a scalar tensor, without .item()"
         )
     if loss.numel() != 1:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{where} returned a tensor of shape {tuple(loss.shape)}: reduce it to a scalar, as with .mean()"
         )
     if not loss.requires_grad:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{where} returned a tensor that does not depend on the model's parameters (it requires no gradient): "
             "compute it from the model's output, without detach() or no_grad()"
         )
@@ -323,7 +323,7 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
 
 
 def _repeats(job: TrainingJob, batch: Any) -> bool:
-    """Whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
+    """Say whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
     import torch
 
     def loss_of(seed: int) -> Any:
@@ -427,7 +427,7 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """What the optimizer's state takes after a step, found on tensors without storage. 0 where it is not known: an
+    """Bytes of the optimizer's state after a step, found on tensors without storage. 0 where it is not known: an
     optimizer that cannot step on such tensors, or that makes its state at another time.
     """
     import torch

@@ -80,7 +80,7 @@ NUM_HORIZON_RUNS = 3
 
 
 class ReferenceRequest(Record):
-    """What the parent asks for."""
+    """Request of the parent."""
 
     workload: str
     study_directory: str
@@ -218,7 +218,7 @@ def with_draws(protocol: Protocol) -> Protocol:
 
 
 def compiles(choices: Mapping[str, Choice]) -> bool:
-    """Whether a configuration compiles its model."""
+    """Say whether a configuration compiles its model."""
     return choices.get("compile", {}).get("mode") is not None
 
 
@@ -353,7 +353,7 @@ class _Runs:
         }
 
     def bias_corrections(self, first: _Run) -> Tolerance | None:
-        """What rounding those of the update does at most; None where nobody does that."""
+        """Tolerance for rounding the bias corrections of the update; None where nobody does that."""
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
         if not wanted or not corrects_biases(optimizer):

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import (
-    BaselineFailed,
+    BaselineError,
     BudgetError,
     RunnerError,
     WorkloadError,
@@ -102,7 +102,7 @@ class LocalRunner:
         hosts: All hosts that the ranks are on, where there are several; closed by whoever made it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  named, most with a default
         self,
         *,
         workload: str,
@@ -250,7 +250,7 @@ class LocalRunner:
                 self._task("reference", request, request.environment_variables, self._num_ranks)
         except WorkloadError as error:
             failure: Failure | None = getattr(error, "failure", None)
-            raise BaselineFailed(
+            raise BaselineError(
                 str(error), out_of_memory=failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY
             ) from None
 
@@ -432,7 +432,7 @@ class LocalRunner:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Whether trials whose hungriest ranks have these peaks can live at the same time, with a margin.
+        """Say whether trials whose hungriest ranks have these peaks can live at the same time, with a margin.
 
         On a CPU, all ranks of all trials share the memory; on devices, each rank has its own, where every process has
         a context beside its tensors.
@@ -552,7 +552,7 @@ class LocalRunner:
         server.close()
 
     def _preload(self) -> list[str]:
-        """What the workload's own file imports from elsewhere."""
+        """Modules that the workload's own file imports from elsewhere."""
         reference = parse_reference(self._workload)
         if reference.kind == "zoo":
             return ["steptune.tuner.workloads.zoo"]
@@ -613,6 +613,6 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
 
 
 def _died_beside(failure: Failure) -> Failure:
-    """Of a trial that is repeated because another of its group is."""
+    """Failure of a trial that is repeated because another of its group is."""
     message = f"repeated with the trial that took turns with it ({failure.message})"
     return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

@@ -1,4 +1,4 @@
-"""What stands between a trial server and the machine. Whoever makes the runner chooses it."""
+"""Sandbox between a trial server and the machine. Whoever makes the runner chooses it."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class Sandbox:
 
     @property
     def alone(self) -> bool:
-        """Whether all that the server may send a signal to was started by it."""
+        """Say whether all that the server may send a signal to was started by it."""
         return self.own_pids or self.uid is not None

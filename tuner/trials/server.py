@@ -34,7 +34,7 @@ from steptune.tuner.trials.messages import (
     Exit,
     JobEnded,
     Kill,
-    MessageTooLarge,
+    MessageTooLargeError,
     Preload,
     RankExited,
     RankMessage,
@@ -245,7 +245,7 @@ class TrialServer:
         """Reads once; a rank that says what no message is long enough for is ended."""
         try:
             return rank.channel.read_available()
-        except MessageTooLarge as error:
+        except MessageTooLargeError as error:
             rank.violation = str(error)
             kill_tree(rank.pid)
             return False
@@ -323,7 +323,7 @@ class TrialServer:
         self._send(JobEnded(job=name))
 
     def _kill_the_rest(self) -> None:
-        """What escaped into a session of its own (compile workers do) was orphaned to us."""
+        """Kill what escaped into a session of its own (compile workers do): it was orphaned to us."""
         if self._own_pids or (not kill_descendants() and self._alone):
             kill_all_others()
 

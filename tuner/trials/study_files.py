@@ -89,7 +89,7 @@ class StudyFiles:
         return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
 
     def timelines(self, trial_id: str) -> Path:
-        """What the devices did in the profiled steps, thinned out for a picture: a list of `Timeline`."""
+        """File of the devices' activity in the profiled steps, thinned out for a picture: a list of `Timeline`."""
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
@@ -125,7 +125,7 @@ class StudyFiles:
         return [map_structure(part, batch) for batch in batches]
 
     def is_cold(self, candidate_key: str) -> bool:
-        """Whether this candidate has not been compiled in this study yet."""
+        """Say whether this candidate has not been compiled in this study yet."""
         return not (self.compile_cache / "warm" / candidate_key).exists()
 
     def mark_warm(self, candidate_key: str) -> None:

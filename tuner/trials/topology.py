@@ -39,7 +39,7 @@ SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
 
 
 class TopologyRequest(Record):
-    """What the parent asks for.
+    """Request of the parent.
 
     Attributes:
         hardware: Of this machine.
@@ -131,7 +131,7 @@ def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
 
 
 def kind_inside(hardware: HardwareProfile) -> str:
-    """What a ring inside a host goes over: the slowest connection between its devices."""
+    """Kind of link that a ring inside a host goes over: the slowest connection between its devices."""
     if hardware.device_kind == "cpu":
         return "loopback"
     kinds = sorted(set(hardware.links.values()))
@@ -146,7 +146,7 @@ def _link_named(topology: Topology, name: str) -> Link:
 
 
 def _is_as_known(probe: LinkProbe, link: Link) -> bool:
-    """Whether a small and a larger message take as long as they did; every rank comes to the same answer."""
+    """Say whether a small and a larger message take as long as they did; every rank comes to the same answer."""
     reduced = [timing for timing in link.timings if timing.collective == ALL_REDUCE]
     chosen = [reduced[0], *[timing for timing in reduced[1:] if timing.message_bytes <= MOST_CHECKED_BYTES][-1:]]
     return all(_agree(probe.timing(ALL_REDUCE, known.message_bytes), known) for known in chosen)

@@ -34,7 +34,7 @@ MAX_UNTIMED_STEPS = 10
 
 
 class TrainRequest(Record):
-    """What the parent asks for."""
+    """Request of the parent."""
 
     workload: str
     study_directory: str

@@ -223,10 +223,10 @@ class TrialRun:
         return run_guard(self._job, *judged)
 
     def _require(self, verdict: GuardVerdict) -> None:
-        from steptune.tuner.trials.failures import NumericsLeft
+        from steptune.tuner.trials.failures import NumericsError
 
         if not self._coordinator.agree(verdict.passed):
-            raise NumericsLeft(f"the candidate is not the same training: {verdict.reason}")
+            raise NumericsError(f"the candidate is not the same training: {verdict.reason}")
 
     def _ready(self, warmth: WarmUp) -> None:
         spec, now = self.spec, time.monotonic_ns()
@@ -298,11 +298,11 @@ class TrialRun:
                     return
 
     def _require_finite(self) -> None:
-        from steptune.tuner.trials.failures import NumericsLeft
+        from steptune.tuner.trials.failures import NumericsError
 
         loss = self._stepper.last_loss
         if loss is not None and not bool(loss.isfinite().all()):
-            raise NumericsLeft(f"the loss became {float(loss):g} while it was measured")
+            raise NumericsError(f"the loss became {float(loss):g} while it was measured")
 
     def _measure_restart(self) -> int | None:
         """None where an epoch has no length; the fixed order's first batches make a short epoch."""
@@ -348,7 +348,7 @@ class TrialRun:
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
     def _memory_over_time(self) -> tuple[MemoryStats, ...]:
-        """Of one more step: recording every allocation would slow down the steps that are looked at."""
+        """Memory of one more step: recording every allocation would slow down the steps that are inspected."""
         path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.memory.json"
         record_memory(self._stepper.step, path)
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from steptune.tuner.records import Failure, FailureKind, Phase
-from steptune.tuner.trials.as_user import Disturbed, run_as
+from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.memory_use import File, Taker, kernel_bytes, memory_file_systems, memory_of, processes_of
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """What the trials of one study may take together, and all studies of one submitter on a machine.
+    """Limits of the trials of one study together, and of all studies of one submitter on a machine.
 
     Attributes:
         disk_bytes: Size of all files in the study's directory.
@@ -88,13 +88,13 @@ class Watch:
         self._counted = []
 
     def exceeded(self, phase: Phase) -> Failure | None:
-        """What is exceeded now; None also while the last look is recent."""
+        """Failure for the limit that is exceeded now; None also while the last look is recent."""
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
         try:
             return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
-        except Disturbed as error:
+        except DisturbedError as error:
             message = (
                 f"the trial was ended because its files could not be counted: {error}. Stop or kill no process that "
                 "the workload did not start, and write fewer files"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Scalar
 from steptune.tuner.wording import near, which_of
 
@@ -45,20 +45,20 @@ class Parameters:
             given: Arguments that the entry itself sets.
 
         Raises:
-            WorkloadRejected: Names the argument, its value, and how to write it.
+            WorkloadRejectedError: Names the argument, its value, and how to write it.
         """
         missing = [known for known in self.required if known not in {*arguments, *(given or {})}]
         if missing:
             example = "&".join(f"{known}=..." for known in missing)
             mistyped = near(missing[0], arguments)
             found = f", not {mistyped[0]!r}" if mistyped else ""
-            raise WorkloadRejected(f"{name} needs {' and '.join(missing)}{found}: write '{name}?{example}'")
+            raise WorkloadRejectedError(f"{name} needs {' and '.join(missing)}{found}: write '{name}?{example}'")
         for argument, value in arguments.items():
             if argument in self.annotations:
                 _check_type(name, argument, value, self.annotations[argument])
             elif not self.is_open:
                 advice = which_of(argument, self.annotations) if self.annotations else "it takes none"
-                raise WorkloadRejected(f"{name} has no argument {argument!r}: {advice}")
+                raise WorkloadRejectedError(f"{name} has no argument {argument!r}: {advice}")
 
 
 def parameters_of(factory: Callable[..., Any]) -> Parameters | None:
@@ -104,14 +104,14 @@ def check_multiple(name: str, value: int, of: int) -> None:
     """Refuse a size that a network cannot halve as often as it does.
 
     Raises:
-        WorkloadRejected: It is no positive multiple.
+        WorkloadRejectedError: It is no positive multiple.
     """
     if value < of or value % of:
-        raise WorkloadRejected(f"{name} is {value}: it must be a multiple of {of}")
+        raise WorkloadRejectedError(f"{name} is {value}: it must be a multiple of {of}")
 
 
 def _check_type(name: str, argument: str, value: Scalar, annotation: str) -> None:
     kinds = _KINDS.get(annotation)
     if kinds is None or (isinstance(value, kinds) and (annotation == "bool" or not isinstance(value, bool))):
         return
-    raise WorkloadRejected(f"{name}: {argument} is {value!r}, and must be {_NOUNS[annotation]}")
+    raise WorkloadRejectedError(f"{name}: {argument} is {value!r}, and must be {_NOUNS[annotation]}")

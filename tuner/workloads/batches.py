@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.workloads.workload import Workload
 
 MAX_BATCHES = 1024
@@ -25,7 +25,7 @@ def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_B
     """The first batches of indices of a map-style dataset, over as many epochs as it takes.
 
     Raises:
-        WorkloadRejected: The dataset gives no full batch.
+        WorkloadRejectedError: The dataset gives no full batch.
     """
     batches: list[list[int]] = []
     for epoch in range(limit):
@@ -34,7 +34,7 @@ def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_B
         if not drawn or len(batches) >= limit:
             break
     if not batches:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"the dataset has {len(dataset)} samples, fewer than one batch of {workload.global_batch}: "
             "give more data or set a smaller global_batch"
         )

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.user_code import is_users, place_of
 
 SLOW_S = 5.0
@@ -37,7 +37,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
         say: Told once, while it runs, which statement of a module takes long.
 
     Raises:
-        WorkloadRejected: The module trains, starts processes by spawning, or ends Python.
+        WorkloadRejectedError: The module trains, starts processes by spawning, or ends Python.
     """
     import torch
 
@@ -62,7 +62,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
             yield
         except SystemExit as error:
             place = place_of(error) or "the workload's module"
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{place}, ends Python (SystemExit: {error}) while it is imported. {WAY_OUT}"
             ) from error
 
@@ -72,7 +72,7 @@ def _refuse(what: str) -> None:
     frame = _module_frame(sys._getframe(1))
     if frame is not None:
         place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-        raise WorkloadRejected(f"{place}, {what} while it is imported. {WAY_OUT}")
+        raise WorkloadRejectedError(f"{place}, {what} while it is imported. {WAY_OUT}")
 
 
 def _module_frame(frame: FrameType | None) -> FrameType | None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import KnobFacts, Scalar
 
 if TYPE_CHECKING:
@@ -34,16 +34,20 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
     """The knobs that a workload names, those of `knobs` before those of `recipe_knobs`.
 
     Raises:
-        WorkloadRejected: One is ill-formed; names it, what is wrong and how to write it.
+        WorkloadRejectedError: One is ill-formed; names it, what is wrong and how to write it.
     """
     found: dict[str, KnobFacts] = {}
     for field, recipe in (("knobs", False), ("recipe_knobs", True)):
         place, declared = f"{type(workload).__name__}.{field}", getattr(workload, field)
         if not isinstance(declared, Mapping):
-            raise WorkloadRejected(f"{place} is {declared!r}: it must map attributes to their values, as {_EXAMPLE}")
+            raise WorkloadRejectedError(
+                f"{place} is {declared!r}: it must map attributes to their values, as {_EXAMPLE}"
+            )
         for name, values in declared.items():
             if name in found:
-                raise WorkloadRejected(f"{place} names {name!r}, which knobs names already: leave it in one of the two")
+                raise WorkloadRejectedError(
+                    f"{place} names {name!r}, which knobs names already: leave it in one of the two"
+                )
             found[name] = _knob(workload, place, name, values, recipe=recipe)
     return tuple(found.values())
 
@@ -57,22 +61,22 @@ def set_knobs(workload: Workload, values: Mapping[str, Scalar]) -> None:
 def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: bool) -> KnobFacts:
     today = _today(workload, place, name)
     if not isinstance(values, list | tuple | set | frozenset | range):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{place}[{name!r}] is {values!r}: it must be a tuple of values, as {_EXAMPLE}, or a set where they have "
             "no order"
         )
     without_order = isinstance(values, set | frozenset)
     listed = sorted(values, key=repr) if without_order else list(values)
     if len(listed) > MAX_VALUES:
-        raise WorkloadRejected(f"{place}[{name!r}] has {len(listed)} values: name at most {MAX_VALUES}")
+        raise WorkloadRejectedError(f"{place}[{name!r}] has {len(listed)} values: name at most {MAX_VALUES}")
     for value in listed:
         if not _is_plain(value):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{place}[{name!r}] has the value {value!r}: values must be finite numbers, strings, booleans or None"
             )
     others = {_identity(value): value for value in listed if _identity(value) != _identity(today)}
     if not others:
-        raise WorkloadRejected(f"{place}[{name!r}] has no value beside today's, {today!r}: name others to try")
+        raise WorkloadRejectedError(f"{place}[{name!r}] has no value beside today's, {today!r}: name others to try")
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (today, *listed))
     return KnobFacts(
         name=name, today=today, values=tuple(others.values()), ordered=numbers and not without_order, recipe=recipe
@@ -84,21 +88,25 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
     from steptune.tuner.workloads.workload import Workload
 
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{place} names {name!r}: a knob is an attribute of the workload, a name that begins with a letter"
         )
     if hasattr(Workload, name):
-        raise WorkloadRejected(f"{place} names {name!r}, which every workload has: a knob is an attribute of your own")
+        raise WorkloadRejectedError(
+            f"{place} names {name!r}, which every workload has: a knob is an attribute of your own"
+        )
     if not hasattr(workload, name):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{place} names {name!r}, and {type(workload).__name__}.{name} does not exist: set it to what you run "
             f"today, and read self.{name} where it counts"
         )
     value = getattr(workload, name)
     if isinstance(getattr(type(workload), name, None), property):
-        raise WorkloadRejected(f"{place} names {name!r}, a property: a knob is a plain attribute, which can be set")
+        raise WorkloadRejectedError(
+            f"{place} names {name!r}, a property: a knob is a plain attribute, which can be set"
+        )
     if not _is_plain(value):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{place} names {name!r}, which is {value!r} today: a knob is a finite number, a string, a boolean or None"
         )
     plain: Scalar = value

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.arguments import parameters_of
 from steptune.tuner.workloads.importing import noticing_scripts
@@ -24,8 +24,8 @@ def load_workload(reference: str | WorkloadReference, say: Callable[[str], None]
         say: Told what takes long while the module is imported.
 
     Raises:
-        WorkloadNotFound: The module, class or zoo entry does not exist.
-        WorkloadRejected: It exists but is not a complete workload, or its arguments do not fit.
+        WorkloadNotFoundError: The module, class or zoo entry does not exist.
+        WorkloadRejectedError: It exists but is not a complete workload, or its arguments do not fit.
         Exception: Whatever the user's own module raises at import.
     """
     parsed = parse_reference(reference) if isinstance(reference, str) else reference
@@ -38,12 +38,12 @@ def load_workload(reference: str | WorkloadReference, say: Callable[[str], None]
             module = _import_file(parsed) if parsed.kind == "file" else _import_module(parsed.source)
         if not hasattr(module, parsed.name):
             advice = which_of(parsed.name, _workloads_in(module), _counted_workloads(module))
-            raise WorkloadNotFound(f"{parsed.source} has no class {parsed.name}: {advice}")
+            raise WorkloadNotFoundError(f"{parsed.source} has no class {parsed.name}: {advice}")
         factory = getattr(module, parsed.name)
     if isinstance(factory, Workload):
         return validate(factory)
     if not callable(factory):
-        raise WorkloadRejected(f"{parsed.name} in {parsed.source} is {factory!r}: name a class or a function")
+        raise WorkloadRejectedError(f"{parsed.name} in {parsed.source} is {factory!r}: name a class or a function")
     if parsed.kind != "zoo":  # an entry of the zoo checks its own
         parameters = parameters_of(factory)
         if parameters is not None:
@@ -69,7 +69,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
-            raise WorkloadNotFound(
+            raise WorkloadNotFoundError(
                 f"module {name} cannot be found: install it, or name a file as path/to/file.py:ClassName"
             ) from None
         raise

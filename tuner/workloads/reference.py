@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
-from steptune.tuner.errors import WorkloadNotFound, WorkloadRejected
+from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.records import Scalar
 from steptune.tuner.wording import which_of
 
@@ -63,11 +63,11 @@ def parse_reference(text: str) -> WorkloadReference:
     """Parses a reference and checks what needs no import: the file, its syntax, the class.
 
     Raises:
-        WorkloadNotFound: The file, class or zoo entry does not exist.
-        WorkloadRejected: The file is not valid Python, or the reference has no class.
+        WorkloadNotFoundError: The file, class or zoo entry does not exist.
+        WorkloadRejectedError: The file is not valid Python, or the reference has no class.
     """
     if is_command(text):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{text.removeprefix(COMMAND)!r} is a command: `steptune tune -- COMMAND` and `steptune profile -- "
             "COMMAND` run it as it is; what else Steptune does needs a Workload, path/to/file.py:ClassName"
         )
@@ -77,7 +77,7 @@ def parse_reference(text: str) -> WorkloadReference:
         return WorkloadReference(kind="zoo", source="zoo", name=target[4:], arguments=arguments)
     source, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{text!r} names no class: write path/to/file.py:ClassName, package.module:ClassName "
             "or zoo:NAME (`steptune zoo` lists the names); a training script runs as it is by "
             "`steptune tune -- python train.py`"
@@ -116,18 +116,18 @@ def imported_modules(path: Path) -> list[str]:
 
 def _check_file(path: Path, name: str) -> None:
     if not path.is_file():
-        raise WorkloadNotFound(f"{path} does not exist: give the path of a Python file with the class {name}")
+        raise WorkloadNotFoundError(f"{path} does not exist: give the path of a Python file with the class {name}")
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
-        raise WorkloadRejected(f"{path}, line {error.lineno}: this is not valid Python: {error.msg}") from None
+        raise WorkloadRejectedError(f"{path}, line {error.lineno}: this is not valid Python: {error.msg}") from None
     except (UnicodeDecodeError, ValueError, RecursionError, MemoryError) as error:  # a null byte, or endless nesting
-        raise WorkloadRejected(f"{path} is not valid Python: {error or type(error).__name__}") from None
+        raise WorkloadRejectedError(f"{path} is not valid Python: {error or type(error).__name__}") from None
     names = list(_defined_names(tree.body))
     if name not in names and "*" not in names:
         classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in names]
         advice = which_of(name, [*classes, *names], f"its classes are {', '.join(classes) or 'none'}")
-        raise WorkloadNotFound(f"{path} has no class {name}: {advice}")
+        raise WorkloadNotFoundError(f"{path} has no class {name}: {advice}")
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:

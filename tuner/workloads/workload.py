@@ -1,4 +1,4 @@
-"""What is tuned: a user's model, data, loss and optimizer, and the settings they use today.
+"""Workload that is tuned: a user's model, data, loss and optimizer, and the settings they use today.
 
 A user subclasses `Workload` and implements three methods. Everything else has the default of plain
 PyTorch. Nothing here imports torch, so that a file which only defines workloads loads anywhere.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Scalar
 from steptune.tuner.wording import near
 from steptune.tuner.workloads.knobs import knobs_of
@@ -189,7 +189,7 @@ class Workload:
     def num_units(self, batch: Any) -> int:
         """Samples or (unpadded) tokens in a batch."""
         if self.sample_unit == "token":
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{type(self).__name__}.sample_unit is 'token', but num_units(batch) is missing: "
                 "return the number of tokens in the batch without padding"
             )
@@ -202,7 +202,7 @@ class Workload:
         return type(self).training_step is not Workload.training_step
 
     def knows_lengths(self, dataset: Any) -> bool:
-        """Whether `length` can be asked."""
+        """Say whether `length` can be asked."""
         return type(self).length is not Workload.length or hasattr(dataset, "lengths")
 
     @property
@@ -215,7 +215,7 @@ def first_length(batch: Any) -> int:
     for leaf in leaves(batch):
         if hasattr(leaf, "shape") and len(leaf.shape) > 0:
             return int(leaf.shape[0])
-    raise WorkloadRejected(
+    raise WorkloadRejectedError(
         "the batch holds no tensor with a first dimension, so its samples cannot be counted: "
         "implement num_units(self, batch)"
     )
@@ -240,10 +240,10 @@ def validate(workload: object) -> Workload:
     """Checks in microseconds that an object is a complete workload; names the missing piece.
 
     Raises:
-        WorkloadRejected: It is not a `Workload`, lacks a required method, or has a bad attribute.
+        WorkloadRejectedError: It is not a `Workload`, lacks a required method, or has a bad attribute.
     """
     if not isinstance(workload, Workload):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{type(workload).__name__} is not a workload: subclass steptune.Workload and implement "
             "model, dataset and loss"
         )
@@ -253,40 +253,50 @@ def validate(workload: object) -> Workload:
         if getattr(cls, name) is getattr(Workload, name):
             mistyped = near(name, [own for own in dir(cls) if own not in vars(Workload)])
             advice = f"did you mean {name} by {mistyped[0]}?" if mistyped else "a workload must define it"
-            raise WorkloadRejected(f"{cls.__name__} lacks {name}(self): {advice}")
+            raise WorkloadRejectedError(f"{cls.__name__} lacks {name}(self): {advice}")
     has_loss = cls.loss is not Workload.loss
     has_pair = cls.forward is not Workload.forward and cls.criterion is not Workload.criterion
     if not (has_loss or has_pair or workload.has_custom_step):
-        raise WorkloadRejected(f"{cls.__name__} lacks loss(self, model, batch): define it, or forward and criterion")
+        raise WorkloadRejectedError(
+            f"{cls.__name__} lacks loss(self, model, batch): define it, or forward and criterion"
+        )
+    _check_values(workload)
+    knobs_of(workload)
+    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
+        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
+        raise WorkloadRejectedError(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
+    _check_arguments(cls, "loss", ("model", "batch"))
+    _check_arguments(cls, "optimizer", ("named_parameters",))
+    return workload
+
+
+def _check_values(workload: Workload) -> None:
+    """Refuse attributes whose values no training can have."""
+    cls = type(workload)
     if not isinstance(workload.global_batch, int) or workload.global_batch < 1:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{cls.__name__}.global_batch is {workload.global_batch!r}: it must be a positive integer"
         )
     limit = workload.max_global_batch
     if limit is not None and (not isinstance(limit, int) or limit < workload.global_batch):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{cls.__name__}.max_global_batch is {limit!r}: it must be an integer of at least global_batch "
             f"({workload.global_batch}), or None"
         )
     for name, rate in workload.learning_rates.items():
         if not isinstance(rate, int | float) or not rate > 0:
-            raise WorkloadRejected(f"{cls.__name__}.learning_rates[{name!r}] is {rate!r}: it must be a positive number")
+            raise WorkloadRejectedError(
+                f"{cls.__name__}.learning_rates[{name!r}] is {rate!r}: it must be a positive number"
+            )
     if workload.sample_unit not in ("sample", "token"):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{cls.__name__}.sample_unit is {workload.sample_unit!r}: it must be 'sample' or 'token'"
         )
     if not isinstance(workload.current, Mapping):
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
             "as {'data_loading': {'num_workers': 4}}"
         )
-    knobs_of(workload)
-    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
-        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
-        raise WorkloadRejected(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
-    _check_arguments(cls, "loss", ("model", "batch"))
-    _check_arguments(cls, "optimizer", ("named_parameters",))
-    return workload
 
 
 def _check_names(workload: Workload) -> None:
@@ -302,7 +312,7 @@ def _check_names(workload: Workload) -> None:
         close = (close for close in near(name, known, MISTYPED) if close not in own)
         meant = [found for found in close if _kind(getattr(Workload, found)) == _kind(value)]
         if meant:
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "
                 "helper of your own, give it another name, or one that begins with an underscore"
             )
@@ -317,6 +327,6 @@ def _check_arguments(cls: type, method: str, expected: tuple[str, ...]) -> None:
     try:
         signature.bind(None, *expected)
     except TypeError as error:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{cls.__name__}.{method}{signature} cannot be called as {method}({', '.join(expected)}): {error}"
         ) from None

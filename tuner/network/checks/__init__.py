@@ -25,7 +25,7 @@ from steptune.tuner.network.host import Host
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing to look at. What it needs and cannot read it raises as `Unreadable`."""
+    """One thing to look at. What it needs and cannot read it raises as `UnreadableError`."""
 
     name: str
     examine: Callable[[Host], Iterator[NetworkFinding]]

@@ -94,7 +94,7 @@ def distance(first: Function, second: Function) -> str:
 
 
 def parse_topology(text: str) -> dict[str, dict[str, str]]:
-    """Of the output of `nvidia-smi topo -m`: the distance of every GPU to every NIC, by name."""
+    """Distance of every GPU to every NIC, by name, from the output of `nvidia-smi topo -m`."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     header = next((line.split() for line in lines if "GPU0" in line.split()), [])
     legend = dict(re.findall(r"^\s*(NIC\d+)\s*:\s*(\S+)", "\n".join(lines), re.MULTILINE))

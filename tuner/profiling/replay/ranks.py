@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay.chain import Floats
 from steptune.tuner.profiling.replay.graph import Graph
@@ -36,7 +37,7 @@ class Ranks:
     offsets: tuple[float, ...]
 
 
-class UnlikeRanksError(Exception):
+class UnlikeRanksError(SteptuneError):
     """The graphs of ranks do not have the same collectives."""
 
 

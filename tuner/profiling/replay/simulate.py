@@ -28,7 +28,7 @@ def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
     raise AssertionError("a graph alone meets no other rank")
 
 
-def simulate(
+def simulate(  # noqa: C901, PLR0912  one loop: calls would cost more than what they do
     graph: Graph, meetings: Sequence[int] | None = None, *, usual_delays: bool = False, passes: int = PASSES
 ) -> Meeting:
     """One rank's steps, over and over.

@@ -51,7 +51,7 @@ class Changes:
 
     @property
     def awaits_modules(self) -> bool:
-        """Whether a module that is to be changed was not called yet."""
+        """Say whether a module that is to be changed was not called yet."""
         return bool(self._models) and any(self._wanted.get(name) for name in ("autocast", "compile", "channels_last"))
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What the script trains with, as plain values: read once, from the objects that its steps used."""
+"""Description of what the script trains with, as plain values: read once, from the objects that its steps used."""
 
 from __future__ import annotations
 

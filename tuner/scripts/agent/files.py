@@ -15,11 +15,11 @@ class SharedFolder:
         self._path = Path(path)
 
     def is_full(self) -> bool:
-        """Whether the script is to run to its end."""
+        """Say whether the script is to run to its end."""
         return bool(self._settings()["full"])
 
     def trial(self) -> dict[str, Any] | None:
-        """What a trial is to do; None of an inspection."""
+        """Task of a trial; None of an inspection."""
         trial: dict[str, Any] | None = self._settings().get("trial")
         return trial
 
@@ -28,7 +28,7 @@ class SharedFolder:
         return settings
 
     def claim(self, rank: int) -> bool:
-        """Whether this process is the first of its rank that would be recorded."""
+        """Say whether this process is the first of its rank that would be recorded."""
         try:
             (self._path / f"recorder-{rank}").touch(exist_ok=False)
         except FileExistsError:

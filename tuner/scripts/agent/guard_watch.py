@@ -426,7 +426,7 @@ def _copied(value: Any) -> Any:
 
 
 def _repeats(loader: Any) -> bool | None:
-    """Whether the samples of a loader's dataset are the same each time; None where that cannot be asked."""
+    """Say whether the samples of a loader's dataset are the same each time; None where that cannot be asked."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
         return None

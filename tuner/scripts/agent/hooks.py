@@ -1,4 +1,4 @@
-"""What is put around torch's functions, once, right after torch was imported.
+"""Hooks around torch's functions, put in place once, right after torch was imported.
 
 Each wrapper passes everything through, and tells the session of its process what happened. Under `torch.compile` it
 tells nothing, so that it leaves no trace in a compiled graph. The wrapper of all modules stays for the first steps,
@@ -264,7 +264,7 @@ _installed: list[Hooks] = []
 
 
 def installed() -> bool:
-    """Whether this process has hooks."""
+    """Say whether this process has hooks."""
     return bool(_installed)
 
 

@@ -12,7 +12,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def is_users(path: str) -> bool:
-    """Whether a source file is neither ours, nor the standard library's, nor an installed package's."""
+    """Say whether a source file is neither ours, nor the standard library's, nor an installed package's."""
     return not path.startswith(("<", _OWN, *_LIBRARIES)) and "/site-packages/" not in path
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 def has_group() -> bool:
-    """Whether there is a process group."""
+    """Say whether there is a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

@@ -40,7 +40,7 @@ MOST_PLACES = 64
 
 @dataclass
 class Made:
-    """What is known of a loader or an optimizer.
+    """Facts about a loader or an optimizer.
 
     Attributes:
         number: In the order of creation.
@@ -297,7 +297,7 @@ class Session:
             self._hooks.finished()
 
     def _last_description(self) -> dict[str, Any]:
-        """What trains, with models and optimizers of the first steps where they are gone at the end."""
+        """Description of what trains, with models and optimizers of the first steps where they are gone at the end."""
         last = Description(self).as_dict()
         gone = [key for key in ("models", "optimizers", "trainer") if not last[key]]
         return {**last, **{key: self._description[key] for key in gone if key in self._description}}

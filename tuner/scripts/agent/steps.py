@@ -44,7 +44,7 @@ class StepFinder:
             self._batches_after[-1] += 1
 
     def backward_ended(self, num_optimizers: int) -> bool:
-        """Whether a step ends with this backward pass.
+        """Say whether a step ends with this backward pass.
 
         Args:
             num_optimizers: How many exist.
@@ -57,7 +57,7 @@ class StepFinder:
         return self.pattern == ()
 
     def optimizer_stepped(self, number: int, optimizers: Collection[int]) -> bool:
-        """Whether a step ends with this step of an optimizer.
+        """Say whether a step ends with this step of an optimizer.
 
         Args:
             optimizers: Numbers of those that exist.

@@ -110,7 +110,7 @@ class Window:
         self.phase, self.complete = Phase.OVER, True
 
     def is_over(self) -> bool:
-        """Whether nothing more is to be recorded."""
+        """Say whether nothing more is to be recorded."""
         return self.phase is Phase.OVER
 
     @property
@@ -178,7 +178,7 @@ class Window:
             self._begin_recording()
 
     def _fits(self) -> bool:
-        """Whether the window lies inside the epoch. It need not where no epoch is so long, or ranks are bound."""
+        """Say whether the window lies inside the epoch. It need not where no epoch is so long, or ranks are bound."""
         rest = self._remaining()
         if rest is None or self._num_ranks > 1:
             return True

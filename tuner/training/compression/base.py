@@ -1,4 +1,4 @@
-"""What a compression is: an average of gradients over the ranks that sends fewer bytes than they have."""
+"""Base of compressions: averages of gradients over the ranks that send fewer bytes than they have."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Compression(ABC):
         return {}
 
     def kept(self, names: Names) -> dict[str, Any]:
-        """What it keeps for later steps on this rank, in tensors of its own; empty where that is nothing.
+        """State that it keeps for later steps on this rank, in tensors of its own; empty where there is none.
 
         Args:
             names: The user's, of the parameters.

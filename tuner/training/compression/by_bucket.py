@@ -1,4 +1,4 @@
-"""What a technique keeps for each of DDP's buckets, and how that moves into another job.
+"""State of a technique for each of DDP's buckets, and how that moves into another job.
 
 DDP lays its buckets out anew after a job's first step, in the order in which gradients came. So what was loaded waits
 until the first step that compresses, and is taken up by the buckets of the same parameters.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class BucketLayout:
             What was loaded for it, once.
 
         Raises:
-            WorkloadRejected: What was loaded is of other buckets.
+            WorkloadRejectedError: What was loaded is of other buckets.
         """
         index = bucket.index()
         if index in self._parameters:
@@ -43,7 +43,7 @@ class BucketLayout:
         if self._names:
             own = [self._names[parameter] for parameter in bucket.parameters()]  # type: ignore[index]
             if awaited is None or awaited["parameters"] != own or (bucket.is_last() and self._awaited):
-                raise WorkloadRejected(
+                raise WorkloadRejectedError(
                     f"what was kept for later reductions is of other buckets than these (bucket {index}): go on with "
                     "the ddp_buckets, the model and the number of ranks that it is of, or do not load it"
                 )
@@ -54,7 +54,7 @@ class BucketLayout:
         return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
     def kept(self, tensors: Mapping[int, Mapping[str, torch.Tensor]], names: Names) -> dict[str, Any]:
-        """By bucket: the names of its parameters, and its tensors; or what was loaded and still waits."""
+        """Names of the parameters and tensors of each bucket; or what was loaded and still waits."""
         if self._names:
             return {"buckets": dict(self._awaited)}
         return {

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from steptune.tuner.errors import UnsupportedHere, WorkloadRejected
+from steptune.tuner.errors import UnsupportedError, WorkloadRejectedError
 from steptune.tuner.training.compression.base import Compression, average_dense
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Gradient = tuple[torch.Tensor, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Options:
-    """Of one group of the optimizer."""
+    """Options of one group of the optimizer."""
 
     momentum: float
     nesterov: bool
@@ -80,7 +80,7 @@ class DeepGradient(Compression):
         parameters = {name: parameter for parameter, name in names.items()}
         unknown = sorted({*kept["momenta"], *kept["unsent"]} - parameters.keys())
         if unknown:
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"what was kept for later reductions is of {unknown[0]!r}, which the model has not: go on with the "
                 "model that it is of, or do not load it"
             )
@@ -210,7 +210,7 @@ class DeepGradient(Compression):
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """What is sent, and is neither kept nor carried on by momentum."""
+        """Take the part that is sent, and is neither kept nor carried on by momentum."""
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0
@@ -227,17 +227,17 @@ def take_over(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, Opti
     """Momentum and weight decay of every parameter, which the optimizer then has no more.
 
     Raises:
-        UnsupportedHere: It is no SGD, or one that momentum correction is not defined for.
+        UnsupportedError: It is no SGD, or one that momentum correction is not defined for.
     """
     if not isinstance(optimizer, torch.optim.SGD):
-        raise UnsupportedHere(
+        raise UnsupportedError(
             f"deep gradient compression corrects the momentum of SGD, not of {type(optimizer).__name__}"
         )
     options = {}
     for group in optimizer.param_groups:
         for name in ("dampening", "maximize"):
             if group[name]:
-                raise UnsupportedHere(f"deep gradient compression is not defined for SGD with {name}={group[name]}")
+                raise UnsupportedError(f"deep gradient compression is not defined for SGD with {name}={group[name]}")
         taken = Options(group["momentum"], group["nesterov"], group["weight_decay"])
         options.update(dict.fromkeys(group["params"], taken))
         group.update(momentum=0.0, nesterov=False, weight_decay=0.0)

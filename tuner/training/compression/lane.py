@@ -42,7 +42,7 @@ class Lane:
             weakref.finalize(self, self._tasks.put, None)
 
     def submit(self, function: Callable[[], torch.Tensor]) -> Future:
-        """What the function will return, in code that waits for its collectives."""
+        """Future of the function's result, for code that waits for its collectives."""
         future = self.future()
         self.fulfil([future], lambda: [function()])
         return future

@@ -1,4 +1,4 @@
-"""What compressing takes by itself, without sending anything: counted, unless somebody has measured it.
+"""Time of compressing by itself, without sending anything: counted, unless somebody has measured it.
 
 `MEMORY_BYTES` is what the operators of a technique read and write of one FP32 element, over the measured bandwidth of a
 large copy; `LAUNCHES` is how many operators run for a bucket, each of which takes the host `LAUNCH_NS`.
@@ -19,7 +19,7 @@ LAUNCH_NS = 6_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCost:
-    """What compressing takes without sending anything: so much an element, and a call."""
+    """Time of compressing without sending anything: so much an element, and a call."""
 
     ns_per_element: float
     call_ns: float
@@ -29,7 +29,7 @@ class OwnCost:
 
 
 def own_costs(calibration: Calibration, measured: Mapping[str, OwnCost] | None = None) -> dict[str, OwnCost]:
-    """By method: measured, or counted; without a measured bandwidth only the calls count."""
+    """Own cost of each method: measured, or counted; without a measured bandwidth only the calls count."""
     rate = calibration.copy_bytes_per_s
     counted = {
         method: OwnCost(ns_per_element=num_bytes / rate * 1e9 if rate else 0.0, call_ns=LAUNCHES[method] * LAUNCH_NS)

@@ -58,7 +58,7 @@ class PowerSgd(Compression):
 
     @property
     def _kept_by_torch(self) -> dict[str, dict[int, torch.Tensor]]:
-        """By what it is, for every bucket."""
+        """State that torch keeps for every bucket, by its kind."""
         state = self._state
         return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.workloads.workload import leaves
 
@@ -32,7 +32,7 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
     chain = Chain(model, blocks)
     try:
         chain.examine(loss)
-    except UnsupportedHere as error:
+    except UnsupportedError as error:
         return str(error)
     except Exception as error:  # the user's own code, given what is not a number
         return f"what follows passed-over blocks fails ({type(error).__name__}: {error})"
@@ -50,7 +50,7 @@ class _Left(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What one batch showed.
+    """Result of running one batch.
 
     Attributes:
         calls: Arguments of every block.
@@ -106,7 +106,7 @@ class Chain:
     # --- running ------------------------------------------------------------------------------
 
     def stage(self, loss: Loss, first: int, last: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Of the blocks from `first` to `last`: what the last gives, or the loss behind the last of all."""
+        """Run the blocks from `first` to `last`: gives the last one's output, or the loss behind the last of all."""
         import torch
 
         is_final = last == len(self.blocks) - 1
@@ -178,10 +178,10 @@ class Chain:
     # --- examining ----------------------------------------------------------------------------
 
     def examine(self, loss: Loss) -> Examined:
-        """Whether the blocks are a chain; gradients are as before afterwards.
+        """Check that the blocks are a chain; gradients are as before afterwards.
 
         Raises:
-            UnsupportedHere: They are not, and why.
+            UnsupportedError: They are not, and why.
         """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         kept = [p.grad for p in parameters]
@@ -191,21 +191,21 @@ class Chain:
             hidden = output.detach().requires_grad_()
             value = self.back(loss, hidden, around=True)
             if not bool(value.detach().isfinite().all()):
-                raise UnsupportedHere("what follows the blocks uses more than the output of the last one")
+                raise UnsupportedError("what follows the blocks uses more than the output of the last one")
             around = self._reached(value)
             back = self._reached(self.back(loss, hidden))
         finally:
             for parameter, gradient in zip(parameters, kept, strict=True):
                 parameter.grad = gradient
         if around != back:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 "the loss depends on what comes before the blocks not through them alone: "
                 + ", ".join(sorted(around - back)[:3])
             )
         inside = {name for block in self.blocks for name in self._names(block.parameters())}
         shared = sorted(inside & (front | back))
         if shared or len(inside) < sum(len(list(block.parameters())) for block in self.blocks):
-            raise UnsupportedHere(f"blocks share parameters with others: {', '.join(shared[:3]) or 'one another'}")
+            raise UnsupportedError(f"blocks share parameters with others: {', '.join(shared[:3]) or 'one another'}")
         dtypes = tuple(_hidden(*call).dtype for call in calls)
         return Examined(calls=tuple(calls), dtypes=dtypes, front=front, back=back)
 
@@ -221,7 +221,7 @@ class Chain:
 
         self._ran(loss, _Run(seen=see))
         if len(calls) < len(self.blocks):
-            raise UnsupportedHere(f"of {len(self.blocks)} blocks the loss calls {len(calls)}")
+            raise UnsupportedError(f"of {len(self.blocks)} blocks the loss calls {len(calls)}")
         return calls, outputs[-1]
 
     def _check(self, number: int, args: Any, kwargs: Any, output: Any, outputs: list[Any]) -> None:
@@ -229,17 +229,17 @@ class Chain:
 
         name = type(self.blocks[number]).__name__
         if number != len(outputs):
-            raise UnsupportedHere(f"block {number} ({name}) is called in the place of block {len(outputs)}")
+            raise UnsupportedError(f"block {number} ({name}) is called in the place of block {len(outputs)}")
         if not isinstance(output, torch.Tensor):
-            raise UnsupportedHere(f"{name} returns {type(output).__name__}, and stages send a single tensor")
+            raise UnsupportedError(f"{name} returns {type(output).__name__}, and stages send a single tensor")
         hidden = _hidden(args, kwargs)
         if number and hidden is not outputs[-1]:
-            raise UnsupportedHere(f"between blocks {number - 1} and {number} the model computes something")
+            raise UnsupportedError(f"between blocks {number - 1} and {number} the model computes something")
         if output.shape != hidden.shape:
-            raise UnsupportedHere(f"{name} makes {tuple(output.shape)} of {tuple(hidden.shape)}: stages would differ")
+            raise UnsupportedError(f"{name} makes {tuple(output.shape)} of {tuple(hidden.shape)}: stages would differ")
         others = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, torch.Tensor) and leaf is not hidden]
         if any(leaf.requires_grad for leaf in others):
-            raise UnsupportedHere(f"{name} takes a second tensor that has a gradient, which stages do not send")
+            raise UnsupportedError(f"{name} takes a second tensor that has a gradient, which stages do not send")
 
     def _reached(self, value: torch.Tensor) -> frozenset[str]:
         """Names of the parameters that a value depends on."""
@@ -258,7 +258,7 @@ def _hidden(args: Any, kwargs: Any) -> torch.Tensor:
     """A block's first argument."""
     value = args[0] if args else kwargs.get("hidden_states")
     if not hasattr(value, "shape"):
-        raise UnsupportedHere("the blocks take no tensor as their first argument")
+        raise UnsupportedError("the blocks take no tensor as their first argument")
     return value  # type: ignore[no-any-return]
 
 

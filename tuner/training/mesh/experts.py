@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.experts import movable_layers, num_movable_experts
 from steptune.tuner.training.mesh.parts import Cut
 
@@ -30,7 +30,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
         How each part was cut, by the identity of its new parameter.
 
     Raises:
-        UnsupportedHere: No layer lets its experts be elsewhere, or they do not come out even.
+        UnsupportedError: No layer lets its experts be elsewhere, or they do not come out even.
     """
     import torch
     import torch.distributed as dist
@@ -38,7 +38,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     count = num_movable_experts(model)
     if not count or count % size:
-        raise UnsupportedHere(f"{count} experts that can be on other ranks cannot be shared by {size} of them")
+        raise UnsupportedError(f"{count} experts that can be on other ranks cannot be shared by {size} of them")
     cuts: dict[int, Cut] = {}
     for layer in movable_layers(model):
         for module in layer.experts.modules():

@@ -18,7 +18,7 @@ REPEATS = 3
 
 
 def measure(chain: Chain, examined: Examined, loss: Loss, device: torch.device) -> Costs:
-    """Of one micro-batch; every block by itself, on the input that it had."""
+    """Measure one micro-batch; every block by itself, on the input that it had."""
     named = dict(chain.model.named_parameters())
     blocks = []
     for number, block in enumerate(chain.blocks):

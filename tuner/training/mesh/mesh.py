@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.forward_contexts import forward_contexts
 from steptune.tuner.training.initial_state import named_state
 from steptune.tuner.training.mesh.chain import Chain
@@ -47,7 +47,7 @@ class Mesh:
         size = dist.get_world_size()
         model_ranks = arguments.pipeline * arguments.tensor * arguments.expert
         if size % model_ranks:
-            raise UnsupportedHere(f"{size} ranks cannot be shared out as replicas of {model_ranks}")
+            raise UnsupportedError(f"{size} ranks cannot be shared out as replicas of {model_ranks}")
         self.arguments = arguments
         self.device = device
         self.degrees = {
@@ -192,7 +192,7 @@ class Mesh:
             gradient /= dist.get_world_size()
 
     def total_norm(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
-        """Of the gradients of the whole model, summed in this number format."""
+        """Norm of the gradients of the whole model, summed in this dtype."""
         assert self.replica is not None
         gradients = ((self._names[id(p)], p.grad) for p in parameters if p.grad is not None)
         return self.replica.total_norm(gradients, dtype)
@@ -239,7 +239,7 @@ class Mesh:
         return {**state, "state": found, "param_groups": options}, list(numbers)
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What of a whole optimizer's state is this rank's; every rank calls it."""
+        """Part of a whole optimizer's state that is this rank's; every rank calls it."""
         assert self.replica is not None
         own_groups = self._group_names(optimizer)
         wholes = dict(
@@ -263,7 +263,7 @@ class Mesh:
         return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
-        """Of all ranks' parameters: in the order of the optimizer where that has all, else in the model's."""
+        """Groups of all ranks' parameters: in the order of the optimizer where that has all, else in the model's."""
         assert self.replica is not None
         of_ranks = self.replica.every(own)
         if all(groups == own for groups in of_ranks):

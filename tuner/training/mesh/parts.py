@@ -111,12 +111,12 @@ class Replica:
         return held.cut.joined(parts) if held.cut else parts[0]
 
     def own_shape(self, name: str) -> tuple[int, ...]:
-        """Of this rank's part or copy."""
+        """Shape of this rank's part or copy."""
         held = self.held[name]
         return held.cut.part_shape(held.shape) if held.cut else held.shape
 
     def has(self, name: str) -> bool:
-        """Whether this rank trains it."""
+        """Say whether this rank trains it."""
         return self.rank in self.held[name].ranks
 
     def joined(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Replica:
         return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 
     def total_norm(self, gradients: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
-        """Of the whole model's gradients; every rank of the replica calls it."""
+        """Norm of the whole model's gradients; every rank of the replica calls it."""
         import torch
         import torch.distributed as dist
 
@@ -146,7 +146,7 @@ class Replica:
         return squares.sqrt()
 
     def every(self, value: Any) -> list[Any]:
-        """What all ranks of the replica say, in their order."""
+        """Values of all ranks of the replica, in their order."""
         import torch.distributed as dist
 
         values = [None] * self.size

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.mesh.gradients import sum_over
 from steptune.tuner.training.micro_batch import batch_length, split_at
 from steptune.tuner.workloads.workload import leaves
@@ -105,7 +105,7 @@ class Pipeline:
         """Micro-batches, and their weights in the loss."""
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedHere("a batch whose tensors have no common first dimension has no micro-batches")
+            raise UnsupportedError("a batch whose tensors have no common first dimension has no micro-batches")
         bounds = [*range(0, length, self._piece_length), length]
         return split_at(workload, batch, bounds)
 
@@ -215,7 +215,7 @@ def make_schedule(schedule: str, stages: list[Any], num_micro_batches: int, loss
 
 
 def _stage_module(run: Callable[[int, torch.Tensor, int], torch.Tensor], stage: int) -> torch.nn.Module:
-    """What torch calls; parameters stay in the model."""
+    """Module that torch calls; parameters stay in the model."""
     import torch
 
     class Stage(torch.nn.Module):
@@ -231,7 +231,7 @@ def _shapes(piece: Any) -> tuple[tuple[int, ...], ...]:
 
 @contextmanager
 def unchanged_generators(device: torch.device) -> Iterator[None]:
-    """What runs within draws no random numbers from those that training draws."""
+    """Keep the generators that training draws from as they are, whatever runs within."""
     import torch
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

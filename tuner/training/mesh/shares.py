@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.micro_batch import batch_length
 from steptune.tuner.training.structure import map_structure
 from steptune.tuner.workloads.workload import Workload
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
-    """Whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
+    """Say whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
     own = type(workload).batch_sampler is not Workload.batch_sampler
     whole = workload.global_batch * plan.batches.factor
     return workload.drop_last and not own and whole % num_ranks == 0
@@ -39,7 +39,7 @@ class Shares:
         """All samples, in the order of the ranks; the same on all of them.
 
         Raises:
-            UnsupportedHere: The batch's tensors have no common first dimension.
+            UnsupportedError: The batch's tensors have no common first dimension.
         """
         import torch.distributed as dist
 
@@ -47,7 +47,7 @@ class Shares:
             return batch
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 "the tensors of a batch have no common first dimension along which to put shares together"
             )
         lengths = self._lengths(batch, length)

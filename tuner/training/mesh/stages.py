@@ -19,7 +19,7 @@ STATE_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What a block, or what comes before or after them, costs for one micro-batch.
+    """Cost of a block, or of what comes before or after them, for one micro-batch.
 
     Attributes:
         time_s: Forward and backward.
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of a whole chain."""
+    """Costs of a whole chain."""
 
     front: Piece
     blocks: tuple[Piece, ...]

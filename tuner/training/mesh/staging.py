@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.training.job import moved
 from steptune.tuner.training.mesh.layer_costs import measure
@@ -35,13 +35,13 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
     """Examines and measures a chain and cuts it, as the first rank finds it.
 
     Raises:
-        UnsupportedHere: It is no chain, or too short.
+        UnsupportedError: It is no chain, or too short.
     """
     import torch.distributed as dist
 
     count = num_stages(arguments.schedule, arguments.pipeline)
     if len(chain.blocks) < count:
-        raise UnsupportedHere(f"{len(chain.blocks)} blocks are too few for {count} stages")
+        raise UnsupportedError(f"{len(chain.blocks)} blocks are too few for {count} stages")
     examined = chain.examine(loss)
     costs = measure(chain, examined, loss, device)
     is_cuda = device.type == "cuda"
@@ -82,7 +82,7 @@ def keep_own(
     """Frees what this rank never computes with; what is before the blocks stays on every rank, trained on the first.
 
     Raises:
-        UnsupportedHere: A rank would have nothing to train.
+        UnsupportedError: A rank would have nothing to train.
     """
     import torch
     import torch.distributed as dist
@@ -93,7 +93,7 @@ def keep_own(
     trained = {name for name, p in chain.model.named_parameters(remove_duplicate=False) if p.requires_grad}
     for other in range(stages.num_ranks):
         if not any(other in on_ranks[name] for name in trained):
-            raise UnsupportedHere(f"rank {other} of the pipeline would have no parameter that is trained")
+            raise UnsupportedError(f"rank {other} of the pipeline would have no parameter that is trained")
     inside = {id(p) for block in chain.blocks for p in block.parameters()}
     for module in chain.model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

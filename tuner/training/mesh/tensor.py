@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.mesh.parts import Cut
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
     """The pairs of all blocks.
 
     Raises:
-        UnsupportedHere: Names what is not known.
+        UnsupportedError: Names what is not known.
     """
     if not blocks:
-        raise UnsupportedHere("the model has no repeated blocks; name them in Workload.blocks")
+        raise UnsupportedError("the model has no repeated blocks; name them in Workload.blocks")
     found: list[Split] = []
     for block in blocks:
         of_block = [split for patterns in (ATTENTIONS, FEED_FORWARDS) for split in _matches(block, patterns)]
@@ -92,17 +92,17 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
         if kinds != {True, False} or len(of_block) != 2:
             missing = "attention" if True not in kinds else "feed-forward layer"
             what = f"no {missing}" if len(kinds) < 2 else "several attentions or feed-forward layers"
-            raise UnsupportedHere(f"{type(block).__name__} has {what} whose products are known to be shared out")
+            raise UnsupportedError(f"{type(block).__name__} has {what} whose products are known to be shared out")
         _check_nothing_else(block, of_block)
         found += of_block
     return found
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """What a degree has to divide; 0, and why, where nothing is known to be shared out."""
+    """Number that a degree has to divide; 0, and why, where nothing is known to be shared out."""
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""
-    except UnsupportedHere as error:
+    except UnsupportedError as error:
         return 0, str(error)
 
 
@@ -113,7 +113,7 @@ def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
         How each part was cut, by the identity of its new parameter.
 
     Raises:
-        UnsupportedHere: Heads or columns do not come out even.
+        UnsupportedError: Heads or columns do not come out even.
     """
     import torch.distributed as dist
 
@@ -122,7 +122,7 @@ def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
     for split in splits:
         if split.units % size:
             what = "heads" if split.pattern.heads else "inner columns"
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"{split.units} {what} of {type(split.core).__name__} cannot be shared by {size} ranks"
             )
         for product in split.columns:
@@ -164,16 +164,16 @@ def _checked(split: Split) -> Split:
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
     if outputs != {inner * pattern.stretches}:
-        raise UnsupportedHere(f"{name} has columns of {sorted(outputs)} before {inner} rows, which is not known")
+        raise UnsupportedError(f"{name} has columns of {sorted(outputs)} before {inner} rows, which is not known")
     if pattern.heads is None:
         return Split(**{**vars(split), "units": inner})
     inside = {id(parameter) for product in (*split.columns, split.row) for parameter in product.parameters()}
     others = [key for key, parameter in split.core.named_parameters() if id(parameter) not in inside]
     if others:
-        raise UnsupportedHere(f"{name} has more than its products: {', '.join(others)}")
+        raise UnsupportedError(f"{name} has more than its products: {', '.join(others)}")
     heads = int(getattr(split.core, pattern.heads))
     if inner % heads:
-        raise UnsupportedHere(f"{name} has {heads} heads of together {inner} columns")
+        raise UnsupportedError(f"{name} has {heads} heads of together {inner} columns")
     return Split(**{**vars(split), "units": heads})
 
 
@@ -181,7 +181,7 @@ def _check_nothing_else(block: torch.nn.Module, splits: Sequence[Split]) -> None
     known = {id(p) for split in splits for product in (*split.columns, split.row) for p in product.parameters()}
     others = [name for name, p in block.named_parameters() if p.dim() > 1 and id(p) not in known]
     if others:
-        raise UnsupportedHere(f"{type(block).__name__} has weights that are not known: {', '.join(others)}")
+        raise UnsupportedError(f"{type(block).__name__} has weights that are not known: {', '.join(others)}")
 
 
 def _below(module: Any, path: str) -> Any:
@@ -197,7 +197,7 @@ def _is_product(module: Any) -> bool:
 
 
 def _column_dim(product: Any) -> int:
-    """Of its weight: (outputs, inputs) in torch, (inputs, outputs) in Conv1D."""
+    """Dimension of its weight's columns: (outputs, inputs) in torch, (inputs, outputs) in Conv1D."""
     return 1 if hasattr(product, "nf") else 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from steptune.tuner.errors import UnsupportedHere
+from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.training.optimizers.lamb import Lamb
 from steptune.tuner.training.optimizers.lars import Lars
 from steptune.tuner.training.optimizers.sm3 import Sm3
@@ -65,7 +65,7 @@ def exchanged(
         learning_rate: Of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.
 
     Raises:
-        UnsupportedHere: The optimizer has an option that the new algorithm lacks, and that is no part of the old one.
+        UnsupportedError: The optimizer has an option that the new algorithm lacks, and that is no part of the old one.
     """
     for group in optimizer.param_groups:
         _check_options(type(optimizer).__name__, group, algorithm)
@@ -78,7 +78,7 @@ def _check_options(name: str, group: dict[str, Any], algorithm: str) -> None:
     for option, owner in _BELONGS_TO.items():
         kept = owner is None or (owner in shared and bool(group.get(owner)))
         if group.get(option) and kept and option not in shared:
-            raise UnsupportedHere(
+            raise UnsupportedError(
                 f"{name} has {option}={group[option]!r}, which {algorithm} has not: another training than was asked "
                 f"for would result; exchange an optimizer without {option}"
             )

@@ -1,4 +1,4 @@
-"""What the optimizers of this folder share: a step that hands over all parameters of one kind at once."""
+"""Base of the optimizers of this folder: a step that hands over all parameters of one kind at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor
 
 
 def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
-    """Whether parameters of this kind are neither decayed nor given a rate of their own."""
+    """Say whether parameters of this kind are neither decayed nor given a rate of their own."""
     return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.errors import MissingDependencyError, WorkloadRejectedError
 from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.workload import Workload
 
@@ -26,7 +26,7 @@ class TimmWorkload(Workload):
         name = str(name)
         if not timm.is_model(name):
             advice = which_of(name, timm.list_models(), "timm.list_models() has the names")
-            raise WorkloadRejected(f"timm has no model {name!r}: {advice}")
+            raise WorkloadRejectedError(f"timm has no model {name!r}: {advice}")
         self.name = name
         self.global_batch = batch
         self._num_classes = num_classes
@@ -37,7 +37,7 @@ class TimmWorkload(Workload):
             return _import_timm().create_model(self.name, num_classes=self._num_classes, **self._options)
         except TypeError as error:
             given = ", ".join(self._options) or "none"
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"timm.create_model({self.name!r}) refuses its options ({given}): {error}. zoo:timm itself takes name, "
                 "batch and num_classes"
             ) from error
@@ -65,7 +65,7 @@ def _import_timm() -> Any:
     try:
         import timm
     except (ImportError, RuntimeError) as error:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"this workload needs timm and torchvision: pip install 'steptune[timm]' (the import said: {error})"
         ) from None
     return timm

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptune.tuner.errors import MissingDependency, WorkloadRejected
+from steptune.tuner.errors import MissingDependencyError, WorkloadRejectedError
 from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 
@@ -63,18 +63,18 @@ class TransformersWorkload(Workload):
         known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
         if model_type not in known:
             advice = which_of(str(model_type), known, "transformers.CONFIG_MAPPING has the names")
-            raise WorkloadRejected(f"transformers has no model type {model_type!r}: {advice}")
+            raise WorkloadRejectedError(f"transformers has no model type {model_type!r}: {advice}")
         try:
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # of its own validation, which has no common base
             said = " ".join(str(error).split())
-            raise WorkloadRejected(f"the {model_type} config refuses its fields {fields}: {said}") from error
+            raise WorkloadRejectedError(f"the {model_type} config refuses its fields {fields}: {said}") from error
         _refuse_unknown(fields, self.config, transformers.AutoConfig.for_model(model_type))
         if hasattr(self.config, "use_cache"):
             self.config.use_cache = False  # of keys and values, for generating text
         self.task = task or _task_of(model_type, self.config)
         if self.task not in _HEADS:
-            raise WorkloadRejected(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")
+            raise WorkloadRejectedError(f"task is {self.task!r}: it must be one of {', '.join(_HEADS)}")
         self.sample_unit = "sample" if self.task == "image" else "token"
 
     def model(self) -> Any:
@@ -146,7 +146,7 @@ def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
     unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
     if unknown:
         advice = which_of(unknown[0], [*_OWN, *usual.to_dict()], "see the documentation of its config")
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{unknown[0]!r} is not one of {', '.join(_OWN)}, nor a field of a {usual.model_type} config: {advice}"
         )
 
@@ -157,7 +157,7 @@ def _field(name: str, value: Any) -> Any:
     try:
         return [int(number) for number in value.split(",")]
     except ValueError:
-        raise WorkloadRejected(
+        raise WorkloadRejectedError(
             f"{name} is {value!r}: write a list as whole numbers with commas, like 2,2,6,2"
         ) from None
 
@@ -166,7 +166,7 @@ def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingDependency(
+        raise MissingDependencyError(
             "this workload needs transformers: pip install 'steptune[transformers]' (or pip install transformers)"
         ) from None
     return transformers

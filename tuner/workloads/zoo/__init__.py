@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steptune.tuner.errors import WorkloadNotFound
+from steptune.tuner.errors import WorkloadNotFoundError
 from steptune.tuner.records import Scalar
 from steptune.tuner.wording import no_such
 from steptune.tuner.workloads.arguments import parameters_in_source
@@ -36,7 +36,7 @@ class ZooEntry:
         """Refuse arguments that the entry does not take, without importing it.
 
         Raises:
-            WorkloadRejected: An argument is missing, unknown, or of another type.
+            WorkloadRejectedError: An argument is missing, unknown, or of another type.
         """
         parameters_in_source(*self._class).check(f"zoo:{self.name}", arguments, self.fields)
 
@@ -206,20 +206,20 @@ def zoo_entry(name: str) -> ZooEntry:
     """The entry of a name.
 
     Raises:
-        WorkloadNotFound: There is none of this name; names those that exist.
+        WorkloadNotFoundError: There is none of this name; names those that exist.
     """
     for entry in ZOO:
         if entry.name == name:
             return entry
-    raise WorkloadNotFound(no_such("zoo workload", name, (entry.name for entry in ZOO)))
+    raise WorkloadNotFoundError(no_such("zoo workload", name, (entry.name for entry in ZOO)))
 
 
 def known_reference(text: str) -> WorkloadReference:
     """Parse a reference and check all that needs no import: the file and its class, or the entry and its arguments.
 
     Raises:
-        WorkloadNotFound: The file, class or zoo entry does not exist.
-        WorkloadRejected: The file is not valid Python, or an argument of the entry is missing or wrong.
+        WorkloadNotFoundError: The file, class or zoo entry does not exist.
+        WorkloadRejectedError: The file is not valid Python, or an argument of the entry is missing or wrong.
     """
     reference = parse_reference(text)
     if reference.kind == "zoo":

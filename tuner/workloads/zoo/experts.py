@@ -142,7 +142,7 @@ class ExpertLayer(nn.Module):
         self._capacity_factor = capacity_factor
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of tokens (batch, sequence, D): their outputs, the auxiliary loss, and how many choices were dropped."""
+        """Outputs of tokens (batch, sequence, D), the auxiliary loss, and how many choices were dropped."""
         tokens = x.flatten(0, 1)
         capacity = capacity_of(len(tokens), self._num_experts, self._top_k, self._capacity_factor)
         routing = route(self.router(tokens), self._top_k, capacity)

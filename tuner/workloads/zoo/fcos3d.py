@@ -68,7 +68,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the points of one image learn. Points of the background have figures too, which no loss uses.
+    """Targets of the points of one image. Points of the background have figures too, which no loss uses.
 
     Attributes:
         label: (P), the number of classes for the background.

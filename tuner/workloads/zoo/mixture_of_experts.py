@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from steptune.tuner.errors import WorkloadRejected
+from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.workloads.adapters.random_data import RandomTokens
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 from steptune.tuner.workloads.zoo.experts import ExpertLayer
@@ -108,11 +108,11 @@ class MixtureOfExperts(Workload):
         lr: float = 3e-4,
     ) -> None:
         if experts not in ExpertLayer.expert_implementations:
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"experts is {experts!r}: it must be one of {', '.join(ExpertLayer.expert_implementations)}"
             )
         if not 1 <= top_k <= min(2, num_experts):
-            raise WorkloadRejected(
+            raise WorkloadRejectedError(
                 f"top_k is {top_k}: it must be 1 (Switch) or 2 (GShard), and no more than the experts"
             )
         self.global_batch = batch

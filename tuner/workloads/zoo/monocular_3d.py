@@ -32,7 +32,7 @@ _DATASET_LENGTH = 65536
 
 
 class MonocularHead(nn.Module):
-    """Of every point: classes, attributes, a box, one of two directions, centerness."""
+    """Head that gives for every point: classes, attributes, a box, one of two directions, centerness."""
 
     def __init__(self, width: int, depth: int, num_classes: int, num_attributes: int) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor) -> torch.Tensor:
-    """Of every point; offsets count in strides, and of the yaw its sine, since the direction is told apart."""
+    """Loss of every point's box; offsets count in strides, and the yaw by its sine: the direction is told apart."""
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])
     difference = torch.cat(

@@ -1,0 +1,45 @@
+"""Docstrings stand alone: an imperative or a noun phrase, never the rest of a sentence that the name began.
+
+python docs/docstrings.py       status 1, with their places, where one does not
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src")
+BEGINNINGS = ("Of", "What", "By", "Whether", "That")
+
+
+def documented(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def dependent(text: str) -> bool:
+    """Say whether a docstring begins in the middle of a sentence."""
+    return text.split(maxsplit=1)[0].rstrip(",.:;") in BEGINNINGS
+
+
+def main() -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{line}: a docstring begins with {text.split()[0]!r}: begin with a verb or a noun"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in documented(path)
+        if dependent(text)
+    ]
+    sys.stdout.write("".join(f"{place}\n" for place in places))
+    sys.exit(bool(places))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Judgement whether a candidate is the same training, from what the guarded steps of its process and of the reference's saw.
+"""Judgement of a candidate: is it the same training, by what its guarded steps and those of the reference saw?
 
 It runs in a process of its own, because the files hold tensors. Rules and limits are those of workloads
 (`tuner/guard/`); what a foreign loop does not show is listed among the verdict's notes. Where two runs of today's

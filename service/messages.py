@@ -76,11 +76,11 @@ class StudyQueueState(Record):
         num_devices: Devices that it holds while it runs.
         waits_for: Why nobody runs it, for a person; empty where somebody does, or nobody has to.
         requested: What its owner wants of it while it runs: "", "cancel" or "pause".
-        num_claims: How often a worker took it.
+        num_claims: How often a worker began to run it.
         num_lost: Workers that died with it since a trial was last completed.
-        device_seconds: Devices times the time that workers held it.
+        device_seconds: Devices times the time that workers held them for it.
         queued_at: When it was queued (last).
-        claimed_at: When its worker took it.
+        claimed_at: When its worker had its devices; null while that waits for a cluster.
         ended_at: When it came to its end.
     """
 
@@ -573,6 +573,42 @@ class WorkerSummary(Record):
     started_at: str
     heartbeat_at: str
     study_id: str | None
+
+
+class ReservationSummary(Record):
+    """A study that holds devices, or waits for some.
+
+    Attributes:
+        study_id: The study.
+        title: Given by its owner.
+        holds: Whether the devices are its own now; else it waits.
+        num_hosts: Hosts that it needs.
+        num_devices: Devices that it needs on each.
+        hosts: Those that it holds, hashed, the one of its worker first.
+        since: When it got them, or was queued (ISO 8601, UTC).
+        waits_for: Why it waits, for a person; empty where it holds them.
+    """
+
+    study_id: str
+    title: str
+    holds: bool
+    num_hosts: int
+    num_devices: int
+    hosts: tuple[str, ...]
+    since: str
+    waits_for: str
+
+
+class ReservationPage(Record):
+    """Studies that hold devices or wait for some, the oldest first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[ReservationSummary, ...]
+    next_cursor: str | None
 
 
 class WorkerPage(Record):

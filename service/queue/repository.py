@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Engine, delete, func, or_, select, update
+from sqlalchemy import Engine, Select, delete, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from steptune.service import advisory_locks, rows
@@ -45,8 +45,9 @@ from steptune.service.queue.records import (
     Quotas,
     WorkerInfo,
     WorkerOffer,
+    stored_kind,
 )
-from steptune.service.queue.usage import keep_usage, limits_of
+from steptune.service.queue.usage import Usage, keep_usage, limits_of, usage_by_owner
 from steptune.service.queue.waiting import is_waiting, waits_for
 from steptune.service.queue.workers import known_workers
 from steptune.service.store import insert_missing, write_event, write_study
@@ -129,7 +130,7 @@ class StudyQueue:
                     study_id=study.study_id,
                     source_id=source_id,
                     priority=priority,
-                    required_device_kind=kind,
+                    required_device_kind=stored_kind(kind, study.settings.num_hosts),
                     required_hardware=required_hardware,
                     num_devices=num_devices,
                     queued_at=database_now(session),
@@ -150,6 +151,25 @@ class StudyQueue:
     def entries(self, study_ids: Sequence[str]) -> list[QueueEntry]:
         """How several studies stand, in this order; those that were not submitted to the service are left out."""
         with reading(self._engine) as session:
+            return self._entries(session, study_ids)
+
+    def under_way(
+        self, owner_id: str | None, states: Collection[StudyState] = BEGUN, *, limit: int, after: str | None = None
+    ) -> list[QueueEntry]:
+        """Studies that hold devices or wait for some, by their ids.
+
+        Args:
+            owner_id: Of whom; None for everybody's.
+            after: Only those with a higher id.
+        """
+        found = select(QueueEntryRow.study_id).join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
+        found = found.where(StudyRow.state.in_([state.value for state in states]))
+        if owner_id is not None:
+            found = found.where(StudyRow.owner_id == owner_id)
+        if after is not None:
+            found = found.where(QueueEntryRow.study_id > after)
+        with reading(self._engine) as session:
+            study_ids = session.scalars(found.order_by(QueueEntryRow.study_id).limit(limit)).all()
             return self._entries(session, study_ids)
 
     def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
@@ -283,18 +303,25 @@ class StudyQueue:
                 worker.heartbeat_at = database_now(session)
             return worker is not None
 
-    def claim(self, offer: WorkerOffer, *, resting: Collection[str | None] = ()) -> Claim | None:
+    def claim(
+        self, offer: WorkerOffer, *, resting: Collection[str | None] = (), leaving: Collection[str] = ()
+    ) -> Claim | None:
         """The next study for a registered worker, with its devices; None where none fits or is allowed now.
+
+        Where a cluster still has to reserve the devices, the study stays queued until `begin`.
 
         Args:
             resting: Owners whose studies this worker leaves to others for now.
+            leaving: Studies that it leaves to others for now.
         """
+        with reading(self._engine) as session:  # claims take turns, and most looks of idle workers find nothing
+            if session.scalar(_any_claimable(database_now(session))) is None:
+                return None
         with writing(self._engine) as session:
-            if session.get_bind().dialect.name == "postgresql":
-                session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
+            _one_claim_at_a_time(session)
             now = database_now(session)
             self._bury(session, now, takes_over=True)
-            for candidate in candidates(session, offer, now, self._quotas):
+            for candidate in candidates(session, offer, now, self._quotas, leaving=leaving):
                 if candidate.owner_id in resting:
                     continue
                 claim = self._take(session, candidate, offer, now)
@@ -302,12 +329,77 @@ class StudyQueue:
                     return claim
             return None
 
+    def has_work(
+        self,
+        offer: WorkerOffer,
+        *,
+        resting: Collection[str | None] = (),
+        leaving: Collection[str] = (),
+        without: str,
+    ) -> bool:
+        """Whether a worker could claim a study if it gave up the one that it has.
+
+        Args:
+            without: The study that it has.
+        """
+        with reading(self._engine) as session:
+            now = database_now(session)
+            others = candidates(session, offer, now, self._quotas, leaving={*leaving, without}, without=without)
+            return any(candidate.owner_id not in resting for candidate in others)
+
+    def say_waiting(self, lease: Lease, why: str) -> None:
+        """Tells what a study waits for whose devices a cluster has not reserved yet.
+
+        Raises:
+            LeaseLostError: The lease is over.
+        """
+        with writing(self._engine) as session:
+            hold(session, lease, lease.study_id)
+            study, _ = locked(session, lease.study_id)
+            set_state(session, study, StudyState.QUEUED, why)
+
+    def begin(self, lease: Lease, place: str) -> str:
+        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has
+        replaced some of them.
+
+        Args:
+            place: Hosts and devices.
+
+        Returns:
+            Why the study may not start now, in which case it waits as before; empty where it has.
+
+        Raises:
+            LeaseLostError: The lease is over.
+        """
+        with writing(self._engine) as session:
+            _one_claim_at_a_time(session)
+            now = database_now(session)
+            hold(session, lease, lease.study_id)
+            study, entry = locked(session, lease.study_id)
+            if entry.claimed_at is None:
+                user = session.get(UserRow, study.owner_id) if study.owner_id is not None else None
+                usage = usage_by_owner(session, now).get(study.owner_id, Usage())
+                if exceeded := limits_of(user, self._quotas).exceeded_by(usage):
+                    return exceeded
+                entry.claimed_at = now
+                entry.num_claims += 1
+                set_state(session, study, StudyState.RUNNING)
+            entry.place = place
+            return ""
+
     def bury(self, study_id: str | None = None) -> None:
         """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
         asked of them is done, and what nobody asked anything of waits again.
         """
         with writing(self._engine) as session:
             self._bury(session, database_now(session), study_id)
+
+    def num_idle(self) -> int:
+        """Workers that are alive and have no study."""
+        with reading(self._engine) as session:
+            silent = database_now(session) - timedelta(seconds=self._lease_s)
+            alive = select(func.count()).where(WorkerRow.state == "idle", WorkerRow.heartbeat_at >= silent)
+            return session.scalar(alive) or 0
 
     def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
         """Extends a lease, and the life of its worker.
@@ -395,6 +487,9 @@ class StudyQueue:
             given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
             lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
         for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
+            if study.state == StudyState.QUEUED.value:  # it waited for hosts, and nothing of it ran
+                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
+                continue
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
@@ -415,8 +510,8 @@ class StudyQueue:
             entry.num_lost += 1
         entry.worker_id = offer.worker_id
         entry.fence += 1
-        entry.num_claims += 1
-        entry.claimed_at = now
+        entry.num_claims += not offer.reserves
+        entry.claimed_at = None if offer.reserves else now
         entry.lease_until = now + timedelta(seconds=self._lease_s)
         entry.version += 1
         slots = offer.slots_for(entry.num_devices)
@@ -424,7 +519,7 @@ class StudyQueue:
         for slot in slots:
             row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
             row.study_id, row.fence = study.study_id, entry.fence
-        set_state(session, study, StudyState.RUNNING)
+        set_state(session, study, StudyState.QUEUED if offer.reserves else StudyState.RUNNING)
         session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
         return Claim(
             lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
@@ -463,6 +558,16 @@ class StudyQueue:
         workers = known_workers(session, now, self._lease_s) if waiting else []
         reasons = waits_for(session, ordered, workers, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
+
+
+def _any_claimable(now: datetime) -> Select[int]:
+    query = select(literal(1)).select_from(StudyRow)
+    return query.join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id).where(claimable(now)).limit(1)
+
+
+def _one_claim_at_a_time(session: Session) -> None:
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from sqlalchemy import Engine
 
 from steptune.service.access.scopes import Scope
 from steptune.service.access.users import UserStore
-from steptune.service.connections import create_engine_for
+from steptune.service.connections import create_engine_for, writing
 from steptune.service.fencing import Lease
+from steptune.service.models import WorkerRow
 from steptune.service.on_ray import hosts as on_ray
 from steptune.service.on_ray.messages import ReservationRequest, Waiting
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer
@@ -23,6 +25,7 @@ from steptune.service.worker import loop
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker
 from steptune.tuner.errors import (
+    HostsUnavailableError,
     IsolationUnavailableError,
     RunnerError,
     StorageFullError,
@@ -54,6 +57,7 @@ class Site:
         self.worker = Worker(engine, settings, OFFER, None, once=True)  # type: ignore[arg-type]
         monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
         monkeypatch.setattr("steptune.service.worker.rests.now_s", lambda: self.now_s)
+        monkeypatch.setattr("steptune.service.worker.waits.now_s", lambda: self.now_s)
         monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop.time, "sleep", self.pass_time)
         monkeypatch.setattr("steptune.service.worker.keeper.now_s", lambda: self.now_s)
@@ -191,6 +195,23 @@ class TestFailing:
         assert max(after - before for before, after in pairwise(beats)) < 15
 
 
+class TestPolling:
+    @pytest.mark.parametrize(("num_idle", "poll_s"), [(1, 1.0), (100, 5.0), (10_000, loop.LONGEST_POLL_S)])
+    def test_many_idle_workers_look_no_more_often_together(self, site: Site, num_idle: int, poll_s: float) -> None:
+        site.queue.register(OFFER)
+        site.worker._queue.num_idle = lambda: num_idle  # type: ignore[method-assign]
+        site.worker._beat()
+        assert site.worker._poll_s == poll_s
+
+    def test_those_that_are_busy_or_silent_do_not_count(self, site: Site) -> None:
+        for name in ("idle", "busy", "silent"):
+            site.queue.register(replace(OFFER, worker_id=name))
+        site.queue.beat("busy", "busy")
+        with writing(site.engine) as session:
+            session.get_one(WorkerRow, "silent").heartbeat_at -= timedelta(hours=1)
+        assert site.queue.num_idle() == 1
+
+
 class TestHousekeeping:
     @pytest.fixture
     def times_s(self, site: Site, monkeypatch) -> list[float]:
@@ -211,6 +232,11 @@ class TestHousekeeping:
         assert site.queue.entry("study").state is StudyState.COMPLETED
         assert times_s == [site.claimed_s[0] + 5]
 
+    def test_workers_that_start_together_do_it_at_different_times(self, site: Site) -> None:
+        starts = {Worker(site.engine, site.worker._settings, OFFER, None)._house_at_s for _ in range(20)}  # type: ignore[arg-type]
+        assert len(starts) > 15
+        assert all(site.now_s <= start <= site.now_s + loop.HOUSE_S for start in starts)
+
     def test_a_worker_that_is_never_idle_does_it_at_last_and_the_next_claim_is_fresh(
         self, site: Site, times_s: list[float]
     ) -> None:
@@ -226,6 +252,48 @@ class TestHousekeeping:
         assert site.claimed_s == [times_s[0], times_s[0] + 600]
         entries = site.queue.entries(["first", "second"])
         assert [(entry.state, entry.num_claims) for entry in entries] == [(StudyState.COMPLETED, 1)] * 2
+
+
+class TestWaitingForHosts:
+    """Of a cluster that may have none."""
+
+    @pytest.fixture(autouse=True)
+    def cluster(self, site: Site) -> None:
+        offer = replace(OFFER, max_hosts=2, reserves=True)
+        site.worker = Worker(site.engine, site.worker._settings, offer, None, once=True)  # type: ignore[arg-type]
+
+    def test_a_busy_cluster_is_no_loss_however_long_it_is_busy(self, site: Site) -> None:
+        submitted(site.queue)
+        site.work(failing(HostsUnavailableError("both nodes are busy")), claims=20)
+        entry = site.queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.num_claims) == (StudyState.QUEUED, 0, 0)
+        assert entry.message == "both nodes are busy"
+        assert entry.device_seconds == 0
+
+    def test_others_run_meanwhile_and_those_that_wait_take_turns(self, site: Site) -> None:
+        for study_id in ("wide", "wider", "small"):
+            submitted(site.queue, study_id)
+        begun: list[str] = []
+
+        def run(claim: Claim, *_: object) -> StudyState:
+            begun.append(claim.lease.study_id)
+            if claim.lease.study_id == "small":
+                return StudyState.COMPLETED
+            raise HostsUnavailableError("busy")
+
+        site.work(run, claims=7)
+        assert begun == ["wide", "wider", "small", "wide", "wider", "wide", "wider"]
+
+    def test_one_that_waits_gives_way_to_one_that_can_run(self, site: Site) -> None:
+        submitted(site.queue, "wide")
+        site.queue.register(site.worker._offer)
+        claim = site.queue.claim(site.worker._offer)
+        assert claim is not None
+        site.worker._give_way(claim, "busy")
+        site.pass_time(loop.GIVE_WAY_S)
+        submitted(site.queue, "small")
+        with pytest.raises(HostsUnavailableError, match="busy"):
+            site.worker._give_way(claim, "busy")
 
 
 class TestHostsThatARayClusterReserves:
@@ -259,7 +327,10 @@ class TestHostsThatARayClusterReserves:
             assert text == "waiting for Ray: none is free"
             keeper.drain(site.now_s + 300)
 
-        with pytest.raises(StudyInterrupt) as interrupt, worker._hosts(study, keeper, say):
+        claim = Claim(
+            lease=keeper._lease, study=study, owner_id=None, source=None, other_hardware=False, slots=(), place=""
+        )
+        with pytest.raises(StudyInterrupt) as interrupt, worker._hosts(claim, study, keeper, say):
             pass
         assert interrupt.value.state is StudyState.QUEUED
         assert msgspec.json.decode(asked.read_bytes(), type=ReservationRequest).device == "cpu"

@@ -319,7 +319,7 @@ def await_end(engine: Engine, prober: str, studies: int, deadline_s: float) -> t
     while time.monotonic() - began_s < deadline_s:
         time.sleep(SAMPLE_S)
         with engine.connect() as connection:
-            states = {state: count for state, count in connection.execute(by_state, {"prober": prober})}
+            states = dict(connection.execute(by_state, {"prober": prober}))
         running = max(running, states.get("running", 0))
         print(f"{time.monotonic() - began_s:6.0f} s", states, f"load {os.getloadavg()[0]:.1f}", flush=True)
         if sum(states.values()) == studies and not {"running", "queued"} & states.keys():
@@ -380,8 +380,10 @@ def simulate(
     share = -(-workers // processes)
     parts = [(first, min(share, workers - first)) for first in range(0, workers, share)]
     with server(url, folder) as (port, serving):
-        followers = [Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text)]
-        followers += [Follower(port, issue(owner, scopes=[Scope.READ])[1].text) for owner in owners[:FOLLOWERS]]
+        followers = [
+            Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text),
+            *(Follower(port, issue(owner, scopes=[Scope.READ])[1].text) for owner in owners[:FOLLOWERS]),
+        ]
         for follower in followers:
             follower.start()
             follower.connected.wait(60)

@@ -70,7 +70,7 @@ class QueueEntry(Record):
 
     @property
     def holds(self) -> bool:
-        """Whether its devices are its own now."""
+        """Say whether its devices are its own now."""
         return self.state is StudyState.RUNNING and not self.waits_for
 
     @property

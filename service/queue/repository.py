@@ -337,7 +337,7 @@ class StudyQueue:
         leaving: Collection[str] = (),
         without: str,
     ) -> bool:
-        """Whether a worker could claim a study if it gave up the one that it has.
+        """Say whether a worker could claim a study if it gave up the one that it has.
 
         Args:
             without: The study that it has.

@@ -11,7 +11,7 @@ PAUSE_S = 5.0
 
 
 class Waits:
-    """Of one worker."""
+    """Studies that one worker asks hosts for, and since when."""
 
     def __init__(self) -> None:
         self._tried_s: dict[str, float] = {}

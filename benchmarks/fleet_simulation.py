@@ -319,7 +319,7 @@ def await_end(engine: Engine, prober: str, studies: int, deadline_s: float) -> t
     while time.monotonic() - began_s < deadline_s:
         time.sleep(SAMPLE_S)
         with engine.connect() as connection:
-            states = dict(connection.execute(by_state, {"prober": prober}))
+            states = dict(connection.execute(by_state, {"prober": prober}).all())
         running = max(running, states.get("running", 0))
         print(f"{time.monotonic() - began_s:6.0f} s", states, f"load {os.getloadavg()[0]:.1f}", flush=True)
         if sum(states.values()) == studies and not {"running", "queued"} & states.keys():
@@ -375,7 +375,7 @@ def simulate(
     with engine.connect() as connection:
         before = table_sizes(connection)
     context = multiprocessing.get_context("spawn")
-    stop, answers = context.Event(), context.Queue()
+    stop, answers, probed = context.Event(), context.Queue(), context.Queue()
     options = {"trial_s": trial_s, "ramp_s": ramp_s, "lease_s": lease_s, "heartbeat_s": heartbeat_s}
     share = -(-workers // processes)
     parts = [(first, min(share, workers - first)) for first in range(0, workers, share)]
@@ -391,7 +391,6 @@ def simulate(
             context.Process(target=run_workers, args=(url, str(folder), first, count, options, stop, answers))
             for first, count in parts
         ]
-        probed = context.Queue()
         crew.append(context.Process(target=probe_claims, args=(url, str(folder), prober, stop, probed)))
         for process in crew:
             process.start()

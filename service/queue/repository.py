@@ -315,7 +315,7 @@ class StudyQueue:
             leaving: Studies that it leaves to others for now.
         """
         with reading(self._engine) as session:  # claims take turns, and most looks of idle workers find nothing
-            if session.scalar(_any_claimable(database_now(session))) is None:
+            if session.scalar(_anything_to_do(database_now(session))) is None:
                 return None
         with writing(self._engine) as session:
             _one_claim_at_a_time(session)
@@ -560,9 +560,12 @@ class StudyQueue:
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 
-def _any_claimable(now: datetime) -> Select[int]:
+def _anything_to_do(now: datetime) -> Select[int]:
+    over = QueueEntryRow.lease_until <= now  # also of a study that had ended: its claim is ended beside
     query = select(literal(1)).select_from(StudyRow)
-    return query.join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id).where(claimable(now)).limit(1)
+    return (
+        query.join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id).where(or_(claimable(now), over)).limit(1)
+    )
 
 
 def _one_claim_at_a_time(session: Session) -> None:

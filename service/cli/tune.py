@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options
+from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options, refuse_secrets
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
@@ -333,6 +333,7 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
     if workload is not None or context.args:
         raise ChoiceError(f"{workload} and a command after `--`: tune one of them")
     refuse_options(context, OF_WORKLOADS)
+    refuse_secrets(command)
     own = {option for parameter in context.command.params for option in parameter.opts if option.startswith("--")}
     passed = [argument for argument in command if argument.partition("=")[0] in own]
     if passed:

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, interpreter
 
 from steptune.tuner.records import Choice, FailureKind
+from steptune.tuner.scripts.agent import guard_watch
 from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
-WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1, "persistent_workers": True}}
+WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
 AUTOCAST: dict[str, Choice] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
@@ -134,6 +137,48 @@ def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptF
     assert reasons["data_loading"] == "needs a Workload: the loop makes its batches itself, without a DataLoader"
     assert "autocast to bfloat16" in reasons["precision"]
     assert "data_loading" not in {move.strategy for move in trials.space.moves}
+
+
+def test_a_checkpoint_does_not_put_back_what_a_candidate_changes(folder: ScriptFolder, tmp_path: Path) -> None:
+    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("resumed.py")))
+
+    result = trials.run(**FUSED)
+
+    assert result.failure is None, result.failure
+    assert all(effect.took for effect in result.effects)
+    (log,) = (tmp_path / "study" / "logs").glob(f"{result.trial_id}.log")
+    assert {line for line in log.read_text().splitlines() if line.startswith("fused ")} == {"fused True"}
+
+
+def test_workers_are_not_kept_where_a_loop_may_change_its_dataset_between_epochs(
+    folder: ScriptFolder, tmp_path: Path
+) -> None:
+    """They would go on with the dataset of the first epoch, after the steps that are compared."""
+    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("plain.py")))
+
+    loaders = [move.choice for move in trials.space.moves if move.strategy == "data_loading"]
+
+    assert any(choice.get("num_workers") for choice in loaders)
+    assert not any(choice.get("persistent_workers") for choice in loaders)
+
+
+class Coins(torch.utils.data.Dataset):
+    """Samples that one coin decides, as RandomHorizontalFlip does."""
+
+    def __init__(self, generator: str) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        heads = {"none": True, "torch": bool(torch.rand(1) < 0.5), "numpy": np.random.random() < 0.5}[self.generator]
+        return torch.tensor([index, -index]) if heads else torch.tensor([-index, index])
+
+
+@pytest.mark.parametrize(("generator", "expected"), [("none", True), ("torch", False), ("numpy", False)])
+def test_samples_that_one_coin_decides_are_random(generator: str, expected: bool) -> None:
+    assert guard_watch._repeats(torch.utils.data.DataLoader(Coins(generator))) is expected
 
 
 def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ class DataLoading(Strategy):
         cores = max(1, environment.hardware.num_cores // environment.num_ranks)
         counts = sorted({1, cores // 2 or 1, cores, cores + cores // 2, 2 * cores}, key=lambda n: (abs(n - cores), n))
         pinned = (True, False) if environment.hardware.device_kind == "cuda" else (False,)
+        kept = workload.script is None or self._keeps_workers(workload)
         ahead: list[Choice] = [
-            {"num_workers": n, "prefetch_factor": depth, "persistent_workers": True, "pin_memory": pin}
+            {"num_workers": n, "prefetch_factor": depth, "persistent_workers": kept, "pin_memory": pin}
             for depth in (2, 4)
             for n in counts
             for pin in pinned
@@ -90,7 +91,17 @@ class DataLoading(Strategy):
         alone: list[Choice] = [{**self.defaults, "pin_memory": pin} for pin in pinned]
         return (*ahead, *pin_only, *alone)
 
+    def _keeps_workers(self, workload: WorkloadFacts) -> bool:
+        today = self.neutral(workload)
+        return bool(today["num_workers"] and today["persistent_workers"])
+
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        changes_between_epochs = workload.script is not None and not self._keeps_workers(workload)
+        if choice["persistent_workers"] and choice["num_workers"] and changes_between_epochs:
+            return Unsupported(
+                "workers that are kept do not see what a loop changes in its dataset between epochs, and the loop of a "
+                "script is not known"
+            )
         if choice["pin_memory"] and environment.hardware.device_kind != "cuda":
             return Unsupported("pinned memory requires a CUDA device")
         if workload.dataset.kind == "iterable" and int(choice["num_workers"] or 0) > 1:

@@ -92,10 +92,17 @@ class Changes:
         if name is None or number not in self._optimizers:
             return
         flags = {"fused": name == "fused", "foreach": name == "foreach"}
+
+        def chosen(values: dict[str, Any]) -> dict[str, Any]:
+            return {**values, **{flag: value for flag, value in flags.items() if flag in values}}
+
+        def keep(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+            """A checkpoint brings the settings with which it was saved."""
+            return {**state, "param_groups": [chosen(group) for group in state["param_groups"]]}
+
         for values in (optimizer.defaults, *optimizer.param_groups):
-            for flag, value in flags.items():
-                if flag in values:
-                    values[flag] = value
+            values.update(chosen(values))
+        optimizer.register_load_state_dict_pre_hook(keep)
         if name == "fused":
             optimizer._step_supports_amp_scaling = True
         group = optimizer.param_groups[0]

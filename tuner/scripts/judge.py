@@ -150,7 +150,7 @@ class _Judgement:
                 continue
             rule = _rule(updates)
             if worst_deviation(rule, [_seen_step(update) for update in updates]).score > LIMIT:
-                self._notes.append(f"update not replayed: {kind} does not follow its own rule here (has it a state of before?)")
+                self._notes.append(f"update not replayed: {kind} does not follow its own rule (a loaded state?)")
                 continue
             deviation = worst_deviation(rule, [_seen_step(update) for update in found[key]])
             if worst is None or deviation.score > worst.score:

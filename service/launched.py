@@ -59,6 +59,22 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
         )
 
 
+def refuse_several_hosts(command: Sequence[str]) -> None:
+    """Refuse a command of which a launcher starts ranks on several hosts: its trials are starts on this one.
+
+    Raises:
+        ChoiceError: It is such a command.
+    """
+    for name, following in zip(command, [*command[1:], ""], strict=True):
+        option, _, value = name.partition("=")
+        most = (value or following).rpartition(":")[2]
+        if option in ("--nnodes", "--num_machines", "--num-machines") and most != "1":
+            raise ChoiceError(
+                f"{option} {value or following}: trials of a command run on this host alone. Over several hosts tune a "
+                f"workload, by starting Steptune with the launcher: {ADVICE}"
+            )
+
+
 def take_place() -> Launch | None:
     """Return how this process was launched, and keep it, and the hosts' secret, from what it starts.
 

@@ -327,6 +327,8 @@ OF_WORKLOADS = (
 
 
 def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
+    from steptune.service.launched import refuse_several_hosts
+
     check_platform()
     if not command:
         raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
@@ -334,6 +336,7 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
         raise ChoiceError(f"{workload} and a command after `--`: tune one of them")
     refuse_options(context, OF_WORKLOADS)
     refuse_secrets(command)
+    refuse_several_hosts(command)
     own = {option for parameter in context.command.params for option in parameter.opts if option.startswith("--")}
     passed = [argument for argument in command if argument.partition("=")[0] in own]
     if passed:

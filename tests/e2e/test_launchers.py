@@ -27,10 +27,8 @@ def srun(number: int, **others: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--", "torchrun", "--nnodes", "2", "train.py"),
         ("torchrun", "--nnodes", "2", "train.py"),
         ("python", "-m", "torch.distributed.run", "--nnodes", "2", "train.py"),
-        ("--", "python", "-m", "torch.distributed.run", "train.py"),
     ],
 )
 def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_works(
@@ -39,6 +37,15 @@ def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_work
     error = steptune.refused("tune", *arguments)
     assert "cannot be tuned as a workload" in error
     assert "torchrun --nnodes 2 --nproc-per-node 8" in error
+    assert "-m steptune tune my_workload.py:MyWorkload" in error
+
+
+@pytest.mark.parametrize("option", [("--nnodes", "2"), ("--nnodes=1:4",), ("--num_machines", "2")])
+def test_a_command_over_several_hosts_is_refused_with_the_command_that_works(
+    steptune: Steptune, option: tuple[str, ...]
+) -> None:
+    error = steptune.refused("tune", "--", "torchrun", *option, "train.py")
+    assert "trials of a command run on this host alone" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
 
 

@@ -76,11 +76,11 @@ class StudyQueueState(Record):
         num_devices: Devices that it holds while it runs.
         waits_for: Why nobody runs it, for a person; empty where somebody does, or nobody has to.
         requested: What its owner wants of it while it runs: "", "cancel" or "pause".
-        num_claims: How often a worker took it.
+        num_claims: How often a worker began to run it.
         num_lost: Workers that died with it since a trial was last completed.
-        device_seconds: Devices times the time that workers held it.
+        device_seconds: Devices times the time that workers held them for it.
         queued_at: When it was queued (last).
-        claimed_at: When its worker took it.
+        claimed_at: When its worker had its devices; null while that waits for a cluster.
         ended_at: When it came to its end.
     """
 

@@ -58,7 +58,9 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     )
 
     ray_timeout_s: float = Field(
-        default=600.0, gt=0, description="Seconds that a Ray cluster has to reserve a study's hosts, or to replace one."
+        default=600.0,
+        gt=0,
+        description="Seconds that a Ray cluster has to reserve the hosts of `steptune tune`, or to replace a lost one.",
     )
 
     # --- the server

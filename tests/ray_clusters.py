@@ -178,7 +178,8 @@ def reserved_by_ray(cluster: Cluster, workload: str, directory: Path, **settings
     service = Settings(data_directory=directory / "data", ray_timeout_s=60.0)
     variables = {**cluster.variables, "PYTHONPATH": str(ROOT / "src")}
     known = on_ray.Cluster(address=cluster.address, insecure=False, variables=variables)
-    with on_ray.reserved_hosts(known, study, service, choose("none", sys.executable), print) as (hosts, _):
+    level = choose("none", sys.executable)
+    with on_ray.reserved_hosts(known, study, service, level, print, timeout_s=60.0) as (hosts, _):
         yield hosts
 
 

@@ -23,6 +23,7 @@
      ├─ BaselineFailed           the user's own configuration could not be measured
      ├─ RecommendationError      a recommendation file that cannot be read or applied
      └─ RunnerError              Steptune's own machinery failed (not the user's code)
+         └─ HostsUnavailable     a cluster has not got the hosts of a study yet
 
 A message names what was violated, the value that was found, and the way out. `SteptuneError` is a
 `ValueError`, so that a script may treat it as one. Our own invariants are `assert`s, never these.
@@ -150,3 +151,7 @@ class UnsupportedHere(SteptuneError):
 
 class RunnerError(SteptuneError):
     """Steptune's own machinery failed; the user's code is not to blame."""
+
+
+class HostsUnavailable(RunnerError):
+    """A cluster has not got the hosts of a study, or cannot be asked: the study can wait for them."""

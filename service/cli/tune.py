@@ -335,7 +335,10 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
         return
     from steptune.service.on_ray.hosts import reserved_hosts
 
-    with reserved_hosts(way.cluster, study, way.settings, way.level, say) as (hosts, check):
+    with reserved_hosts(way.cluster, study, way.settings, way.level, say, timeout_s=way.settings.ray_timeout_s) as (
+        hosts,
+        check,
+    ):
         yield hosts, check
 
 

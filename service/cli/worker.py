@@ -86,7 +86,13 @@ def worker(
     engine = create_engine_for(settings.database_url)
     check_schema(engine)
     offer = offer_of_this_machine(
-        settings, level, name=name or f"worker-{os.getpid()}", cores=cores, python=interpreter, max_hosts=max_hosts
+        settings,
+        level,
+        name=name or f"worker-{os.getpid()}",
+        cores=cores,
+        python=interpreter,
+        max_hosts=max_hosts,
+        reserves=cluster is not None,
     )
     running = Worker(engine, settings, offer, level, python=interpreter, once=once, cluster=cluster)
     signals: list[int] = []

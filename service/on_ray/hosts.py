@@ -22,7 +22,7 @@ from steptune.service.on_ray.actor import CHANGED_BY_RAY, is_of_ray
 from steptune.service.on_ray.messages import AgentOrder, Event, Failed, ReservationRequest, Reserved, Waiting
 from steptune.service.places import VISIBLE_DEVICES
 from steptune.service.settings import Settings
-from steptune.tuner.errors import ChoiceError, MissingDependency, PlatformError, RunnerError
+from steptune.tuner.errors import ChoiceError, HostsUnavailable, MissingDependency, PlatformError, RunnerError
 from steptune.tuner.records import Study
 from steptune.tuner.trials.host_group import HostGroup
 
@@ -76,6 +76,7 @@ class Reservation:
         check: Called while the study waits; what it raises ends the wait.
 
     Attributes:
+        lack: What the cluster lacks at this moment; empty where it has all.
         address: Of the driver's node, once reserved.
         gpus: Of the driver's node that are the study's, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
     """
@@ -88,6 +89,7 @@ class Reservation:
         on_text: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
+        self.lack = ""
         self.address = ""
         self.gpus = ""
         self._cluster = cluster
@@ -104,14 +106,15 @@ class Reservation:
         """Wait until the hosts are reserved.
 
         Raises:
-            RunnerError: The cluster cannot be reached, or has not got them.
+            HostsUnavailable: The cluster cannot be reached.
+            RunnerError: It cannot have them, or has not got them in time.
         """
         self._start()
         while not self.address:
             self._check()
             for event in self._events(timeout_s=0.5):
                 if isinstance(event, Failed):
-                    raise RunnerError(self._text(event))
+                    raise (RunnerError if event.lasting else HostsUnavailable)(self._text(event))
                 self._take(event)
 
     def keep(self) -> None:
@@ -187,8 +190,10 @@ class Reservation:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Waiting):
+            self.lack = event.text
             self._on_text(f"waiting for Ray: {event.text}")
         elif isinstance(event, Reserved):
+            self.lack = ""
             self.address, self.gpus = event.address, event.gpus
             os.environ[VISIBLE_DEVICES] = self.gpus  # of all that this process starts from now on
             names = " and ".join(node[:8] for node in event.nodes)
@@ -221,7 +226,9 @@ def reserved_hosts(
     level: Level,
     on_text: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
-    check_waiting: Callable[[], None] = lambda: None,
+    check_waiting: Callable[[str], None] = lambda lack: None,
+    *,
+    timeout_s: float | None,
 ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
     """The hosts of a study, None where there is one, reserved on a cluster for as long as it runs.
 
@@ -230,11 +237,14 @@ def reserved_hosts(
     Args:
         on_text: Takes a line for people while the study waits.
         check: The runner's look at other things, which what is yielded calls, too.
-        check_waiting: Called some times a second while the study waits and no trial runs; what it raises ends that.
+        check_waiting: Called some times a second while the study waits and no trial runs, with what the cluster lacks;
+            what it raises ends that.
+        timeout_s: How long the cluster may take to reserve the hosts; None for as long as `check_waiting` lets it.
 
     Raises:
         IsolationUnavailable: Its trials were to be isolated, on several hosts.
-        RunnerError: The cluster cannot be reached, or has not got the hosts.
+        HostsUnavailable: The cluster cannot be reached, or has not replaced a host that was lost.
+        RunnerError: It cannot have the hosts, or has not got them in time.
     """
     num_hosts, ranks_per_host = study.settings.num_hosts, ranks_of_each(study)
     if num_hosts > 1:
@@ -264,27 +274,32 @@ def reserved_hosts(
             num_hosts=num_hosts,
             ranks_per_host=ranks_per_host,
             device=study.settings.device,
-            timeout_s=settings.ray_timeout_s,
+            timeout_s=timeout_s,
             insecure=cluster.insecure,
             order=order,
         )
         log = Path(study.directory).absolute() / "logs" / "ray.log"
-        reservation = Reservation(cluster, request, log, on_text, check_waiting)
+        reservation = Reservation(cluster, request, log, on_text, lambda: check_waiting(reservation.lack))
         stack.callback(reservation.close)
         if group is not None:
             stack.enter_context(group.closed_with_reason())
         reservation.reserve()
-        if group is not None:
-            group.address = reservation.address
-            group.keep = reservation.keep
-            group.gather()
 
         def look() -> None:
             check()
             if group is None:
                 reservation.check()
 
-        yield group, look
+        try:
+            if group is not None:
+                group.address = reservation.address
+                group.keep = reservation.keep
+                group.gather()
+            yield group, look
+        except RunnerError as error:
+            if reservation.lack:
+                raise HostsUnavailable(f"{error}; {reservation.lack}") from error
+            raise
 
 
 def ranks_of_each(study: Study) -> int:

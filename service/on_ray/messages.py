@@ -29,7 +29,7 @@ class ReservationRequest(Record):
         address: Of the cluster, as `ray.init` takes it.
         ranks_per_host: GPUs of each host, where the study runs on GPUs; on CPUs it takes whole hosts.
         device: "cpu" or "cuda"; None for CUDA where the driver's node has GPUs.
-        timeout_s: How long the cluster may take.
+        timeout_s: How long the cluster may take; None for as long as somebody waits.
         insecure: Whether the cluster may let in who has no token.
         order: For the agents.
     """
@@ -38,7 +38,7 @@ class ReservationRequest(Record):
     num_hosts: int
     ranks_per_host: int
     device: str | None
-    timeout_s: float
+    timeout_s: float | None
     insecure: bool
     order: AgentOrder
 
@@ -52,7 +52,7 @@ class _Event(Record, tag=True):
 
 
 class Waiting(_Event):
-    """The reservation is not met: what is asked, and what the cluster has."""
+    """The reservation is not met: what is asked, what the cluster has, and whether its nodes can ever meet it."""
 
     text: str
 

@@ -13,6 +13,7 @@ https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import select
 import subprocess
@@ -94,7 +95,8 @@ class Reservation:
         group = self._util.placement_group(
             [bundle] * hosts, strategy=self._request.strategy, bundle_label_selector=selectors
         )
-        deadline = time.monotonic() + self._request.timeout_s
+        timeout_s = self._request.timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not group.wait(LOOK_S):
             text = self._lack(bundle)
             if self._given_up():
@@ -103,7 +105,7 @@ class Reservation:
             if time.monotonic() > deadline:
                 self._util.remove_placement_group(group)
                 raise PlatformError(
-                    f"Ray has not reserved the hosts within {self._request.timeout_s:g} s: {text}. Ask for less, free "
+                    f"Ray has not reserved the hosts within {timeout_s:g} s: {text}. Ask for less, free "
                     "the cluster or add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
                 )
             self._tell_once(Waiting(text=text))
@@ -134,7 +136,7 @@ class Reservation:
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
     def _lack(self, bundle: dict[str, float]) -> str:
-        """Text on what is asked, and what the cluster has."""
+        """Text on what is asked, what the cluster has, and whether it is a matter of time."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
         free = self._ray.available_resources()
@@ -146,7 +148,7 @@ class Reservation:
         return (
             f"{counted(self._request.num_hosts, 'host')} with {asked}{' each' if several else ''} asked for"
             f"{' on nodes of their own' if several else ''}; the cluster has {counted(len(nodes), 'node')}, {able} of "
-            f"that size, and {has} free"
+            f"that size, and {has} free: {_prospect(able >= self._request.num_hosts)}"
         )
 
     def _tell_once(self, event: Event) -> None:
@@ -203,6 +205,12 @@ class Reservation:
                 self._util.remove_placement_group(self._group)
         finally:
             self._ray.shutdown()
+
+
+def _prospect(possible: bool) -> str:
+    if possible:
+        return "it can be met when others give back theirs"
+    return "its present nodes can never meet that, whoever ends; nodes have to be added, or less asked for"
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from steptune.service.messages import StudyDetail, StudyQueueState, StudySummary
 from steptune.service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from steptune.service.queries.packed import packed_rows
 from steptune.service.queries.stored import iso, iso_or_none, parts_of
+from steptune.service.queue.records import kind_of
 from steptune.tuner.errors import VersionConflict
 from steptune.tuner.records import StudyState, Verdict
 from steptune.tuner.store_rules import unknown_study
@@ -219,7 +220,7 @@ def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
 def _queue_state(entry: Any) -> StudyQueueState:
     return StudyQueueState(
         version=entry.version,
-        required_device_kind=entry.required_device_kind,
+        required_device_kind=kind_of(entry.required_device_kind),
         required_hardware=entry.required_hardware,
         num_devices=entry.num_devices,
         waits_for="",

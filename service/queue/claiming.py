@@ -20,7 +20,7 @@ both have, which says that such machines may stand for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow
 from steptune.service.places import CORE, CUDA, Slot
-from steptune.service.queue.records import Quotas, WorkerOffer
+from steptune.service.queue.records import Quotas, WorkerOffer, stored_kind
 from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
 from steptune.tuner.records import StudyState
 
@@ -44,9 +44,23 @@ class Candidate:
     queued_at: datetime
 
 
-def candidates(session: Session, offer: WorkerOffer, now: datetime, quotas: Quotas) -> Iterator[Candidate]:
-    """One study for each user who may start one, the user whose turn it is first."""
-    first = _first_of_each_owner(session, offer, num_free_devices(session, offer, now), now)
+def candidates(
+    session: Session,
+    offer: WorkerOffer,
+    now: datetime,
+    quotas: Quotas,
+    *,
+    leaving: Collection[str] = (),
+    without: str | None = None,
+) -> Iterator[Candidate]:
+    """One study for each user who may start one, the user whose turn it is first.
+
+    Args:
+        leaving: Studies that the worker leaves alone for now.
+        without: A study that the worker would give up first.
+    """
+    num_devices = num_free_devices(session, offer, now, without)
+    first = _first_of_each_owner(session, offer, num_devices, now, leaving)
     usage = usage_by_owner(session, now) if first else {}
     limits = limits_by_owner(session, {found.owner_id: None for found in first}, quotas)
 
@@ -61,9 +75,12 @@ def candidates(session: Session, offer: WorkerOffer, now: datetime, quotas: Quot
 
 
 def claimable(now: datetime) -> ColumnElement[bool]:
-    """Waits, or is held by nobody any more. A running study without a lease is the command line's."""
-    lost = and_(StudyRow.state == StudyState.RUNNING.value, QueueEntryRow.lease_until <= now)
-    return or_(StudyRow.state == StudyState.QUEUED.value, lost)
+    """Waits, or is held by nobody any more. A running study without a lease is the command line's; a queued one with a
+    lease waits for the hosts that its worker has asked a cluster for.
+    """
+    over = QueueEntryRow.lease_until <= now
+    waits = and_(StudyRow.state == StudyState.QUEUED.value, or_(QueueEntryRow.lease_until.is_(None), over))
+    return or_(waits, and_(StudyRow.state == StudyState.RUNNING.value, over))
 
 
 def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
@@ -83,12 +100,17 @@ def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnEleme
         goes_on_here = or_(begun.is_(None), begun == profile.fingerprint, named)
         shapes.append(and_(QueueEntryRow.num_devices == number, or_(wanted.is_(None), named), goes_on_here))
     kind = QueueEntryRow.required_device_kind
-    return and_(or_(kind.is_(None), kind == offer.profile.device_kind), or_(*shapes))
+    has = offer.profile.device_kind
+    return and_(or_(kind.is_(None), kind.in_([has, stored_kind(has, 2), stored_kind(None, 2)])), or_(*shapes))
 
 
-def num_free_devices(session: Session, offer: WorkerOffer, now: datetime) -> int:
-    """How many of its devices a worker could claim now; 0 where any of its cores is taken."""
-    taken = taken_slots(session, offer.host_id, now)
+def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, without: str | None = None) -> int:
+    """How many of its devices a worker could claim now; 0 where any of its cores is taken.
+
+    Args:
+        without: A study whose devices count as free.
+    """
+    taken = taken_slots(session, offer.host_id, now, without)
     if any(Slot(kind=CORE, number=core) in taken for core in offer.cores):
         return 0
     if offer.profile.device_kind != CUDA:
@@ -99,18 +121,21 @@ def num_free_devices(session: Session, offer: WorkerOffer, now: datetime) -> int
     return free
 
 
-def taken_slots(session: Session, host_id: str, now: datetime) -> set[Slot]:
-    """Slots of a host that a live claim has; those of dead claims are free."""
+def taken_slots(session: Session, host_id: str, now: datetime, without: str | None = None) -> set[Slot]:
+    """Slots of a host that a live claim has, of another study than `without`; those of dead claims are free."""
     alive = exists().where(
         QueueEntryRow.study_id == ResourceSlotRow.study_id,
         QueueEntryRow.fence == ResourceSlotRow.fence,
         QueueEntryRow.lease_until > now,
+        QueueEntryRow.study_id != (without or ""),
     )
     taken = select(ResourceSlotRow.kind, ResourceSlotRow.number).where(ResourceSlotRow.host_id == host_id, alive)
     return {Slot(kind=kind, number=number) for kind, number in session.execute(taken)}
 
 
-def _first_of_each_owner(session: Session, offer: WorkerOffer, num_devices: int, now: datetime) -> list[Candidate]:
+def _first_of_each_owner(
+    session: Session, offer: WorkerOffer, num_devices: int, now: datetime, leaving: Collection[str]
+) -> list[Candidate]:
     if num_devices == 0:
         return []
     begun_first = case((QueueEntryRow.num_claims > 0, 0), else_=1)
@@ -120,6 +145,7 @@ def _first_of_each_owner(session: Session, offer: WorkerOffer, num_devices: int,
         select(StudyRow.study_id, StudyRow.owner_id, QueueEntryRow.priority, QueueEntryRow.queued_at, place)
         .join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
         .where(claimable(now), _fits(session, offer, num_devices), num_hosts(session) <= offer.max_hosts)
+        .where(StudyRow.study_id.not_in(leaving))
         .subquery()
     )
     first = select(ranked).where(ranked.c.place == 1)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.fencing import database_now
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
-from steptune.service.queue.records import BEGUN, ENDED, QueueEntry, Source
+from steptune.service.queue.records import BEGUN, ENDED, QueueEntry, Source, kind_of
 from steptune.service.queue.waiting import Entry
 from steptune.service.store import lose_trials, write_event, write_state
 from steptune.tuner import store_rules
@@ -88,7 +88,9 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
-    """Counts the time of a claim that is over, up to the end of its lease, for the devices of all hosts."""
+    """Counts the time of a claim that is over, up to the end of its lease, for the devices of all hosts; none for one
+    that waited for a reservation.
+    """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
         num_devices = entry.num_devices * decode(study.record, Study).settings.num_hosts
@@ -128,7 +130,7 @@ def entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
         source_id=entry.source_id,
         version=entry.version,
         priority=entry.priority,
-        required_device_kind=entry.required_device_kind,
+        required_device_kind=kind_of(entry.required_device_kind),
         required_hardware=entry.required_hardware,
         num_devices=entry.num_devices,
         place=entry.place,

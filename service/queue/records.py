@@ -12,6 +12,9 @@ from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
+OVER_HOSTS = " over hosts"
+"""Follows the device kind that a study over several hosts requires: versions that know one host only compare the whole
+text with their own kind, and leave such a study alone."""
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 """States that a study leaves only where a user wants it to go on."""
 
@@ -51,12 +54,14 @@ class QueueEntry(Record):
     fence: int
     lease_until: datetime | None
     num_claims: int
+    """How often a worker began to run it; looking for hosts does not count."""
     num_lost: int
     """Workers that died with it since a trial was last completed."""
     device_seconds: float
     """Devices times the time that workers held it, up to the end of the last claim."""
     queued_at: datetime
     claimed_at: datetime | None
+    """Since when its devices are its own; None while it waits for a reservation."""
     ended_at: datetime | None
 
 
@@ -102,6 +107,8 @@ class WorkerOffer(Record):
     version: str = ""
     max_hosts: int = 1
     """Hosts that a study may be on: more where a cluster reserves those beside this one."""
+    reserves: bool = False
+    """Whether a claim still has to get its devices from a cluster."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -121,6 +128,16 @@ class WorkerOffer(Record):
         if self.profile.device_kind != CUDA:
             return self.profile
         return replace(self.profile, devices=self.profile.devices[:num_devices])
+
+
+def stored_kind(kind: str | None, num_hosts: int) -> str | None:
+    """Return the kind of device that a study requires as its queue entry keeps it."""
+    return f"{kind or ''}{OVER_HOSTS}" if num_hosts > 1 else kind
+
+
+def kind_of(stored: str | None) -> str | None:
+    """Return the kind of device that a queue entry requires; None for any."""
+    return None if stored is None else stored.removesuffix(OVER_HOSTS) or None
 
 
 class Source(Record):

@@ -45,8 +45,9 @@ from steptune.service.queue.records import (
     Quotas,
     WorkerInfo,
     WorkerOffer,
+    stored_kind,
 )
-from steptune.service.queue.usage import keep_usage, limits_of
+from steptune.service.queue.usage import Usage, keep_usage, limits_of, usage_by_owner
 from steptune.service.queue.waiting import is_waiting, waits_for
 from steptune.service.queue.workers import known_workers
 from steptune.service.store import insert_missing, write_event, write_study
@@ -129,7 +130,7 @@ class StudyQueue:
                     study_id=study.study_id,
                     source_id=source_id,
                     priority=priority,
-                    required_device_kind=kind,
+                    required_device_kind=stored_kind(kind, study.settings.num_hosts),
                     required_hardware=required_hardware,
                     num_devices=num_devices,
                     queued_at=database_now(session),
@@ -283,24 +284,86 @@ class StudyQueue:
                 worker.heartbeat_at = database_now(session)
             return worker is not None
 
-    def claim(self, offer: WorkerOffer, *, resting: Collection[str | None] = ()) -> Claim | None:
+    def claim(
+        self, offer: WorkerOffer, *, resting: Collection[str | None] = (), leaving: Collection[str] = ()
+    ) -> Claim | None:
         """The next study for a registered worker, with its devices; None where none fits or is allowed now.
+
+        Where a cluster still has to reserve the devices, the study stays queued until `begin`.
 
         Args:
             resting: Owners whose studies this worker leaves to others for now.
+            leaving: Studies that it leaves to others for now.
         """
         with writing(self._engine) as session:
-            if session.get_bind().dialect.name == "postgresql":
-                session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
+            _one_claim_at_a_time(session)
             now = database_now(session)
             self._bury(session, now, takes_over=True)
-            for candidate in candidates(session, offer, now, self._quotas):
+            for candidate in candidates(session, offer, now, self._quotas, leaving=leaving):
                 if candidate.owner_id in resting:
                     continue
                 claim = self._take(session, candidate, offer, now)
                 if claim is not None:
                     return claim
             return None
+
+    def has_work(
+        self,
+        offer: WorkerOffer,
+        *,
+        resting: Collection[str | None] = (),
+        leaving: Collection[str] = (),
+        without: str,
+    ) -> bool:
+        """Whether a worker could claim a study if it gave up the one that it has.
+
+        Args:
+            without: The study that it has.
+        """
+        with reading(self._engine) as session:
+            now = database_now(session)
+            others = candidates(session, offer, now, self._quotas, leaving={*leaving, without}, without=without)
+            return any(candidate.owner_id not in resting for candidate in others)
+
+    def say_waiting(self, lease: Lease, why: str) -> None:
+        """Tells what a study waits for whose devices a cluster has not reserved yet.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        with writing(self._engine) as session:
+            hold(session, lease, lease.study_id)
+            study, _ = locked(session, lease.study_id)
+            set_state(session, study, StudyState.QUEUED, why)
+
+    def begin(self, lease: Lease, place: str) -> str:
+        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has
+        replaced some of them.
+
+        Args:
+            place: Hosts and devices.
+
+        Returns:
+            Why the study may not start now, in which case it waits as before; empty where it has.
+
+        Raises:
+            LeaseLost: The lease is over.
+        """
+        with writing(self._engine) as session:
+            _one_claim_at_a_time(session)
+            now = database_now(session)
+            hold(session, lease, lease.study_id)
+            study, entry = locked(session, lease.study_id)
+            if entry.claimed_at is None:
+                user = session.get(UserRow, study.owner_id) if study.owner_id is not None else None
+                usage = usage_by_owner(session, now).get(study.owner_id, Usage())
+                if exceeded := limits_of(user, self._quotas).exceeded_by(usage):
+                    return exceeded
+                entry.claimed_at = now
+                entry.num_claims += 1
+                set_state(session, study, StudyState.RUNNING)
+            entry.place = place
+            return ""
 
     def bury(self, study_id: str | None = None) -> None:
         """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
@@ -395,6 +458,9 @@ class StudyQueue:
             given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
             lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
         for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
+            if study.state == StudyState.QUEUED.value:  # it waited for hosts, and nothing of it ran
+                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
+                continue
             entry.num_lost += 1
             if study.state != StudyState.RUNNING.value:
                 end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
@@ -415,8 +481,8 @@ class StudyQueue:
             entry.num_lost += 1
         entry.worker_id = offer.worker_id
         entry.fence += 1
-        entry.num_claims += 1
-        entry.claimed_at = now
+        entry.num_claims += not offer.reserves
+        entry.claimed_at = None if offer.reserves else now
         entry.lease_until = now + timedelta(seconds=self._lease_s)
         entry.version += 1
         slots = offer.slots_for(entry.num_devices)
@@ -424,7 +490,7 @@ class StudyQueue:
         for slot in slots:
             row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
             row.study_id, row.fence = study.study_id, entry.fence
-        set_state(session, study, StudyState.RUNNING)
+        set_state(session, study, StudyState.QUEUED if offer.reserves else StudyState.RUNNING)
         session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
         return Claim(
             lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
@@ -463,6 +529,11 @@ class StudyQueue:
         workers = known_workers(session, now, self._lease_s) if waiting else []
         reasons = waits_for(session, ordered, workers, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
+
+
+def _one_claim_at_a_time(session: Session) -> None:
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}

@@ -20,6 +20,7 @@ class Usage:
     """Of one user."""
 
     running: int = 0
+    """Studies that hold devices; those that wait for a reservation do not."""
     device_seconds: float = 0.0
     """Of studies that ended in the last 30 days, or have not ended; also of those that were deleted."""
 
@@ -67,7 +68,7 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
     held = (
         select(StudyRow.owner_id, QueueEntryRow.num_devices * num_hosts(session), QueueEntryRow.claimed_at)
         .join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
-        .where(QueueEntryRow.lease_until > now)
+        .where(QueueEntryRow.lease_until > now, QueueEntryRow.claimed_at.is_not(None))
     )
     for owner_id, num_devices, claimed_at in session.execute(held):
         usage = found.setdefault(owner_id, Usage())

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
 from steptune.service.queue.claiming import is_named
-from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo
+from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo, kind_of
 from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
 from steptune.tuner.records import Study, StudyState
 
@@ -33,28 +33,34 @@ def waits_for(
     def reason(study: StudyRow, entry: QueueEntryRow) -> str:
         if not is_waiting(study, entry, now):
             return ""
+        message = msgspec.json.decode(study.record, type=Study).message
+        if _is_held(entry, now):
+            return f"hosts of the cluster: {message}" if message else "hosts that its worker asks a cluster for"
         if not alive:
             return "a worker: none is running; `steptune worker` starts one"
         missing = _missing_hardware(session, study, entry, alive)
         if missing:
             return missing
         exceeded = limits[study.owner_id].exceeded_by(usage.get(study.owner_id, Usage()))
-        return exceeded or f"a worker{_hosts(study)} to be free"
+        return exceeded or f"a worker{_hosts(study)} to be free{f'; last: {message}' if message else ''}"
 
     return [reason(*entry) for entry in entries]
 
 
 def is_waiting(study: StudyRow, entry: QueueEntryRow, now: datetime) -> bool:
-    """Whether a study waits for a worker: it is queued, or its worker died."""
-    held = entry.lease_until is not None and entry.lease_until > now
-    lost = entry.lease_until is not None and not held
+    """Whether a study waits for a worker or for its worker's reservation: it is queued, or its worker died."""
+    lost = entry.lease_until is not None and not _is_held(entry, now)
     state = StudyState(study.state)
     return state in BEGUN and (state is StudyState.QUEUED or lost)
 
 
+def _is_held(entry: QueueEntryRow, now: datetime) -> bool:
+    return entry.lease_until is not None and entry.lease_until > now
+
+
 def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> str:
     """What no worker has; empty where one would do."""
-    kind, wanted, count = entry.required_device_kind, entry.required_hardware, entry.num_devices
+    kind, wanted, count = kind_of(entry.required_device_kind), entry.required_hardware, entry.num_devices
     fitting = [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
     if not fitting:
         return f"a worker with {_devices(kind, count)}"

@@ -34,7 +34,9 @@ from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.patience import patient
 from steptune.service.worker.rests import Rests
 from steptune.service.worker.sources import fetch_source
+from steptune.service.worker.waits import Waits
 from steptune.tuner.errors import (
+    HostsUnavailable,
     IsolationUnavailable,
     LeaseLost,
     RunnerError,
@@ -57,6 +59,8 @@ HOUSE_S = 3600.0
 """Between two times that a worker with nothing else to do removes what is expired."""
 HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
+GIVE_WAY_S = 5.0
+"""Between two times that a worker whose study waits for hosts looks whether another one could run."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
 _PASSING = (StoreUnavailable, StorageFull)
@@ -68,12 +72,14 @@ class Outcome:
     """What becomes of a study.
 
     Attributes:
+        waits: A cluster has not got its hosts yet.
         failed: The worker or its surroundings failed it, by no fault of its own.
         lost: And not for a reason that passes: too often in a row, and the study is given up.
     """
 
     state: StudyState
     message: str = ""
+    waits: bool = False
     failed: bool = False
     lost: bool = False
 
@@ -115,6 +121,9 @@ class Worker:
         self._house_at_s = now_s()
         self._beat_at_s = 0.0
         self._rests = Rests()
+        self._waits = Waits()
+        self._give_way_at_s = 0.0
+        self._held_place = ""
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
@@ -133,11 +142,11 @@ class Worker:
             self._keep_house(late_s=HOUSE_LATE_S)
             claim, claimed_s = self._next()
             if claim is not None:
-                self._rests.learn(claim.owner_id, failed=self._work(claim, claimed_s))
+                self._work(claim, claimed_s)
                 self._rest()
                 continue
             self._keep_house()
-            if self._once and not self._rests.owners():
+            if self._once and not self._rests.owners() and not self._waits.studies:
                 break
             self._wait(min(self._settings.poll_s, self._rests.next_s()))
         try:
@@ -151,11 +160,21 @@ class Worker:
         """A study if there is one, and the time right before it was claimed: its lease is no older."""
         try:
             self._beat()
-            claimed_s = now_s()
-            return self._queue.claim(self._offer, resting=self._rests.owners()), claimed_s
+            found = self._claim(self._waits.studies)
+            for study_id in self._waits.due:
+                if found[0] is not None:
+                    break
+                found = self._claim(self._waits.studies - {study_id})
+                if found[0] is None:
+                    self._waits.forget(study_id)
+            return found
         except _PASSING as error:
             logger.warning("waiting for the database: %s", error)
             return None, now_s()
+
+    def _claim(self, leaving: frozenset[str]) -> tuple[Claim | None, float]:
+        claimed_s = now_s()
+        return self._queue.claim(self._offer, resting=self._rests.owners(), leaving=leaving), claimed_s
 
     def _beat(self) -> None:
         if now_s() >= self._beat_at_s:
@@ -206,12 +225,8 @@ class Worker:
 
     # --- a study ---------------------------------------------------------------------------------
 
-    def _work(self, claim: Claim, claimed_s: float) -> bool:
-        """Runs a study and ends the claim; whatever happens, the worker goes on.
-
-        Returns:
-            Whether the worker or its surroundings failed the study.
-        """
+    def _work(self, claim: Claim, claimed_s: float) -> None:
+        """Runs a study and ends the claim; whatever happens, the worker goes on."""
         study_id = claim.lease.study_id
         logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
         settings = self._settings
@@ -231,14 +246,21 @@ class Worker:
                 end = self._outcome(claim, keeper)
                 keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
                 logger.info("study %s: %s %s", study_id, end.state.value, end.message)
-                return end.failed
+                self._learn(claim, end)
             except StoreError as error:
                 logger.warning("study %s: %s", study_id, error)
-                return not isinstance(error, LeaseLost)
+                self._rests.learn(claim.owner_id, failed=not isinstance(error, LeaseLost))
             finally:
                 self._keeper = self._runner = None
                 for pid in child_pids():  # what a killed trial server left
                     kill_tree(pid)
+
+    def _learn(self, claim: Claim, end: Outcome) -> None:
+        if end.waits:  # the cluster is busy, which says nothing of this machine or the study
+            self._waits.add(claim.lease.study_id)
+            return
+        self._waits.forget(claim.lease.study_id)
+        self._rests.learn(claim.owner_id, failed=end.failed)
 
     def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
         """Runs a study.
@@ -254,6 +276,9 @@ class Worker:
             return Outcome(state=StudyState.CANCELLED, message="before there was a new answer")
         except LeaseLost:
             raise
+        except HostsUnavailable as error:
+            keeper.check_lease()
+            return Outcome(state=StudyState.QUEUED, message=str(error), waits=True)
         except (RunnerError, StoreError, IsolationUnavailable) as error:
             keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
             logger.error("study %s: %s", claim.lease.study_id, error)
@@ -277,7 +302,7 @@ class Worker:
         watcher = _Watcher(study, store, self._keep)
         self._show_devices(claim)
         with (
-            self._hosts(study, keeper, watcher.say) as (hosts, check),
+            self._hosts(claim, study, keeper, watcher.say) as (hosts, check),
             isolated_runner(
                 workload=reference,
                 directory=directory,
@@ -301,7 +326,7 @@ class Worker:
                 runner,
                 on_change=watcher,
                 before_trials=keeper.check_between_trials,
-                place=lambda: self._place(claim, hosts),
+                place=lambda: self._place(claim, keeper, hosts),
                 other_hardware=claim.other_hardware,
             )
             driver.run()
@@ -313,7 +338,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _hosts(
-        self, study: Study, keeper: LeaseKeeper, say: Callable[[str], None]
+        self, claim: Claim, study: Study, keeper: LeaseKeeper, say: Callable[[str], None]
     ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
         """All hosts of a study, None where there is one, and the runner's look at them."""
         if self._cluster is None:
@@ -321,16 +346,53 @@ class Worker:
             return
         device = study.settings.device or self._offer.profile.device_kind  # the worker's, whatever else the node has
         asked = replace(study, settings=replace(study.settings, device=device))
+        self._held_place, said = "", ""
+
+        def check_waiting(lack: str) -> None:
+            nonlocal said
+            keeper.check_between_trials()
+            if self._held_place or not lack:  # it runs, or Ray has not answered yet
+                return
+            if lack != said:
+                said = lack
+                keeper.persist(lambda: self._queue.say_waiting(claim.lease, lack))
+            self._give_way(claim, lack)
+
         with reserved_hosts(
-            self._cluster, asked, self._settings, self._level, say, keeper.check, keeper.check_between_trials
+            self._cluster, asked, self._settings, self._level, say, keeper.check, check_waiting, timeout_s=None
         ) as found:
+            self._place(claim, keeper, found[0])
             yield found
 
-    def _place(self, claim: Claim, hosts: HostGroup | None) -> str:
-        """Where a study measures: the devices of its claim, or those that a cluster has reserved."""
+    def _give_way(self, claim: Claim, lack: str) -> None:
+        """Ends the wait for hosts where another study can run meanwhile.
+
+        Raises:
+            HostsUnavailable: One can.
+        """
+        if now_s() < self._give_way_at_s:
+            return
+        self._give_way_at_s = now_s() + GIVE_WAY_S
+        with suppress(StoreUnavailable):
+            resting, leaving = self._rests.owners(), self._waits.recent
+            if self._queue.has_work(self._offer, resting=resting, leaving=leaving, without=claim.lease.study_id):
+                raise HostsUnavailable(lack)
+
+    def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
+        """Where a study measures: the devices of its claim, or those that a cluster has reserved, as the queue is told.
+
+        Raises:
+            HostsUnavailable: The study may not start now, although its hosts are there.
+        """
         if self._cluster is None:
             return claim.place
-        return " and ".join([this_place(), *(hosts.places if hosts is not None else ())])
+        place = " and ".join([this_place(), *(hosts.places if hosts is not None else ())])
+        if place != self._held_place:
+            refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place))
+            if refusal:
+                raise HostsUnavailable(f"the hosts were there, and it waits for {refusal}")
+            self._held_place = place
+        return place
 
     def _keep(self, study: Study, store: StudyStore) -> None:
         recommendation = store.recommendation(study.study_id)

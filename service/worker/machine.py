@@ -117,6 +117,7 @@ def offer_of_this_machine(
     cores: tuple[int, ...],
     python: str = sys.executable,
     max_hosts: int = 1,
+    reserves: bool = False,
 ) -> WorkerOffer:
     """What a worker on these cores, with the visible GPUs, can say of itself.
 
@@ -140,6 +141,7 @@ def offer_of_this_machine(
         isolation=level.name,
         version=steptune.__version__,
         max_hosts=max_hosts,
+        reserves=reserves,
     )
 
 

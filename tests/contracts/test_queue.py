@@ -18,10 +18,10 @@ from builders import (
 )
 from marked import wait_until
 from msgspec.structs import replace
-from sqlalchemy import Engine, and_, func, select, text, update
+from sqlalchemy import Engine, and_, func, or_, select, text, update
 
 from steptune.service.connections import create_engine_for, reading, writing
-from steptune.service.fencing import database_now
+from steptune.service.fencing import Lease, database_now
 from steptune.service.models import (
     QueueEntryRow,
     ResourceSlotRow,
@@ -296,6 +296,119 @@ class TestHosts:
             del record["settings"]["num_hosts"]
             row.record = json.dumps(record)
         assert queue.claim(cpu_worker(queue)) is not None
+
+
+class TestReserving:
+    """Studies of workers whose devices a cluster reserves after the claim."""
+
+    def test_a_study_that_waits_for_hosts_stays_queued_and_says_why(self, queue):
+        over_hosts(queue)
+        lease = claimed(queue, cluster_worker(queue)).lease
+        queue.say_waiting(lease, "both nodes are busy")
+        entry = queue.entry("study")
+        assert (entry.state, entry.worker_id, entry.num_claims) == (StudyState.QUEUED, "cluster", 0)
+        assert entry.waits_for == "hosts of the cluster: both nodes are busy"
+        queue.release(lease, StudyState.QUEUED, "both nodes are busy")
+        entry = queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.message) == (StudyState.QUEUED, 0, "both nodes are busy")
+        assert entry.waits_for.endswith("to be free; last: both nodes are busy")
+
+    def test_nobody_else_takes_it_meanwhile(self, queue):
+        over_hosts(queue)
+        claimed(queue, cluster_worker(queue))
+        assert queue.claim(cluster_worker(queue, "other", host_id="elsewhere")) is None
+
+    def test_the_time_before_the_reservation_is_no_device_time(self, engine, queue):
+        over_hosts(queue, add_user(engine, "ada"))
+        lease = claimed(queue, cluster_worker(queue)).lease
+        assert self.usage(engine) == (0, 0)
+        assert queue.begin(lease, "here and there") == ""
+        entry = queue.entry("study")
+        assert (entry.state, entry.place, entry.num_claims) == (StudyState.RUNNING, "here and there", 1)
+        with writing(engine) as session:
+            session.get(QueueEntryRow, "study").claimed_at -= timedelta(hours=1)
+        assert self.usage(engine) == (1, pytest.approx(7200, rel=0.01))
+        queue.release(lease, StudyState.QUEUED)
+        again = claimed(queue, cluster_worker(queue)).lease
+        with writing(engine) as session:
+            session.get(QueueEntryRow, "study").queued_at -= timedelta(hours=1)
+        queue.release(again, StudyState.QUEUED, "busy")
+        assert queue.entry("study").device_seconds == pytest.approx(7200, rel=0.01)
+
+    def usage(self, engine: Engine) -> tuple[int, float]:
+        with reading(engine) as session:
+            found = usage_by_owner(session, database_now(session)).get("ada")
+        return (0, 0.0) if found is None else (found.running, found.device_seconds)
+
+    def test_hosts_that_come_when_the_user_has_no_more_to_use_are_given_back(self, engine, queue):
+        """Another study of theirs began while this one waited."""
+        ada = add_user(engine, "ada", max_running=1)
+        over_hosts(queue, ada)
+        lease = claimed(queue, cluster_worker(queue)).lease
+        submitted(queue, "other", ada)
+        claimed(queue, cpu_worker(queue, "alone", host_id="elsewhere"))
+        assert queue.begin(lease, "here and there") == "its user to have fewer than 1 studies running"
+        assert queue.entry("study").state is StudyState.QUEUED
+
+    def test_a_worker_that_dies_while_it_waits_costs_no_attempt(self, engine, queue):
+        over_hosts(queue)
+        for _ in range(10):
+            claimed(queue, cluster_worker(queue))
+            end_lease(engine)
+        claimed(queue, cluster_worker(queue))
+        entry = queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.num_claims) == (StudyState.QUEUED, 0, 0)
+
+    def test_a_study_that_waits_is_cancelled(self, queue):
+        over_hosts(queue)
+        lease = claimed(queue, cluster_worker(queue)).lease
+        queue.cancel("study")
+        assert queue.heartbeat(lease) == "cancel"
+        queue.release(lease, StudyState.QUEUED, "busy")
+        assert queue.entry("study").state is StudyState.CANCELLED
+
+    def test_one_that_can_run_is_taken_before_those_that_wait(self, engine, queue):
+        """Also of the same user, and although it is younger."""
+        ada = add_user(engine, "ada")
+        over_hosts(queue, ada)
+        offer = cluster_worker(queue)
+        claimed(queue, offer)
+        assert not queue.has_work(offer, without="study")
+        submitted(queue, "next", ada)
+        assert queue.has_work(offer, without="study")
+        assert not queue.has_work(offer, without="study", leaving={"next"})
+        queue.release(Lease(study_id="study", worker_id="cluster", fence=1), StudyState.QUEUED, "busy")
+        claim = queue.claim(offer, leaving={"study"})
+        assert claim is not None
+        assert claim.lease.study_id == "next"
+
+    @pytest.mark.parametrize("kind", [None, "cpu"])
+    def test_a_worker_of_a_version_without_hosts_does_not_take_it(self, engine, queue, kind):
+        """Its claims ask for the kind of device and the number of devices, and for nothing else."""
+        over_hosts(queue, required_device_kind=kind)
+        known = QueueEntryRow.required_device_kind
+        old_claim = select(QueueEntryRow.study_id).where(or_(known.is_(None), known == "cpu"))
+        with reading(engine) as session:
+            assert session.scalars(old_claim).all() == []
+        assert queue.entry("study").required_device_kind == kind
+        assert claimed(queue, cluster_worker(queue)).lease.study_id == "study"
+
+    def test_a_study_over_hosts_of_the_version_before_is_still_taken(self, engine, queue):
+        over_hosts(queue)
+        with writing(engine) as session:
+            session.get(QueueEntryRow, "study").required_device_kind = None
+        assert queue.claim(cpu_worker(queue)) is None
+        assert claimed(queue, cluster_worker(queue)).lease.study_id == "study"
+
+
+def over_hosts(queue: StudyQueue, owner_id: str | None = None, **requirements) -> None:
+    settings = StudySettings(num_ranks=4, num_hosts=2)
+    study = sample_study(study_id="study", facts=None, environment=None, settings=settings, message="")
+    queue.submit(study, owner_id=owner_id, **requirements)
+
+
+def cluster_worker(queue: StudyQueue, name: str = "cluster", **changes) -> WorkerOffer:
+    return cpu_worker(queue, name, max_hosts=2, reserves=True, **changes)
 
 
 class TestTurns:

@@ -184,7 +184,7 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
 def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A study on two hosts, and one on this host, which is told what it waits for while others have the node."""
+    """One on two hosts, and one on this host. Both wait in the queue while others have the node, and lose nothing."""
     site = Site(tmp_path)
     settings = StudySettings(
         budget_s=600, max_trials=2, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
@@ -199,9 +199,15 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
             with reservation(cluster, tmp_path / "other") as (other, _):
                 other.reserve()
                 site.worker("--once", "--runner", "ray", "--address", cluster.address, "--num-hosts", "2")
-                wait_until(lambda: "the cluster has 2 nodes" in activity(site, study.study_id), site.log())
+                lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: it can be met when others"
+                wait_until(lambda: lack in site.entry(study.study_id).waits_for, site.log())
+                assert lack in activity(site, study.study_id)
+                wait_until(lambda: "hosts of the cluster: 1 host" in site.entry(alone).waits_for, site.log())
+                waiting = [site.entry(study_id) for study_id in (study.study_id, alone)]
+                assert [entry.state for entry in waiting] == [StudyState.QUEUED] * 2
             for study_id in (study.study_id, alone):
-                site.await_state(study_id, StudyState.COMPLETED)
+                entry = site.await_state(study_id, StudyState.COMPLETED)
+                assert (entry.num_claims, entry.num_lost) == (1, 0)
         finally:
             site.close()
     assert site.store.get_study(study.study_id).environment.num_hosts == 2
@@ -229,7 +235,7 @@ class TestReserving:
             assert command.end(100) != 0
         lack = "2 hosts with 2 CPU each asked for on nodes of their own; the cluster has 1 node, 1 of that size, and"
         output = " ".join(command.output.split())
-        assert f"waiting for Ray: {lack} 2 of 2 CPU free" in output
+        assert f"waiting for Ray: {lack} 2 of 2 CPU free: its present nodes can never meet that" in output
         assert f"Ray has not reserved the hosts within 3 s: {lack}" in output
         assert not list((tmp_path / ".steptune" / "studies").iterdir())
 

@@ -22,7 +22,14 @@ from steptune.service.settings import Settings
 from steptune.service.worker import loop
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker
-from steptune.tuner.errors import IsolationUnavailable, RunnerError, StorageFull, StoreError, StoreUnavailable
+from steptune.tuner.errors import (
+    HostsUnavailable,
+    IsolationUnavailable,
+    RunnerError,
+    StorageFull,
+    StoreError,
+    StoreUnavailable,
+)
 from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
@@ -48,6 +55,7 @@ class Site:
         self.worker = Worker(engine, settings, OFFER, None, once=True)  # type: ignore[arg-type]
         monkeypatch.setattr(loop, "now_s", lambda: self.now_s)
         monkeypatch.setattr("steptune.service.worker.rests.now_s", lambda: self.now_s)
+        monkeypatch.setattr("steptune.service.worker.waits.now_s", lambda: self.now_s)
         monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop.time, "sleep", self.pass_time)
         monkeypatch.setattr("steptune.service.worker.keeper.now_s", lambda: self.now_s)
@@ -218,6 +226,48 @@ class TestHousekeeping:
         assert [(entry.state, entry.num_claims) for entry in entries] == [(StudyState.COMPLETED, 1)] * 2
 
 
+class TestWaitingForHosts:
+    """Of a cluster that may have none."""
+
+    @pytest.fixture(autouse=True)
+    def cluster(self, site: Site) -> None:
+        offer = replace(OFFER, max_hosts=2, reserves=True)
+        site.worker = Worker(site.engine, site.worker._settings, offer, None, once=True)  # type: ignore[arg-type]
+
+    def test_a_busy_cluster_is_no_loss_however_long_it_is_busy(self, site: Site) -> None:
+        submitted(site.queue)
+        site.work(failing(HostsUnavailable("both nodes are busy")), claims=20)
+        entry = site.queue.entry("study")
+        assert (entry.state, entry.num_lost, entry.num_claims) == (StudyState.QUEUED, 0, 0)
+        assert entry.message == "both nodes are busy"
+        assert entry.device_seconds == 0
+
+    def test_others_run_meanwhile_and_those_that_wait_take_turns(self, site: Site) -> None:
+        for study_id in ("wide", "wider", "small"):
+            submitted(site.queue, study_id)
+        begun: list[str] = []
+
+        def run(claim: Claim, *_: object) -> StudyState:
+            begun.append(claim.lease.study_id)
+            if claim.lease.study_id == "small":
+                return StudyState.COMPLETED
+            raise HostsUnavailable("busy")
+
+        site.work(run, claims=7)
+        assert begun == ["wide", "wider", "small", "wide", "wider", "wide", "wider"]
+
+    def test_one_that_waits_gives_way_to_one_that_can_run(self, site: Site) -> None:
+        submitted(site.queue, "wide")
+        site.queue.register(site.worker._offer)
+        claim = site.queue.claim(site.worker._offer)
+        assert claim is not None
+        site.worker._give_way(claim, "busy")
+        site.pass_time(loop.GIVE_WAY_S)
+        submitted(site.queue, "small")
+        with pytest.raises(HostsUnavailable, match="busy"):
+            site.worker._give_way(claim, "busy")
+
+
 class TestHostsThatARayClusterReserves:
     """By a cluster that has none to give."""
 
@@ -249,7 +299,10 @@ class TestHostsThatARayClusterReserves:
             assert text == "waiting for Ray: none is free"
             keeper.drain(site.now_s + 300)
 
-        with pytest.raises(StudyInterrupt) as interrupt, worker._hosts(study, keeper, say):
+        claim = Claim(
+            lease=keeper._lease, study=study, owner_id=None, source=None, other_hardware=False, slots=(), place=""
+        )
+        with pytest.raises(StudyInterrupt) as interrupt, worker._hosts(claim, study, keeper, say):
             pass
         assert interrupt.value.state is StudyState.QUEUED
         assert msgspec.json.decode(asked.read_bytes(), type=ReservationRequest).device == "cpu"

@@ -575,6 +575,42 @@ class WorkerSummary(Record):
     study_id: str | None
 
 
+class ReservationSummary(Record):
+    """A study that holds devices, or waits for some.
+
+    Attributes:
+        study_id: The study.
+        title: Given by its owner.
+        holds: Whether the devices are its own now; else it waits.
+        num_hosts: Hosts that it needs.
+        num_devices: Devices that it needs on each.
+        hosts: Those that it holds, hashed, the one of its worker first.
+        since: When it got them, or was queued (ISO 8601, UTC).
+        waits_for: Why it waits, for a person; empty where it holds them.
+    """
+
+    study_id: str
+    title: str
+    holds: bool
+    num_hosts: int
+    num_devices: int
+    hosts: tuple[str, ...]
+    since: str
+    waits_for: str
+
+
+class ReservationPage(Record):
+    """Studies that hold devices or wait for some, the oldest first.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[ReservationSummary, ...]
+    next_cursor: str | None
+
+
 class WorkerPage(Record):
     """Workers, the newest first.
 

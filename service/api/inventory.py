@@ -15,11 +15,20 @@ from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
 from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import not_found
 from steptune.service.api.security import Requires
-from steptune.service.messages import Caller, HardwarePage, HardwareSummary, WorkerPage, WorkerSlot, WorkerSummary
+from steptune.service.messages import (
+    Caller,
+    HardwarePage,
+    HardwareSummary,
+    ReservationPage,
+    ReservationSummary,
+    WorkerPage,
+    WorkerSlot,
+    WorkerSummary,
+)
 from steptune.service.queries import inventory as queries
 from steptune.service.queries.stored import iso, iso_or_none
 from steptune.service.queries.studies import owners_of
-from steptune.service.queue import WorkerInfo
+from steptune.service.queue import QueueEntry, WorkerInfo
 
 router = APIRouter(responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
@@ -40,6 +49,21 @@ def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
     owners = owners_of(service.engine, [worker.study_id for worker in found if worker.study_id is not None])
     seen = {study_id for study_id, owner_id in owners.items() if principal.may_see(owner_id)}
     return answer(request, WorkerPage(items=tuple(_worker(w, seen) for w in found), next_cursor=next_cursor))
+
+
+@router.get(
+    "/reservations",
+    tags=["workers"],
+    summary="List reservations",
+    description="Studies that hold hosts and devices, and those that wait for some, with the reason: one's own, or "
+    "everybody's for administrators. The oldest study first.",
+    responses={**returns(ReservationPage, "A page of reservations."), **unchanged()},
+)
+def list_reservations(request: Request, principal: Reader, page: Paging) -> Response:
+    owner_id = None if principal.is_admin else principal.user_id
+    found = services(request).queue.under_way(owner_id, limit=page.limit + 1, after=page.after)
+    entries, next_cursor = page.cut(found, lambda entry: entry.study_id)
+    return answer(request, ReservationPage(items=tuple(map(reservation_of, entries)), next_cursor=next_cursor))
 
 
 @router.get(
@@ -92,6 +116,20 @@ async def get_me(request: Request, principal: Anybody) -> Response:
         expires_at=iso_or_none(principal.expires_at),
     )
     return answer(request, me)
+
+
+def reservation_of(entry: QueueEntry) -> ReservationSummary:
+    """Return what a study holds or waits for, as the interface and the pages show it."""
+    return ReservationSummary(
+        study_id=entry.study_id,
+        title=entry.title,
+        holds=entry.holds,
+        num_hosts=entry.num_hosts,
+        num_devices=entry.num_devices,
+        hosts=entry.hosts,
+        since=iso((entry.claimed_at if entry.holds else None) or entry.queued_at),
+        waits_for=entry.waits_for,
+    )
 
 
 def _worker(worker: WorkerInfo, seen: set[str]) -> WorkerSummary:

@@ -25,6 +25,8 @@ from steptune.service.messages import (
     HardwarePage,
     HardwareSummary,
     KernelPage,
+    ReservationPage,
+    ReservationSummary,
     StudyDetail,
     StudyPage,
     StudySummary,
@@ -280,6 +282,10 @@ class Client:
     def workers(self) -> Iterator[WorkerSummary]:
         """The newest first."""
         return self._all("/workers", WorkerPage)
+
+    def reservations(self) -> Iterator[ReservationSummary]:
+        """Studies that hold hosts and devices, or wait for some, the oldest first."""
+        return self._all("/reservations", ReservationPage)
 
     def hardware_profiles(self) -> Iterator[HardwareSummary]:
         """Of workers and of past studies."""

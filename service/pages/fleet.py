@@ -10,27 +10,37 @@ from fastapi.responses import Response
 from steptune.dashboards.fleet import fleet_context
 from steptune.dashboards.site import Site
 from steptune.service.api.context import services
+from steptune.service.api.inventory import reservation_of
 from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.versions import fleet_version
+from steptune.tuner.records import StudyState
 
+NUM_RESERVATIONS = 50
+"""Of studies that hold devices, and of those that wait, that the page shows."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    """Everybody's for administrators, one's own for others."""
+    """Everybody's for administrators, one's own for others. Reservations are those of this moment."""
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
 
+    reservations = tuple(
+        reservation_of(entry)
+        for state in (StudyState.RUNNING, StudyState.QUEUED)
+        for entry in service.queue.under_way(owner_id, [state], limit=NUM_RESERVATIONS)
+    )
+
     def context(site: Site) -> dict[str, Any]:
         found = fleet_context(*service.fleet.read(service.engine, owner_id))
-        return {**found, "title": "Fleet", "current": "/fleet"}
+        return {**found, "reservations": reservations, "title": "Fleet", "current": "/fleet"}
 
     return shared_page(
         request,
         site_of(request, principal),
         "fleet.html",
         key=owner_id,
-        version=fleet_version(service.engine, owner_id),
+        version=(fleet_version(service.engine, owner_id), reservations),
         context=context,
     )

@@ -121,18 +121,20 @@ def set_state(session: Session, study: StudyRow, state: StudyState, message: str
 
 
 def entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
+    record = decode(study.record, Study)
     return QueueEntry(
         study_id=study.study_id,
         owner_id=study.owner_id,
         title=study.title,
         state=StudyState(study.state),
-        message=decode(study.record, Study).message,
+        message=record.message,
         source_id=entry.source_id,
         version=entry.version,
         priority=entry.priority,
         required_device_kind=kind_of(entry.required_device_kind),
         required_hardware=entry.required_hardware,
         num_devices=entry.num_devices,
+        num_hosts=record.settings.num_hosts,
         place=entry.place,
         waits_for=waits,
         requested=entry.requested,

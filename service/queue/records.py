@@ -12,6 +12,8 @@ from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
+AND = " and "
+"""Between the places of several hosts."""
 OVER_HOSTS = " over hosts"
 """Follows the device kind that a study over several hosts requires: versions that know one host only compare the whole
 text with their own kind, and leave such a study alone."""
@@ -43,8 +45,10 @@ class QueueEntry(Record):
     required_device_kind: str | None
     required_hardware: str | None
     num_devices: int
+    """Of each host."""
+    num_hosts: int
     place: str
-    """Host, hashed, and devices that the last claim took."""
+    """Hosts, hashed, and devices that the last claim took."""
     waits_for: str
     """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
     requested: str
@@ -63,6 +67,16 @@ class QueueEntry(Record):
     claimed_at: datetime | None
     """Since when its devices are its own; None while it waits for a reservation."""
     ended_at: datetime | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether its devices are its own now."""
+        return self.state is StudyState.RUNNING and not self.waits_for
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts, hashed, that it holds now, the first one first."""
+        return tuple(part.split(" ")[0] for part in self.place.split(AND)) if self.holds and self.place else ()
 
 
 class WorkerInfo(Record):

@@ -153,6 +153,25 @@ class StudyQueue:
         with reading(self._engine) as session:
             return self._entries(session, study_ids)
 
+    def under_way(
+        self, owner_id: str | None, states: Collection[StudyState] = BEGUN, *, limit: int, after: str | None = None
+    ) -> list[QueueEntry]:
+        """Studies that hold devices or wait for some, by their ids.
+
+        Args:
+            owner_id: Of whom; None for everybody's.
+            after: Only those with a higher id.
+        """
+        found = select(QueueEntryRow.study_id).join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
+        found = found.where(StudyRow.state.in_([state.value for state in states]))
+        if owner_id is not None:
+            found = found.where(StudyRow.owner_id == owner_id)
+        if after is not None:
+            found = found.where(QueueEntryRow.study_id > after)
+        with reading(self._engine) as session:
+            study_ids = session.scalars(found.order_by(QueueEntryRow.study_id).limit(limit)).all()
+            return self._entries(session, study_ids)
+
     def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
         """Ends a study for good. One that is running stops soon, and recommends the best so far.
 

@@ -25,6 +25,7 @@ from steptune.service.on_ray.hosts import Cluster, reserved_hosts
 from steptune.service.places import CUDA, VISIBLE_DEVICES, this_place
 from steptune.service.progress import EVENT, Publisher
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
+from steptune.service.queue.records import AND
 from steptune.service.running import isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
@@ -386,7 +387,7 @@ class Worker:
         """
         if self._cluster is None:
             return claim.place
-        place = " and ".join([this_place(), *(hosts.places if hosts is not None else ())])
+        place = AND.join([this_place(), *(hosts.places if hosts is not None else ())])
         if place != self._held_place:
             refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place))
             if refusal:

@@ -25,6 +25,7 @@ from steptune.service.api.middleware import SAFETY_HEADERS
 from steptune.service.api.problems import MEDIA_TYPE
 from steptune.service.connections import writing
 from steptune.service.models import IdempotencyKeyRow, QueueEntryRow, WorkerRow
+from steptune.service.store import SqlStudyStore
 from steptune.service.uploads import UPLOADS_AT_ONCE
 from steptune.tuner.export import EXPORTERS
 from steptune.tuner.records import StudyState
@@ -67,6 +68,24 @@ def test_a_submitted_study_waits_and_can_be_read_where_the_answer_says(service: 
     assert study == answer.json()
     assert (study["state"], study["title"], study["settings"]["budget_s"]) == ("queued", "first", 60)
     assert "worker" in study["queue"]["waits_for"]
+
+
+def test_reservations_say_who_holds_which_hosts_and_who_waits_for_what(quick: Served) -> None:
+    first, second = (quick.submit()["study_id"] for _ in range(2))
+    engine = quick.services.engine
+    with writing(engine) as session:
+        entry = session.get_one(QueueEntryRow, first)
+        entry.lease_until = datetime.now(UTC) + timedelta(minutes=1)
+        entry.place, entry.claimed_at = "one core 0 and two", entry.queued_at
+    SqlStudyStore(engine).set_state(first, StudyState.RUNNING)
+    held, waiting = quick("GET", "/reservations").json()["items"]
+    assert (held["study_id"], held["holds"], held["hosts"], held["waits_for"]) == (first, True, ["one", "two"], "")
+    assert (waiting["study_id"], waiting["holds"], waiting["hosts"]) == (second, False, [])
+    assert waiting["waits_for"].startswith("a worker")
+    assert quick("GET", "/reservations", user="eve").json()["items"] == []
+    page = quick.http.get("/fleet", headers={"Authorization": f"Bearer {quick.token('ada')}"}).text
+    assert "one, two" in page
+    assert waiting["waits_for"].partition(":")[0] in page
 
 
 def test_a_running_study_whose_worker_died_says_what_it_waits_for(quick: Served) -> None:

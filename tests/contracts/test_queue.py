@@ -313,6 +313,22 @@ class TestReserving:
         assert (entry.state, entry.num_lost, entry.message) == (StudyState.QUEUED, 0, "both nodes are busy")
         assert entry.waits_for.endswith("to be free; last: both nodes are busy")
 
+    def test_who_holds_which_hosts_and_who_waits_is_listed(self, engine, queue):
+        ada, bob = add_user(engine, "ada"), add_user(engine, "bob")
+        over_hosts(queue, ada)
+        submitted(queue, "other", bob)
+        lease = claimed(queue, cluster_worker(queue)).lease
+        [waits] = queue.under_way(ada, limit=9)
+        assert (waits.holds, waits.hosts, waits.num_hosts) == (False, (), 2)
+        queue.begin(lease, "here core 0 and there")
+        [holds] = queue.under_way(ada, limit=9)
+        assert (holds.holds, holds.hosts, holds.waits_for) == (True, ("here", "there"), "")
+        assert [entry.study_id for entry in queue.under_way(None, limit=9)] == ["other", "study"]
+        assert [entry.study_id for entry in queue.under_way(None, [StudyState.QUEUED], limit=9)] == ["other"]
+        assert [entry.study_id for entry in queue.under_way(None, limit=9, after="other")] == ["study"]
+        end_lease(engine)
+        assert not queue.entry("study").holds
+
     def test_nobody_else_takes_it_meanwhile(self, queue):
         over_hosts(queue)
         claimed(queue, cluster_worker(queue))

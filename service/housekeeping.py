@@ -4,10 +4,10 @@ and removes files nobody needs.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, delete
+from sqlalchemy import ColumnElement, CursorResult, Engine, and_, delete, select
 
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.artifacts.collection import collect_garbage
@@ -15,12 +15,17 @@ from steptune.service.artifacts.retention import apply_quotas, release_traces
 from steptune.service.connections import reading, writing
 from steptune.service.directories import remove_directories
 from steptune.service.fencing import database_now
-from steptune.service.models import AuditRow, Base, BrowserSessionRow, IdempotencyKeyRow
+from steptune.service.models import AuditRow, Base, BrowserSessionRow, EventRow, IdempotencyKeyRow, QueueEntryRow
+from steptune.service.progress import EVENT
 from steptune.service.queue import open_queue
 from steptune.service.settings import Settings
 from steptune.tuner.records import Record
 
 IDEMPOTENCY = timedelta(days=1)
+PROGRESS = timedelta(days=1)
+"""So long after the end of a study its events are kept that said what was going on: most of all its rows."""
+LATE = timedelta(days=30)
+"""Studies that ended before that are not looked at again."""
 
 
 class HouseReport(Record):
@@ -29,6 +34,7 @@ class HouseReport(Record):
     num_idempotency_keys: int
     num_sessions: int
     num_audit_entries: int
+    num_progress_events: int
     num_traces: int
     num_directories: int
     """Of studies, on this machine."""
@@ -48,6 +54,7 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
     keys = _forget(engine, IdempotencyKeyRow, IdempotencyKeyRow.created_at < now - IDEMPOTENCY)
     sessions = _forget(engine, BrowserSessionRow, BrowserSessionRow.expires_at < now)
     audit = _forget(engine, AuditRow, AuditRow.at < now - timedelta(days=settings.audit_days))
+    progress = _forget(engine, EventRow, _progress_of_ended(now))
     traces = release_traces(engine) + apply_quotas(engine, settings)
     directories = remove_directories(engine, settings.data_directory, grace_s=settings.artifact_grace_s)
     collected = collect_garbage(engine, artifacts, grace_s=settings.artifact_grace_s)
@@ -55,11 +62,18 @@ def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> 
         num_idempotency_keys=keys,
         num_sessions=sessions,
         num_audit_entries=audit,
+        num_progress_events=progress,
         num_traces=traces,
         num_directories=directories,
         num_files=collected.num_files,
         size_bytes=collected.size_bytes,
     )
+
+
+def _progress_of_ended(now: datetime) -> ColumnElement[bool]:
+    ended = QueueEntryRow.ended_at
+    studies = select(QueueEntryRow.study_id).where(ended < now - PROGRESS, ended > now - LATE)
+    return and_(EventRow.kind == EVENT, EventRow.study_id.in_(studies))
 
 
 def _forget(engine: Engine, table: type[Base], expired: ColumnElement[bool]) -> int:

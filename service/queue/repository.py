@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Engine, delete, func, or_, select, update
+from sqlalchemy import Engine, Select, delete, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from steptune.service import advisory_locks, rows
@@ -314,6 +314,9 @@ class StudyQueue:
             resting: Owners whose studies this worker leaves to others for now.
             leaving: Studies that it leaves to others for now.
         """
+        with reading(self._engine) as session:  # claims take turns, and most looks of idle workers find nothing
+            if session.scalar(_any_claimable(database_now(session))) is None:
+                return None
         with writing(self._engine) as session:
             _one_claim_at_a_time(session)
             now = database_now(session)
@@ -390,6 +393,13 @@ class StudyQueue:
         """
         with writing(self._engine) as session:
             self._bury(session, database_now(session), study_id)
+
+    def num_idle(self) -> int:
+        """Workers that are alive and have no study."""
+        with reading(self._engine) as session:
+            silent = database_now(session) - timedelta(seconds=self._lease_s)
+            alive = select(func.count()).where(WorkerRow.state == "idle", WorkerRow.heartbeat_at >= silent)
+            return session.scalar(alive) or 0
 
     def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
         """Extends a lease, and the life of its worker.
@@ -548,6 +558,11 @@ class StudyQueue:
         workers = known_workers(session, now, self._lease_s) if waiting else []
         reasons = waits_for(session, ordered, workers, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
+
+
+def _any_claimable(now: datetime) -> Select[int]:
+    query = select(literal(1)).select_from(StudyRow)
+    return query.join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id).where(claimable(now)).limit(1)
 
 
 def _one_claim_at_a_time(session: Session) -> None:

@@ -62,6 +62,12 @@ HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
 GIVE_WAY_S = 5.0
 """Between two times that a worker whose study waits for hosts looks whether another one could run."""
+LOOKS_PER_S = 20.0
+"""How often all idle workers together look at the queue: each looks the less often the more there are."""
+LONGEST_POLL_S = 15.0
+"""And yet each so often: only one of them may have what a study needs."""
+PROGRESS_S = 10.0
+"""Between two events that say what is going on; news of the search are told at once."""
 LOOK_S = 0.2
 """How often a worker that waits looks whether it was told to stop."""
 _PASSING = (StoreUnavailable, StorageFull)
@@ -121,6 +127,7 @@ class Worker:
         self._stop_at_s: float | None = None
         self._house_at_s = now_s()
         self._beat_at_s = 0.0
+        self._poll_s = settings.poll_s
         self._rests = Rests()
         self._waits = Waits()
         self._give_way_at_s = 0.0
@@ -149,7 +156,7 @@ class Worker:
             self._keep_house()
             if self._once and not self._rests.owners() and not self._waits.studies:
                 break
-            self._wait(min(self._settings.poll_s, self._rests.next_s()))
+            self._wait(min(self._poll_s, self._rests.next_s()))
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
@@ -182,6 +189,7 @@ class Worker:
             if not self._queue.beat(self._offer.worker_id, "idle"):
                 self._queue.register(self._offer)
             self._beat_at_s = now_s() + self._settings.heartbeat_s
+            self._poll_s = max(self._settings.poll_s, min(LONGEST_POLL_S, self._queue.num_idle() / LOOKS_PER_S))
 
     def _rest(self) -> None:
         """Takes nothing for a while where this machine ails."""
@@ -422,7 +430,7 @@ class _Watcher:
         self._study = study
         self._store = store
         self._keep = keep
-        self._publish = Publisher(lambda data: store.add_event(study.study_id, EVENT, data))
+        self._publish = Publisher(lambda data: store.add_event(study.study_id, EVENT, data), PROGRESS_S)
         self._num_trials = 0
 
     def __call__(self, view: StudyView) -> None:

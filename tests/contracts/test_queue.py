@@ -20,6 +20,7 @@ from marked import wait_until
 from msgspec.structs import replace
 from sqlalchemy import Engine, and_, func, or_, select, text, update
 
+from steptune.service import advisory_locks
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.fencing import Lease, database_now
 from steptune.service.models import (
@@ -193,6 +194,19 @@ class TestClaiming:
             holder.rollback()
             assert claim.result() is None
         assert queue.entry("study").state is StudyState.PAUSED
+        engine.dispose()
+
+    def test_a_look_at_an_empty_queue_waits_for_no_claim(self, postgres_url):
+        """Claims take turns; thousands of idle workers that look would not leave any to them."""
+        engine = create_engine_for(postgres_url)
+        queue = StudyQueue(engine)
+        offer = cpu_worker(queue)
+        with ThreadPoolExecutor(1) as pool, engine.connect() as holder:
+            holder.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
+            try:
+                assert pool.submit(queue.claim, offer).result(timeout=30) is None
+            finally:
+                holder.rollback()
         engine.dispose()
 
     def test_many_workers_claim_every_study_once(self, engine, queue):

@@ -28,6 +28,7 @@ from steptune.service.models import (
     UserRow,
     WorkloadSourceRow,
 )
+from steptune.service.progress import EVENT
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import BASELINE, Candidate, StudyState
@@ -323,6 +324,23 @@ def test_what_is_expired_is_forgotten(engine, artifacts, user, monkeypatch):
         assert session.scalars(select(IdempotencyKeyRow.key)).all() == ["new"]
         assert session.scalars(select(BrowserSessionRow.session_sha256)).all() == ["new"]
         assert session.scalars(select(AuditRow.action)).all() == ["new"]
+
+
+def test_what_went_on_in_a_study_is_forgotten_a_day_after_its_end(engine, store, artifacts, monkeypatch):
+    """News of its state are kept, as is everything of studies that go on."""
+    monkeypatch.setattr("steptune.service.housekeeping.database_now", lambda session: NOW)
+    for name, ended_at in (("old", NOW - timedelta(hours=25)), ("new", NOW - timedelta(hours=23)), ("running", None)):
+        add_study(store, name, state=StudyState.COMPLETED if ended_at else StudyState.RUNNING)
+        with writing(engine) as session:
+            session.add(QueueEntryRow(study_id=name, queued_at=NOW, ended_at=ended_at))
+        for kind in ("state", EVENT):
+            store.add_event(name, kind, {})
+    assert keep_house(engine, artifacts, Settings(_env_file=None)).num_progress_events == 1
+    kinds = {name: [event.kind for event in store.events(name)] for name in ("old", "new", "running")}
+    assert EVENT not in kinds["old"]
+    assert "state" in kinds["old"]
+    assert EVENT in kinds["new"]
+    assert EVENT in kinds["running"]
 
 
 def test_what_was_asked_of_a_worker_that_died_is_done(engine, store, artifacts):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from sqlalchemy import Engine
 
 from steptune.service.access.scopes import Scope
 from steptune.service.access.users import UserStore
-from steptune.service.connections import create_engine_for
+from steptune.service.connections import create_engine_for, writing
 from steptune.service.fencing import Lease
+from steptune.service.models import WorkerRow
 from steptune.service.on_ray import hosts as on_ray
 from steptune.service.on_ray.messages import ReservationRequest, Waiting
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer
@@ -187,6 +189,23 @@ class TestFailing:
         site.worker._queue.beat = lambda *given: beats.append(site.now_s) or beat(*given)  # type: ignore
         site.work(failing(StorageFull("full")), claims=7)
         assert max(after - before for before, after in pairwise(beats)) < 15
+
+
+class TestPolling:
+    @pytest.mark.parametrize(("num_idle", "poll_s"), [(1, 1.0), (100, 5.0), (10_000, loop.LONGEST_POLL_S)])
+    def test_many_idle_workers_look_no_more_often_together(self, site: Site, num_idle: int, poll_s: float) -> None:
+        site.queue.register(OFFER)
+        site.worker._queue.num_idle = lambda: num_idle  # type: ignore[method-assign]
+        site.worker._beat()
+        assert site.worker._poll_s == poll_s
+
+    def test_those_that_are_busy_or_silent_do_not_count(self, site: Site) -> None:
+        for name in ("idle", "busy", "silent"):
+            site.queue.register(replace(OFFER, worker_id=name))
+        site.queue.beat("busy", "busy")
+        with writing(site.engine) as session:
+            session.get_one(WorkerRow, "silent").heartbeat_at -= timedelta(hours=1)
+        assert site.queue.num_idle() == 1
 
 
 class TestHousekeeping:

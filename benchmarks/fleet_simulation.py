@@ -1,0 +1,470 @@
+"""A fleet at work: a thousand studies at the same time, through the service's own queue, workers, store and events.
+
+Everything is real but the trials: the workers run `steptune.service.worker.loop.Worker` with its leases and heartbeats,
+the search chooses what to try, and results are stored in PostgreSQL. In the place of a runner stands its double, whose
+trials take the time that trials take and compute nothing, and which tells of its progress as the runner does. Workers
+are threads of a few processes here, which share the cores with the database and the server: on a fleet they do not.
+
+    PYTHONPATH=src python benchmarks/fleet_simulation.py --studies 1000 --out benchmarks/results/fleet_simulation.json
+
+- `claims`: from the question of an idle worker to its answer that has a study, in the worker.
+- `event lag`: from the time that a writer gives an event, before its commit, until a client of `/api/v1/events` has it.
+- `rows` and `bytes`: live rows of the tables, and `pg_column_size` of them; `growth` is what the tables take on disk.
+- `model`: rows and bytes by `docs/scale.md`, for so many studies, trials, and seconds that workers held studies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from sqlalchemy import text
+
+from steptune.service.access.scopes import Scope
+from steptune.service.access.tokens import TokenStore
+from steptune.service.access.users import UserStore
+from steptune.service.connections import create_engine_for
+from steptune.service.database import migrate
+from steptune.service.isolation import choose
+from steptune.service.queue import Claim, StudyQueue, WorkerOffer
+from steptune.service.settings import Settings
+from steptune.service.submission import new_study
+from steptune.service.worker import loop
+from steptune.service.worker.loop import Worker
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.protocols import Progress
+from steptune.tuner.records import MeasureSettings, StudySettings, TrialResult, new_id
+from steptune.tuner.search.driver import StudyDriver
+from steptune.tuner.trials.fake import FakeRunner, Surface, fake_environment
+
+ROOT = Path(__file__).parents[1]
+SURFACE = Surface(
+    name="fleet",
+    base_ms={Category.MATMUL: 40.0, Category.DATA_WAIT: 30.0, Category.OPTIMIZER: 10.0},
+    factors={
+        "loader": (Category.DATA_WAIT, (0.35, 0.15, 0.6)),
+        "products": (Category.MATMUL, (1.3, 0.7)),
+        "update": (Category.OPTIMIZER, (0.3, 1.0)),
+    },
+)
+USERS = 20
+FOLLOWERS = 10
+"""Users who follow their own studies, beside one administrator who follows all."""
+TABLES = (
+    *("studies", "queue_entries", "events", "decisions", "recommendations", "strategy_outcomes"),
+    *("trials", "trial_attempts", "windows", "breakdowns", "kernel_stats", "gap_stats", "collective_stats"),
+    *("guard_checks", "findings", "artifacts"),
+)
+TICK_S = 2.0
+"""Between two times that a running trial tells of its progress."""
+SAMPLE_S = 2.0
+
+
+class PacedRunner(FakeRunner):
+    """The runner's double, whose trials take their time.
+
+    Args:
+        check: Called while a trial runs, as the runner does; what it raises ends the trial.
+        trial_s: Median of what a trial takes, in seconds.
+    """
+
+    def __init__(self, check: Any, *, trial_s: float, seed: int) -> None:
+        super().__init__(SURFACE, noise_sd=0.01, seed=seed)
+        self._check = check
+        self._trial_s = trial_s
+        self._pace = random.Random(seed)
+
+    def run(self, specs: Any, purposes: Any, settings: MeasureSettings, group: str, listener: Any) -> list[TrialResult]:
+        end = time.monotonic() + self._trial_s * self._pace.lognormvariate(0.0, 0.3)
+        while (left := end - time.monotonic()) > 0:
+            self._check()
+            listener(Progress(trial_id=specs[0].trial_id, text="measuring", phase="measure"))
+            time.sleep(min(TICK_S, left))
+        return super().run(specs, purposes, settings, group, listener)
+
+
+class TimedQueue(StudyQueue):
+    """The queue, with how long claims take."""
+
+    taken_s: list[float]
+    idle_s: list[float]
+
+    def claim(self, *arguments: Any, **options: Any) -> Claim | None:
+        began_s = time.perf_counter()
+        found = super().claim(*arguments, **options)
+        (self.idle_s if found is None else self.taken_s).append(time.perf_counter() - began_s)
+        return found
+
+
+# --- workers ------------------------------------------------------------------------------------------
+
+
+def run_workers(
+    url: str, folder: str, first: int, count: int, options: dict[str, Any], stop: Any, answers: Any
+) -> None:
+    """Run workers as threads of this process until the event comes; then send what their claims took."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = Settings(
+        _env_file=None,
+        database_url=url,
+        data_directory=Path(folder) / "data",
+        lease_s=options["lease_s"],
+        heartbeat_s=options["heartbeat_s"],
+    )
+    TimedQueue.taken_s, TimedQueue.idle_s = [], []
+    numbers = iter(range(first * 1_000_000, (first + 1) * 1_000_000))
+
+    @contextmanager
+    def paced(*, check: Any, directory: Path, **_: Any) -> Iterator[PacedRunner]:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield PacedRunner(check, trial_s=options["trial_s"], seed=next(numbers))
+
+    loop.isolated_runner = paced  # type: ignore[assignment]
+    loop.StudyDriver = functools.partial(StudyDriver, strategies=SURFACE.strategies)  # type: ignore[misc,assignment]
+    loop.open_queue = lambda engine, _: TimedQueue(engine, lease_s=settings.lease_s)
+    level = choose("none", sys.executable)
+    engine = create_engine_for(url)
+    workers = []
+    for number in range(first, first + count):
+        offer = WorkerOffer(
+            worker_id=new_id(),
+            name=f"worker{number}",
+            host_id=f"host{number}",
+            profile=fake_environment().hardware,
+            cores=(0,),
+        )
+        workers.append(Worker(engine, settings, offer, level))
+    threads = [threading.Thread(target=worker.run, name=f"worker{n}") for n, worker in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+        time.sleep(options["ramp_s"] / 2 / count)
+    stop.wait()
+    for worker in workers:
+        worker.stop(within_s=0)
+    for thread in threads:
+        thread.join(60)
+    answers.put((TimedQueue.taken_s, len(TimedQueue.idle_s), time.process_time()))
+    engine.dispose()
+
+
+# --- the server and who follows -------------------------------------------------------------------------
+
+
+@contextmanager
+def server(url: str, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """The port and the process of an API server without a worker."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "STEPTUNE_DATA_DIRECTORY": str(folder / "data"),
+        "STEPTUNE_REQUESTS_PER_MINUTE": "100000000",
+    }
+    command = [sys.executable, "-m", "steptune", "serve", "--no-worker", "--port", "0", "--database-url", url]
+    log = folder / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen([*command], stderr=output, stdout=output, env=environment, cwd=folder)
+    try:
+        deadline = time.monotonic() + 120
+        while not (found := re.search(r"serves http://[^:]+:(\d+)", log.read_text())):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(log.read_text())
+            time.sleep(0.1)
+        yield int(found[1]), psutil.Process(process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+class Follower(threading.Thread):
+    """A client of the stream of events.
+
+    Attributes:
+        lags_s: How long each event was under way.
+        numbers: Of the events that came.
+    """
+
+    def __init__(self, port: int, token: str) -> None:
+        super().__init__(daemon=True)
+        self.lags_s: list[float] = []
+        self.numbers: set[int] = set()
+        self.reconnected = 0
+        self._url = f"http://127.0.0.1:{port}/api/v1/events"
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
+        self._last = 0
+        self.ended = threading.Event()
+        self.connected = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            try:
+                self._follow()
+            except httpx.HTTPError:
+                self.reconnected += 1
+                time.sleep(0.2)
+
+    def _follow(self) -> None:
+        headers = {**self._headers, **({"Last-Event-ID": str(self._last)} if self._last else {})}
+        with httpx.stream("GET", self._url, headers=headers, timeout=60) as answer:
+            answer.raise_for_status()
+            self.connected.set()
+            for line in answer.iter_lines():
+                if line.startswith("id:"):
+                    self._last = int(line[3:])
+                    self.numbers.add(self._last)
+                elif line.startswith("data:"):
+                    written = datetime.fromisoformat(json.loads(line[5:])["at"])
+                    self.lags_s.append((datetime.now(UTC) - written).total_seconds())
+                if self.ended.is_set():
+                    return
+
+
+# --- the database ---------------------------------------------------------------------------------------
+
+
+def table_sizes(connection: Any) -> dict[str, dict[str, int]]:
+    """Live rows, their bytes, and what each table takes on disk with its indexes."""
+    found = {}
+    for name in TABLES:
+        rows, size = connection.execute(
+            text(f"select count(*), coalesce(sum(pg_column_size(t.*)), 0) from {name} t")
+        ).one()
+        disk = connection.scalar(text(f"select pg_total_relation_size('{name}')"))
+        found[name] = {"rows": int(rows), "bytes": int(size), "disk_bytes": int(disk)}
+    return found
+
+
+def model(studies: int, trials: int, held_s: float) -> dict[str, float]:
+    """Rows and bytes as `docs/scale.md` says them."""
+    return {
+        name: constants["per_study"] * studies + constants["per_trial"] * trials + constants["per_held_s"] * held_s
+        for name, constants in MODEL.items()
+    }
+
+
+MODEL = {
+    "rows": {"per_study": 0.0, "per_trial": 0.0, "per_held_s": 0.0},
+    "bytes": {"per_study": 0.0, "per_trial": 0.0, "per_held_s": 0.0},
+}
+"""Fitted by `--fit` on runs of other sizes than the one that is reported."""
+
+
+# --- all of it ------------------------------------------------------------------------------------------
+
+
+def submit(url: str, folder: Path, owners: list[str], count: int, ramp_s: float, max_trials: int) -> None:
+    """Submit studies, evenly over some seconds."""
+    engine = create_engine_for(url)
+    queue = StudyQueue(engine)
+    began_s = time.monotonic()
+    for number in range(count):
+        settings = StudySettings(
+            budget_s=6 * 3600.0,
+            max_trials=max_trials,
+            device="cpu",
+            num_finalists=0,
+            seed=number,
+        )
+        study = new_study(new_id(), "zoo:synthetic", settings, folder / "data")
+        queue.submit(study, owner_id=owners[number % len(owners)])
+        time.sleep(max(0.0, began_s + (number + 1) * ramp_s / count - time.monotonic()))
+    engine.dispose()
+
+
+def simulate(
+    url: str,
+    folder: Path,
+    *,
+    studies: int,
+    workers: int,
+    processes: int,
+    trial_s: float,
+    max_trials: int,
+    ramp_s: float,
+    deadline_s: float,
+    lease_s: float = 60.0,
+    heartbeat_s: float = 10.0,
+) -> dict[str, Any]:
+    """Run the fleet until all studies have ended, and return what it took."""
+    migrate(url)
+    engine = create_engine_for(url)
+    users = UserStore(engine)
+    owners = [users.create(f"user{number}", [Scope.SUBMIT, Scope.READ]).user_id for number in range(USERS)]
+    admin = users.create("benchmark", [Scope.ADMIN]).user_id
+    tokens = TokenStore(engine, lambda: datetime.now(UTC))
+    issue = functools.partial(tokens.issue, name="", days=1)
+    with engine.connect() as connection:
+        before = table_sizes(connection)
+    context = multiprocessing.get_context("spawn")
+    stop, answers = context.Event(), context.Queue()
+    options = {"trial_s": trial_s, "ramp_s": ramp_s, "lease_s": lease_s, "heartbeat_s": heartbeat_s}
+    share = -(-workers // processes)
+    parts = [(first, min(share, workers - first)) for first in range(0, workers, share)]
+    running, states, began_s = 0, {}, time.monotonic()
+    with server(url, folder) as (port, serving):
+        followers = [Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text)]
+        followers += [Follower(port, issue(owner, scopes=[Scope.READ])[1].text) for owner in owners[:FOLLOWERS]]
+        for follower in followers:
+            follower.start()
+            follower.connected.wait(60)
+        crew = [
+            context.Process(target=run_workers, args=(url, str(folder), first, count, options, stop, answers))
+            for first, count in parts
+        ]
+        for process in crew:
+            process.start()
+        submitting = threading.Thread(target=submit, args=(url, folder, owners, studies, ramp_s, max_trials))
+        submitting.start()
+        try:
+            while time.monotonic() - began_s < deadline_s:
+                time.sleep(SAMPLE_S)
+                with engine.connect() as connection:
+                    states = dict(
+                        connection.execute(text("select state, count(*) from studies group by state")).tuples().all()
+                    )
+                running = max(running, states.get("running", 0))
+                print(f"{time.monotonic() - began_s:6.0f} s", states, f"load {os.getloadavg()[0]:.1f}", flush=True)
+                if sum(states.values()) == studies and not {"running", "queued"} & states.keys():
+                    break
+            elapsed_s = time.monotonic() - began_s
+            time.sleep(3)
+            api_cpu_s = sum(serving.cpu_times()[:2])
+        finally:
+            stop.set()
+            found = [answers.get(timeout=120) for _ in crew]
+            for process in crew:
+                process.join(30)
+            submitting.join()
+            for follower in followers:
+                follower.ended.set()
+        with engine.connect() as connection:
+            after = table_sizes(connection)
+            numbers = set(connection.scalars(text("select event_id from events")))
+            lost_trials = connection.scalar(text("select count(*) from trials where state <> 'completed'"))
+            num_lost = connection.scalar(text("select sum(num_lost) from queue_entries"))
+            held_s = connection.scalar(text("select sum(device_seconds) from queue_entries"))
+    engine.dispose()
+    taken_s = sorted(second for taken, _, _ in found for second in taken)
+    lags_s = sorted(lag for follower in followers for lag in follower.lags_s)
+    trials = after["trials"]["rows"]
+    held_s = float(held_s or 0.0)
+    rows = sum(after[name]["rows"] - before[name]["rows"] for name in TABLES)
+    size = sum(after[name]["bytes"] - before[name]["bytes"] for name in TABLES)
+    expected = model(studies, trials, held_s)
+    return {
+        "studies": studies,
+        "workers": workers,
+        "processes": processes,
+        "trial_s": trial_s,
+        "max_trials": max_trials,
+        "ramp_s": ramp_s,
+        "lease_s": lease_s,
+        "heartbeat_s": heartbeat_s,
+        "elapsed_s": round(elapsed_s, 1),
+        "at_a_time": running,
+        "states": states,
+        "lost": {
+            "studies": studies - states.get("completed", 0),
+            "trials": int(lost_trials or 0),
+            "claims": int(num_lost or 0),
+            "events": len(numbers - followers[0].numbers),
+        },
+        "throughput": {
+            "studies_per_min": round(60 * studies / elapsed_s, 1),
+            "trials_per_s": round(trials / elapsed_s, 2),
+            "events_per_s": round(len(numbers) / elapsed_s, 1),
+        },
+        "claims": {"number": len(taken_s), **percentiles(taken_s), "idle": sum(idle for _, idle, _ in found)},
+        "event_lag": {
+            "delivered": len(lags_s),
+            **percentiles(lags_s),
+            "reconnected": sum(follower.reconnected for follower in followers),
+        },
+        "cpu_s": {
+            "workers_per_study": round(sum(cpu for _, _, cpu in found) / studies, 3),
+            "api": round(api_cpu_s, 1),
+        },
+        "trials": trials,
+        "held_s": round(held_s),
+        "per_trial": {"rows": round(rows / trials, 3), "bytes": round(size / trials)},
+        "model": {
+            "rows": round(expected["rows"] / trials, 3),
+            "bytes": round(expected["bytes"] / trials),
+        },
+        "tables": after,
+        "growth_disk_bytes": {name: after[name]["disk_bytes"] - before[name]["disk_bytes"] for name in TABLES},
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Median, tail and longest of sorted seconds, in ms."""
+    if not seconds:
+        return {}
+    of = {"p50_ms": 0.5, "p99_ms": 0.99}
+    found = {name: round(1e3 * seconds[int(share * (len(seconds) - 1))], 1) for name, share in of.items()}
+    return {**found, "max_ms": round(1e3 * seconds[-1], 1)}
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from postgres import running_server
+    from stamp import stamp
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=1000)
+    parser.add_argument("--workers", type=int, help="default: as many as studies")
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--trial-s", type=float, default=90.0)
+    parser.add_argument("--max-trials", type=int, default=4)
+    parser.add_argument("--ramp-s", type=float, default=300.0)
+    parser.add_argument("--heartbeat-s", type=float, default=10.0)
+    parser.add_argument("--lease-s", type=float, default=60.0)
+    parser.add_argument("--deadline-s", type=float, default=3600.0)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    asked = {name: value for name, value in vars(arguments).items() if name != "out"}
+    asked["workers"] = arguments.workers or arguments.studies
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as scratch, running_server(durable=True) as postgres:
+        found = simulate(postgres.create("fleet"), Path(scratch), **asked)
+    document = {
+        **found,
+        "hardware": {
+            "cpu": next((line.partition(": ")[2] for line in _cpuinfo() if line.startswith("model name")), ""),
+            "cores": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30),
+            "load_1min_before": round(load_before, 1),
+            "load_1min_after": round(os.getloadavg()[0], 1),
+            "machine": "shared",
+        },
+        **stamp(" ".join(["python", "benchmarks/fleet_simulation.py", *sys.argv[1:]]), code=("service", "benchmarks")),
+    }
+    written = json.dumps(document, indent=1) + "\n"
+    print(written)
+    if arguments.out is not None:
+        arguments.out.write_text(written, encoding="utf-8")
+
+
+def _cpuinfo() -> list[str]:
+    return Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+
+
+if __name__ == "__main__":
+    main()

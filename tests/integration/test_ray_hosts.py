@@ -24,7 +24,8 @@ from steptune.tuner.errors import RunnerError
 from steptune.tuner.records import FailureKind, StudySettings, StudyState, TrialResult, new_id
 
 PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
-SHORT = ("--budget", "3m", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
+SHORT = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
+"""The baseline alone: its trial runs on all hosts."""
 TWO_HOSTS = ("--num-hosts", "2", "--ranks", "4", "--runner", "ray")
 AGENT = "steptune.service.on_ray.agent"
 HOLDER = "steptune.service.on_ray.reservation"
@@ -136,15 +137,21 @@ def test_a_study_runs_its_ranks_on_both_hosts_of_a_reservation(tmp_path: Path) -
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
 
 
-@pytest.mark.parametrize("lost", ["node", "reservation", "cluster"])
+@pytest.mark.parametrize(
+    ("lost", "trials"),
+    [
+        ("node", "1"),
+        *(pytest.param(lost, "3", marks=pytest.mark.soak) for lost in ("node", "reservation", "cluster")),
+    ],
+)
 def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_repeated(
-    tmp_path: Path, lost: str
+    tmp_path: Path, lost: str, trials: str
 ) -> None:
     """A node that dies is replaced by Ray. A reservation that is lost, by itself or with the cluster's head, is asked
     for once more, of the cluster that is at the address then.
     """
     with ray_cluster(2, 2, 2) as cluster:
-        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, "--trials", "3", *TWO_HOSTS) as command:
+        with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, "--trials", trials, *TWO_HOSTS) as command:
             command.wait_until(lambda: "] baseline" in command.output, 100)
             if lost == "node":
                 [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
@@ -181,17 +188,20 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
     assert not list((tmp_path / ".steptune" / "hosts").iterdir())
 
 
+@pytest.mark.parametrize("with_another", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_another: bool
 ) -> None:
-    """One on two hosts, and one on this host. Both wait in the queue while others have the node, and lose nothing."""
+    """A study on two hosts waits in the queue while others have a node, and loses nothing; as does, beside it, one on a
+    single host of the same cluster, which takes turns with it.
+    """
     site = Site(tmp_path)
     settings = StudySettings(
-        budget_s=600, max_trials=2, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
+        budget_s=600, max_trials=1, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
     )
     study = new_study(new_id(), WORKLOAD, settings, tmp_path / "data")
     site.queue.submit(study, owner_id=None, required_device_kind="cpu")
-    alone = site.submit(trials=1)
+    waiting = [study.study_id, *([site.submit(trials=1)] if with_another else [])]
     with ray_cluster(1, 1) as cluster:
         for name, value in {**cluster.variables, "GLOO_SOCKET_IFNAME": "lo"}.items():
             monkeypatch.setenv(name, value)
@@ -202,16 +212,17 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
                 lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: it can be met when others"
                 wait_until(lambda: lack in site.entry(study.study_id).waits_for, site.log())
                 assert lack in activity(site, study.study_id)
-                wait_until(lambda: "hosts of the cluster: 1 host" in site.entry(alone).waits_for, site.log())
-                waiting = [site.entry(study_id) for study_id in (study.study_id, alone)]
-                assert [entry.state for entry in waiting] == [StudyState.QUEUED] * 2
-            for study_id in (study.study_id, alone):
+                if with_another:
+                    wait_until(lambda: "hosts of the cluster: 1 host" in site.entry(waiting[1]).waits_for, site.log())
+                entries = site.queue.entries(waiting)
+                assert {entry.state for entry in entries} == {StudyState.QUEUED}
+                assert {entry.device_seconds for entry in entries} == {0}
+            for study_id in waiting:
                 entry = site.await_state(study_id, StudyState.COMPLETED)
                 assert (entry.num_claims, entry.num_lost) == (1, 0)
         finally:
             site.close()
-    assert site.store.get_study(study.study_id).environment.num_hosts == 2
-    assert site.store.get_study(alone).environment.num_hosts == 1
+    assert [site.store.get_study(study_id).environment.num_hosts for study_id in waiting] == [2, 1][: len(waiting)]
 
 
 def activity(site: Site, study_id: str) -> str:

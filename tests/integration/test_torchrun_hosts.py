@@ -14,7 +14,9 @@ from launched_hosts import LaunchedHost, launched
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 TUNE = ("-m", "steptune", "tune", f"{WORKLOADS / 'placed.py'}:Placed", "--foreign-load", "100", "--isolation", "none")
-SHORT = ("--budget", "3m", "--trials", "6", "--only", "ddp_buckets")
+SHORT = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets")
+"""The baseline alone: its trial runs on all hosts."""
+LONG = ("--budget", "3m", "--trials", "6", "--only", "ddp_buckets")
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 
@@ -57,19 +59,19 @@ def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
 
 
 @pytest.mark.parametrize(
-    "moment",
+    ("moment", "asked"),
     [
-        "] baseline",  # the first trial begins
+        ("] baseline", SHORT),  # the first trial begins
         *(
-            pytest.param(moment, marks=pytest.mark.soak)
-            for moment in ("looking at the workload", "running", "confirming")
+            pytest.param(moment, LONG, marks=pytest.mark.soak)
+            for moment in ("looking at the workload", "] baseline", "running", "confirming")
         ),
     ],
 )
 def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed(
-    tmp_path: Path, networks: tuple[Path, ...], moment: str
+    tmp_path: Path, networks: tuple[Path, ...], moment: str, asked: tuple[str, ...]
 ) -> None:
-    with launched(networks, tmp_path, *TUNE, *SHORT) as (first, second):
+    with launched(networks, tmp_path, *TUNE, *asked) as (first, second):
         wait_until(lambda: moment in first.output, first, 200)
         second.kill()
         wait_until(lambda: first.process.poll() is not None, first, 120)

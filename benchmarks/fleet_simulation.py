@@ -71,7 +71,7 @@ SURFACE = Surface(
     },
 )
 USERS = 20
-FOLLOWERS = 10
+FOLLOWERS = 5
 """Users who follow their own studies, beside one administrator who follows all."""
 TABLES = (
     *("studies", "queue_entries", "events", "decisions", "recommendations", "strategy_outcomes"),
@@ -82,7 +82,7 @@ TICK_S = 2.0
 """Between two times that a running trial tells of its progress."""
 SAMPLE_S = 5.0
 PROBE_S = 0.5
-NICE = 10
+NICE = 2
 
 
 class PacedRunner(FakeRunner):
@@ -184,7 +184,7 @@ def probe_claims(url: str, folder: str, owner_id: str, stop: Any, answers: Any) 
     )
     offer = WorkerOffer(worker_id=new_id(), name="probe", host_id="probe", profile=profile, cores=(0,), gpus=(0,))
     queue.register(offer)
-    taken_s = []
+    taken_s: list[float] = []
     while not stop.wait(PROBE_S):
         study = new_study(new_id(), "zoo:synthetic", StudySettings(), Path(folder) / "data")
         queue.submit(study, owner_id=owner_id, required_device_kind=CUDA)
@@ -195,7 +195,7 @@ def probe_claims(url: str, folder: str, owner_id: str, stop: Any, answers: Any) 
         assert claim.lease.study_id == study.study_id, "the others need another kind of device"
         queue.release(claim.lease, StudyState.COMPLETED)
         queue.delete(study.study_id)
-    answers.put(taken_s)
+    answers.put(taken_s[1:])  # the first one compiles the statements, which a worker does once
     engine.dispose()
 
 

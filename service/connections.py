@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Pool, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, InvalidatePoolError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -136,6 +137,8 @@ def storage_errors(place: str) -> Iterator[None]:
     """
     try:
         yield
+    except PoolTimeout as error:
+        raise StoreUnavailable(f"{place} has no free connection for this process: {error}") from error
     except (ProgrammingError, sqlite3.ProgrammingError):
         raise  # a bug of ours, not a state of the database
     except DatabaseError as error:

@@ -99,6 +99,9 @@ class PacedRunner(FakeRunner):
         self._trial_s = trial_s
         self._pace = random.Random(seed)
 
+    def kill(self) -> None:
+        """Called when the lease is lost; the next `check` says so."""
+
     def run(self, specs: Any, purposes: Any, settings: MeasureSettings, group: str, listener: Any) -> list[TrialResult]:
         end = time.monotonic() + self._trial_s * self._pace.lognormvariate(0.0, 0.1)
         while (left := end - time.monotonic()) > 0:

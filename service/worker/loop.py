@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ class Worker:
         self._keeper: LeaseKeeper | None = None
         self._runner: LocalRunner | None = None
         self._stop_at_s: float | None = None
-        self._house_at_s = now_s()
+        self._house_at_s = now_s() + random.uniform(0, HOUSE_S)  # workers that start together do not all do it now
         self._beat_at_s = 0.0
         self._poll_s = settings.poll_s
         self._rests = Rests()

@@ -1,10 +1,13 @@
 """Connections to a server that may be gone, and statements that need no transaction."""
 
+from contextlib import ExitStack
+
 import pytest
 from sqlalchemy import Engine, text
 
 from steptune.service import connections
-from steptune.service.connections import create_engine_for, querying
+from steptune.service.connections import create_engine_for, querying, reading
+from steptune.tuner.errors import StoreUnavailable
 
 
 @pytest.fixture
@@ -43,6 +46,16 @@ def test_one_in_use_a_moment_ago_is_not_asked_whether_it_stands(engine: Engine, 
     monkeypatch.setattr(connections, "TRUSTED_S", -1.0)
     backend(engine)
     assert len(asked) == 1
+
+
+def test_a_process_that_uses_all_its_connections_waits_as_for_a_busy_store(engine: Engine, monkeypatch) -> None:
+    """A worker asks again, and loses nothing."""
+    monkeypatch.setattr(engine.pool, "_timeout", 0.01)
+    with ExitStack() as stack:
+        for _ in range(15):
+            stack.enter_context(querying(engine))
+        with pytest.raises(StoreUnavailable, match="no free connection"), reading(engine) as session:
+            session.execute(text("select 1"))
 
 
 def test_a_query_opens_no_transaction_and_a_later_one_does(engine: Engine) -> None:

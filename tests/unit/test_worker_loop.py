@@ -228,6 +228,11 @@ class TestHousekeeping:
         assert site.queue.entry("study").state is StudyState.COMPLETED
         assert times_s == [site.claimed_s[0] + 5]
 
+    def test_workers_that_start_together_do_it_at_different_times(self, site: Site) -> None:
+        starts = {Worker(site.engine, site.worker._settings, OFFER, None)._house_at_s for _ in range(20)}  # type: ignore[arg-type]
+        assert len(starts) > 15
+        assert all(site.now_s <= start <= site.now_s + loop.HOUSE_S for start in starts)
+
     def test_a_worker_that_is_never_idle_does_it_at_last_and_the_next_claim_is_fresh(
         self, site: Site, times_s: list[float]
     ) -> None:

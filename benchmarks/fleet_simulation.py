@@ -381,9 +381,7 @@ def simulate(
                         connection.execute(
                             text("select state, count(*) from studies where owner_id <> :p group by state"),
                             {"p": prober},
-                        )
-                        .tuples()
-                        .all()
+                        ).all()
                     )
                 running = max(running, states.get("running", 0))
                 print(f"{time.monotonic() - began_s:6.0f} s", states, f"load {os.getloadavg()[0]:.1f}", flush=True)

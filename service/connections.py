@@ -37,6 +37,8 @@ resources, its end and start."""
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
 """A server that does not answer for so long is taken for gone."""
+MAX_CONNECTIONS = 15
+"""Of a process to PostgreSQL."""
 TRUSTED_S = 1.0
 """A connection that was in use so shortly before is not asked whether it still stands."""
 
@@ -191,7 +193,9 @@ def _postgresql_engine(url: URL, poolclass: type[Pool] | None) -> Engine:
     given = {name for name in patience if name in url.query}
     options = {name: value for name, value in patience.items() if name not in given}
     options["tcp_user_timeout"] = 1000 * SILENCE_S
-    engine = create_engine(url, poolclass=poolclass, connect_args=options)
+    # All are kept: those beyond SQLAlchemy's usual five would be opened and closed with every transaction of a busy time.
+    kept = {"poolclass": poolclass} if poolclass is not None else {"pool_size": MAX_CONNECTIONS, "max_overflow": 0}
+    engine = create_engine(url, connect_args=options, **kept)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", functools.partial(_check_connection, engine))
     return engine

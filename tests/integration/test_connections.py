@@ -52,10 +52,19 @@ def test_a_process_that_uses_all_its_connections_waits_as_for_a_busy_store(engin
     """A worker asks again, and loses nothing."""
     monkeypatch.setattr(engine.pool, "_timeout", 0.01)
     with ExitStack() as stack:
-        for _ in range(15):
+        for _ in range(connections.MAX_CONNECTIONS):
             stack.enter_context(querying(engine))
         with pytest.raises(StoreUnavailable, match="no free connection"), reading(engine) as session:
             session.execute(text("select 1"))
+
+
+def test_connections_of_a_busy_time_are_kept(engine: Engine) -> None:
+    def all_at_once() -> set[int]:
+        with ExitStack() as stack:
+            used = [stack.enter_context(querying(engine)) for _ in range(connections.MAX_CONNECTIONS)]
+            return {connection.scalar(text("select pg_backend_pid()")) for connection in used}
+
+    assert all_at_once() == all_at_once()
 
 
 def test_a_query_opens_no_transaction_and_a_later_one_does(engine: Engine) -> None:

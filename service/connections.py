@@ -193,7 +193,7 @@ def _postgresql_engine(url: URL, poolclass: type[Pool] | None) -> Engine:
     given = {name for name in patience if name in url.query}
     options = {name: value for name, value in patience.items() if name not in given}
     options["tcp_user_timeout"] = 1000 * SILENCE_S
-    # All are kept: those beyond SQLAlchemy's usual five would be opened and closed with every transaction of a busy time.
+    # All are kept: those beyond SQLAlchemy's usual five would be opened for every transaction of a busy time.
     kept = {"poolclass": poolclass} if poolclass is not None else {"pool_size": MAX_CONNECTIONS, "max_overflow": 0}
     engine = create_engine(url, connect_args=options, **kept)
     event.listen(engine, "checkin", _note_use)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
-from scipy.special import ndtr
 
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import BASELINE, Move, TrialResult
@@ -23,7 +22,7 @@ from steptune.tuner.search.evidence import WHOLE, Evidence
 from steptune.tuner.search.gaussian import StepModel
 from steptune.tuner.search.grid import Grid, Levels
 from steptune.tuner.search.history import History, Proposal
-from steptune.tuner.search.model_search import ModelSearch
+from steptune.tuner.search.model_search import ModelSearch, expected_improvement
 
 
 class PlainGaussian(ModelSearch):
@@ -220,9 +219,7 @@ class Horovod:
         kernel: Any = ConstantKernel(1.0) * RBF(1.0)
         process = GaussianProcessRegressor(kernel, alpha=self.NOISE**2).fit(known, scores)
         mean, sd = process.predict(pool, return_std=True)
-        better = mean - process.predict(known).max()
-        z = better / np.maximum(sd, 1e-9)
-        return np.asarray(better * ndtr(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi))
+        return expected_improvement(mean - process.predict(known).max(), np.maximum(sd, 1e-9))
 
 
 def every_configuration(grid: Grid, most: int, generator: np.random.Generator) -> list[Levels]:

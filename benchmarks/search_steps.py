@@ -119,11 +119,11 @@ def _descend(space: Space, step: Step, candidate: Candidate) -> float:
             return found
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean step over the best by method and budget, and the worst of the steps' means."""
+def summary(rows: list[dict[str, Any]], by: str = "method") -> dict[str, dict[str, Any]]:
+    """Mean step over the best by method, or another column, and budget, and the worst of the steps' means."""
     found = {}
-    for method, budget_s in dict.fromkeys((row["method"], row["budget_s"]) for row in rows):
-        own = [row for row in rows if (row["method"], row["budget_s"]) == (method, budget_s)]
+    for method, budget_s in dict.fromkeys((row[by], row["budget_s"]) for row in rows):
+        own = [row for row in rows if (row[by], row["budget_s"]) == (method, budget_s)]
         by_step = [statistics.mean(r["over_best"] for r in own if r["step"] == n) for n in {r["step"] for r in own}]
         found[f"{method}, {budget_s:g} s"] = {
             "mean": round(statistics.mean(row["over_best"] for row in own), 4),

@@ -1,4 +1,4 @@
-"""What do answers of earlier studies bring a new one, and what do they cost it where they do not fit?
+"""Gain of a new study by answers of earlier ones, and their cost where they do not fit.
 
     python benchmarks/search_transfer.py --seeds 0 3 --budgets 200 330
 
@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search_steps import shortest_ms
+from search_steps import shortest_ms, summary
 from stamp import RESULTS, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -55,7 +54,7 @@ def main() -> None:
     report = {
         "question": "the step of a study's answer over the best step of its space, by what its store knew",
         **stamp(" ".join(["python", *sys.argv]), CODE),
-        "summary": summary(rows),
+        "summary": summary(rows, by="past"),
         "rows": rows,
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -111,21 +110,6 @@ def study(step: Step, store: MemoryStudyStore, seed: int, budget_s: float, best:
         "answer": answer.candidate.label,
         "verdict": str(answer.verdict),
     }
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean step over the best by what was known and budget, and the worst of the steps' means."""
-    found = {}
-    for past, budget_s in dict.fromkeys((row["past"], row["budget_s"]) for row in rows):
-        own = [row for row in rows if (row["past"], row["budget_s"]) == (past, budget_s)]
-        by_step = [statistics.mean(r["over_best"] for r in own if r["step"] == n) for n in {r["step"] for r in own}]
-        found[f"{past}, {budget_s:g} s"] = {
-            "mean": round(statistics.mean(row["over_best"] for row in own), 4),
-            "worst_step": round(max(by_step), 4),
-            "studies": len(own),
-            "with_winners": sum(row["winners"] > 0 for row in own),
-        }
-    return found
 
 
 if __name__ == "__main__":

@@ -503,7 +503,7 @@ def _parameter(parameter: Any, written: str) -> tuple[str, str, str]:
 
 
 def openapi() -> str:
-    """Of an application whose database is never opened."""
+    """Document of an application whose database is never opened."""
     app = create_app(Settings(_env_file=None, database_url="sqlite://"))
     return msgspec.json.format(msgspec.json.encode(app.openapi()), indent=1).decode()
 
@@ -541,7 +541,7 @@ def _shown(default: Any) -> str:
 
 
 def _same(table: str, written: Mapping[Any, str], wanted: Iterable[Any]) -> None:
-    """What is written here by hand must cover what the code has, and nothing else."""
+    """Check that a table written by hand covers what the code has, and nothing else."""
     differing = sorted(map(str, set(written) ^ set(wanted)))
     assert not differing, f"{table} in docs/generate.py and the code differ in {', '.join(differing)}"
 

@@ -38,8 +38,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
         ChoiceError: A strategy, a search or an objective that does not exist.
         WorkloadError: The script shards its parameters.
     """
-    script = look.facts.script
-    sharded = [] if script is None else [name for name in script.wrappers if name in SHARDS_PARAMETERS]
+    sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
     if sharded:
         raise WorkloadError(
             f"the script shards its parameters ({sharded[0]}): a candidate could not be shown to be the same training, "
@@ -70,9 +69,7 @@ def script_of(study: Study) -> ScriptFacts:
     Raises:
         StoreError: The folder in which it ran is gone.
     """
-    script = study.facts.script if study.facts is not None else None
-    if script is None:
-        raise StoreError(f"study {study.study_id} is of a command, and what was recognised in it is not stored")
+    script = script_facts_of(study)
     if not Path(script.folder).is_dir():
         raise StoreError(f"study {study.study_id} ran in {script.folder}, which is gone: begin a new study")
     return script
@@ -84,7 +81,7 @@ def check_same_script(study: Study, look: Look) -> None:
     Raises:
         StoreError: Something else was recognised.
     """
-    if look.facts.script != script_of(study):
+    if look.script != script_of(study):
         raise StoreError(
             f"the command of study {study.study_id} trains otherwise than when it began (another loader, optimizer or "
             "model was recognised): its results would mix two trainings. Begin a new study"

@@ -85,7 +85,7 @@ CLAIM = re.compile(r"study (\w+): claim (\d+) on")
 
 @dataclass
 class Tally:
-    """What was done, and what came of it."""
+    """Count of what was done, and of its outcome."""
 
     kills: Counter[str] = field(default_factory=Counter)
     drains: int = 0
@@ -123,7 +123,7 @@ class Tally:
 
     @property
     def faults(self) -> dict[str, object]:
-        """What must not be: no study fails because something around it was killed."""
+        """Counts that must be zero: no study fails because something around it was killed."""
         names = ("results_lost_or_changed", "results_counted_twice", "attempts_without_a_claim")
         names += ("studies_without_an_answer", "events_not_told", "studies_not_followed_to_the_end")
         names += ("processes_left", "leases_left", "slots_left", "files_left")
@@ -170,7 +170,7 @@ class Service:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, name: str) -> Client:
-        """That gives up soon: what it was asked may be asked again."""
+        """Client that gives up soon: the same may be asked again."""
         return Client(self.address, self.tokens[name], retries=1, timeout_s=60)
 
     def follow(self) -> None:
@@ -303,7 +303,7 @@ class Service:
         self.engine.dispose()
 
     def log_of(self, study_id: str) -> str:
-        """What was logged of a study, in the order of time."""
+        """Log of a study, in the order of time."""
         lines = (p.read_text(errors="replace").splitlines() for p in self.folder.glob("worker-*.log"))
         return "\n".join(sorted(line for line in itertools.chain(*lines) if study_id in line))
 
@@ -569,7 +569,7 @@ def _says_nothing(trial: TrialRow) -> bool:
 
 
 def database_version(database: str) -> str:
-    """Of what the run was on."""
+    """Version of the database that the run was on."""
     if database == "sqlite":
         return f"SQLite {sqlite3.sqlite_version}"
     binaries = server_binaries()

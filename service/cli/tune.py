@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options, refuse_secrets
@@ -163,21 +164,21 @@ def tune(
     After `--` comes the command, as you type it: `steptune tune --budget 5m -- python train.py --lr 1e-3`, or torchrun.
     Steptune's own options stand before `--`.
     """
+    settings = StudySettings(
+        budget_s=parse_duration_s(budget),
+        max_trials=trials,
+        allow=parse_allowed(allow or []),
+        only=parse_names(only),
+        skip=parse_names(skip),
+        search=search,
+        objective=objective,
+        seed=seed,
+        phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
+        measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
+    )
     command: tuple[str, ...] | None = context.meta.get(COMMAND)
     if command is not None:
         _check_command(context, command, workload)
-        settings = StudySettings(
-            budget_s=parse_duration_s(budget),
-            max_trials=trials,
-            allow=parse_allowed(allow or []),
-            only=parse_names(only),
-            skip=parse_names(skip),
-            search=search,
-            objective=objective,
-            seed=seed,
-            phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
-            measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
-        )
         way = _way(database, None, None, output_folder, None, as_json=as_json)
         with opened_store(way.settings) as store:
             _tune_script(command, settings, store, way)
@@ -193,22 +194,13 @@ def tune(
     check_platform()
     launch = _launched(database, isolation)
     hosts = num_hosts_of(launch, num_hosts, reserved=runner == RAY)
-    settings = StudySettings(
-        budget_s=parse_duration_s(budget),
-        max_trials=trials,
-        allow=parse_allowed(allow or []),
-        only=parse_names(only),
-        skip=parse_names(skip),
-        search=search,
-        objective=objective,
-        seed=seed,
+    settings = replace(
+        settings,
         num_ranks=num_ranks_of(launch, ranks or (hosts if launch is None else None)),
         num_hosts=hosts,
         remeasure_links=remeasure_links,
         device=device,
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit else None,
-        phase_timeout_s=parse_duration_s(phase_timeout) if phase_timeout else None,
-        measure=MeasureSettings(foreign_cpu_share=foreign_load, quiet_machine=quiet_machine),
     )
     cluster = cluster_of(runner, address, insecure=insecure_ray)
     way = _way(database, isolation, python, output_folder, cluster, as_json=as_json)

@@ -22,12 +22,12 @@ def _verdict(trial: Trial) -> str:
     return "usable" if any(r.ok for r in found) else "failed"
 
 
-@pytest.mark.parametrize("by", ["number", "id", "end of the id"])
+@pytest.mark.parametrize("by", ["number", "id"])
 def test_every_usable_configuration_is_written_by_every_format_that_can_hold_it(by: str) -> None:
     usable = [t for t in TRIALS if _verdict(t) == "usable" and t.candidate != RECOMMENDATION.candidate]
     assert len({trial.candidate.key for trial in usable}) > 10
     for trial in usable[::20]:
-        named = {"number": str(trial.sequence), "id": trial.trial_id, "end of the id": trial.trial_id[-7:]}[by]
+        named = {"number": str(trial.sequence), "id": trial.trial_id}[by]
         made = recommendation_of_trial(STUDY, RECOMMENDATION, TRIALS, named)
         assert (made.candidate, made.verdict, made.gain) == (trial.candidate, Verdict.UNCONFIRMED, None)
         assert made.peak_memory_bytes == max(
@@ -63,9 +63,7 @@ def test_a_configuration_that_never_ran_is_refused_with_the_reason() -> None:
         recommendation_of_trial(STUDY, RECOMMENDATION, trials, str(trial.sequence))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem"), [("201", "no trial"), ("0", "trials"), ("", "no trial"), ("x", "no trial")]
-)
-def test_what_names_no_trial_or_several_is_refused(wanted: str, problem: str) -> None:
-    with pytest.raises(ChoiceError, match=problem):
+@pytest.mark.parametrize("wanted", ["201", "0", "", "x"])
+def test_what_names_no_trial_is_refused(wanted: str) -> None:
+    with pytest.raises(ChoiceError, match="no trial"):
         recommendation_of_trial(STUDY, RECOMMENDATION, TRIALS, wanted)

@@ -1,8 +1,11 @@
 """Likeness of workloads: whose answer is tried on another."""
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from builders import sample_environment, sample_facts, sample_study
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +65,42 @@ def test_the_same_architecture_is_near_whatever_its_size(other: WorkloadFacts) -
 )
 def test_another_architecture_or_scale_is_far(other: WorkloadFacts) -> None:
     assert far(facts(TRANSFORMER), other) >= FARTHEST
+
+
+def published(kind: str, batch: int, sample_bytes: int, **changes: Any) -> WorkloadFacts:
+    """Facts of a published architecture, without its weights."""
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(getattr(transformers, f"{kind}Config")(**changes))
+    types = dict(Counter(type(module).__name__ for module in model.modules()))
+    found = facts(types, sum(p.numel() for p in model.parameters()), batch)
+    return replace(found, dataset=replace(found.dataset, sample_bytes=sample_bytes))
+
+
+def test_published_models_are_near_within_an_architecture_and_far_between_two() -> None:
+    text, image = 8192, 600_000
+    small = {"depths": [2, 2, 2, 2], "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
+    large = {"num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096}
+    models = [
+        ("GPT2", published("GPT2", 8, text)),
+        ("GPT2", published("GPT2", 64, text)),
+        ("GPT2", published("GPT2", 4, text, n_layer=24, n_embd=1024, n_head=16)),
+        ("Llama", published("Llama", 4, text, num_hidden_layers=16, hidden_size=2048)),
+        ("Bert", published("Bert", 32, text)),
+        ("ViT", published("ViT", 64, image)),
+        ("ViT", published("ViT", 32, image, **large)),
+        ("ResNet", published("ResNet", 128, image)),
+        ("ResNet", published("ResNet", 256, image, **small)),
+        ("ConvNext", published("ConvNext", 64, image)),
+    ]
+    distances = [(one == two, far(a, b)) for (one, a), (two, b) in itertools.combinations(models, 2)]
+    near, between = ([found for same, found in distances if same is wanted] for wanted in (True, False))
+    assert max(near) < FARTHEST < min(between), (max(near), min(between))
+
+
+def test_steps_of_which_one_was_counted_are_compared_by_size_and_batch() -> None:
+    own = facts(TRANSFORMER)
+    assert far(own, replace(own, model=replace(own.model, flops_per_step=None))) == 0
 
 
 def test_a_device_of_another_balance_is_farther() -> None:

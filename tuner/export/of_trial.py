@@ -30,10 +30,10 @@ def recommendation_of_trial(
 
     Args:
         trials: Of the study, in their order.
-        wanted: Number of the trial (its `sequence`), or its id, or an end of that.
+        wanted: Number of the trial (its `sequence`), or its id.
 
     Raises:
-        ChoiceError: No trial, or more than one, is meant.
+        ChoiceError: There is no such trial.
         RecommendationError: The trial's configuration failed, was not measured, or is another training.
     """
     trial = trial_named(trials, wanted)
@@ -70,17 +70,15 @@ def recommendation_of_trial(
 
 
 def trial_named(trials: Sequence[Trial], wanted: str) -> Trial:
-    """The trial with this number, id, or end of an id.
+    """The trial with this number or id.
 
     Raises:
-        ChoiceError: No trial, or more than one, is meant.
+        ChoiceError: There is none.
     """
-    numbered = [trial for trial in trials if str(trial.sequence) == wanted]
-    found = numbered or [trial for trial in trials if wanted and trial.trial_id.endswith(wanted.lower())]
-    if len(found) != 1:
-        problem = "no trial" if not found else f"{len(found)} trials"
-        raise ChoiceError(f"{wanted!r} names {problem} of this study: give the number of a trial, or its id")
-    return found[0]
+    found = next((trial for trial in trials if wanted in (str(trial.sequence), trial.trial_id)), None)
+    if found is None:
+        raise ChoiceError(f"{wanted!r} names no trial of this study: give the number of a trial, or its id")
+    return found
 
 
 def _usable(results: Sequence[TrialResult], number: int) -> list[TrialResult]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
-from steptune.tuner.errors import RunnerError
-from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.records import GuardVerdict
 from steptune.tuner.records.base import Record
+from steptune.tuner.scripts.own_process import in_own_process
 
 NUM_STEPS, NUM_AUDITS = 3, 2
 """Guarded steps that run on, and those of which each begins from the reference's weights."""
@@ -49,17 +46,9 @@ def judged(request: JudgeRequest) -> GuardVerdict:
     Raises:
         RunnerError: It failed.
     """
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from steptune.tuner.scripts.judge import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(IMPORT_ROOT)],
-        input=msgspec.msgpack.encode(request),
-        capture_output=True,
-        check=False,
-    )
-    if ended.returncode:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RunnerError(f"the guard could not judge a trial: {last[0] if last else 'no message'}")
-    return msgspec.msgpack.decode(ended.stdout, type=GuardVerdict)
+    given = msgspec.msgpack.encode(request)
+    found = in_own_process("steptune.tuner.scripts.judge:main", given, "the guard could not judge a trial")
+    return msgspec.msgpack.decode(found, type=GuardVerdict)
 
 
 class ReferenceRuns:

@@ -10,8 +10,6 @@ import contextlib
 import functools
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,6 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineError, BudgetError, RunnerError
-from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
@@ -36,6 +33,7 @@ from steptune.tuner.records import (
     MemoryPeak,
     Phase,
     Purpose,
+    ScriptFacts,
     Startup,
     Topology,
     TrialResult,
@@ -46,6 +44,7 @@ from steptune.tuner.records import (
 from steptune.tuner.scripts.facts import workload_facts
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, ReferenceRuns, judged
 from steptune.tuner.scripts.launch import Ended, ran_script
+from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Outside
@@ -92,6 +91,12 @@ class Look:
         """In the terms of the search."""
         return workload_facts(self.command, self.record)
 
+    @property
+    def script(self) -> ScriptFacts:
+        """In the terms of the strategies."""
+        assert self.facts.script is not None, "facts of an inspection have a script"
+        return self.facts.script
+
 
 class ScriptRunner:
     """A `TrialRunner` whose trials are starts of a command.
@@ -128,7 +133,7 @@ class ScriptRunner:
         self._files.directory.mkdir(parents=True, exist_ok=True)
         self._files.make_folders()
         record = self._look.record
-        found = _described(record.device, self._files.directory, record.num_ranks)
+        found = described(record.device, self._files.directory, record.num_ranks)
         versions = {**found.hardware.versions, "torch": record.torch, "python": record.python}
         return msgspec.structs.replace(found, hardware=msgspec.structs.replace(found.hardware, versions=versions))
 
@@ -341,8 +346,7 @@ class ScriptRunner:
     # --- the command ----------------------------------------------------------------------------
 
     def _outside(self, spec: TrialSpec) -> dict[str, Outside]:
-        script = self._look.facts.script
-        assert script is not None, "facts of an inspection have a script"
+        script = self._look.script
         found = {}
         for name in spec.candidate.choices:
             outside = self._strategies[name].outside(spec.choices[name], script)
@@ -353,8 +357,7 @@ class ScriptRunner:
     def _trial(
         self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None
     ) -> dict[str, Any]:
-        script = self._look.facts.script
-        assert script is not None, "facts of an inspection have a script"
+        script = self._look.script
         none = {"warm_up_s": 0.0, "window_s": 0.2, "min_rounds": 1, "max_rounds": 1, "half_width": 1.0, "cap_s": 0.0}
         return {
             "pattern": self._look.record.step.optimizers,
@@ -416,25 +419,6 @@ class _LoadWatch:
                 self._readings.append(reading)
             if self._ended.wait(LOAD_READ_EVERY_S):
                 return
-
-
-def _described(kind: str, directory: Path, num_ranks: int) -> Environment:
-    """The machine, seen by a process of its own: its ceilings are measured with torch."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import msgspec; "
-        "from steptune.tuner.hardware import describe_environment; "
-        "found = describe_environment(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])); "
-        "sys.stdout.buffer.write(msgspec.json.encode(found))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(IMPORT_ROOT), kind, str(directory), str(num_ranks)],
-        capture_output=True,
-        check=False,
-    )
-    if ended.returncode:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RunnerError(f"this machine could not be described: {last[0] if last else 'no message'}")
-    return msgspec.json.decode(ended.stdout, type=Environment)
 
 
 def _queue(spec: TrialSpec) -> int:

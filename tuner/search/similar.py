@@ -30,7 +30,7 @@ def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> flo
     return (
         _unlike_types(facts.model.module_types, other.model.module_types)
         + _doublings(facts.model.num_parameters, other.model.num_parameters) / OCTAVES
-        + _doublings(_work(facts), _work(other)) / OCTAVES
+        + _doublings(*_work(facts, other)) / OCTAVES
         + _doublings(facts.dataset.sample_bytes or 0, other.dataset.sample_bytes or 0) / OCTAVES
         + _doublings(_balance(environment), _balance(past.environment)) / OCTAVES
         + OTHER_OPTIMIZER * (facts.optimizer.name != other.optimizer.name)
@@ -60,9 +60,12 @@ def _doublings(one: float, other: float) -> float:
     return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
 
 
-def _work(facts: WorkloadFacts) -> float:
-    """Floating-point operations of a step; where nobody counted, parameters times samples stand for them."""
-    return facts.model.flops_per_step or facts.model.num_parameters * facts.global_batch
+def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
+    """Floating-point operations of both steps; where one was not counted, parameters times samples of both."""
+    counted = one.model.flops_per_step, other.model.flops_per_step
+    if counted[0] and counted[1]:
+        return counted[0], counted[1]
+    return one.model.num_parameters * one.global_batch, other.model.num_parameters * other.global_batch
 
 
 def _balance(environment: Environment) -> float:

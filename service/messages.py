@@ -80,7 +80,7 @@ class StudyQueueState(Record):
         num_lost: Workers that died with it since a trial was last completed.
         device_seconds: Devices times the time that workers held them for it.
         queued_at: When it was queued (last).
-        claimed_at: When its worker had its devices; null while that waits for a cluster.
+        claimed_at: When its worker had the devices that it has now; null while that waits for a cluster.
         ended_at: When it came to its end.
     """
 

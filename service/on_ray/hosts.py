@@ -76,7 +76,7 @@ class Reservation:
         check: Called while the study waits; what it raises ends the wait.
 
     Attributes:
-        lack: What the cluster lacks at this moment; empty where it has all.
+        lack: What the cluster lacks at this moment, or why it cannot be asked; empty where it has all.
         address: Of the driver's node, once reserved.
         gpus: Of the driver's node that are the study's, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
     """
@@ -130,7 +130,8 @@ class Reservation:
             if isinstance(event, Failed):
                 if event.lasting:
                     raise RunnerError(self._text(event))
-                self._on_text(f"{self._text(event)}; asking again")
+                self.lack = self._text(event)
+                self._on_text(f"{self.lack}; asking again")
                 self._retry_s = time.monotonic() + RETRY_S
                 self._end()
                 return

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.fencing import database_now
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
-from steptune.service.queue.records import BEGUN, ENDED, QueueEntry, Source, kind_of
+from steptune.service.queue.records import AND, BEGUN, ENDED, QueueEntry, Source, kind_of
 from steptune.service.queue.waiting import Entry
 from steptune.service.store import lose_trials, write_event, write_state
 from steptune.tuner import store_rules
@@ -87,20 +87,19 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
     return {"cancel": StudyState.CANCELLED, "pause": StudyState.PAUSED}.get(entry.requested, StudyState.QUEUED)
 
 
-def account(study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
-    """Counts the time of a claim that is over, up to the end of its lease, for the devices of all hosts; none for one
-    that waited for a reservation.
+def account(entry: QueueEntryRow, now: datetime) -> None:
+    """Counts the time in which a claim had the hosts that it has, up to the end of its lease, for the devices of all of
+    them; none for one that waited for a reservation.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
-        num_devices = entry.num_devices * decode(study.record, Study).settings.num_hosts
-        entry.device_seconds += num_devices * max(0.0, held)
+        entry.device_seconds += entry.num_devices * len(entry.place.split(AND)) * max(0.0, held)
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
     """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
     now = database_now(session)
-    account(study, entry, now)
+    account(entry, now)
     entry.fence += 1
     entry.lease_until = entry.worker_id = None
     entry.requested = ""

@@ -65,7 +65,7 @@ class QueueEntry(Record):
     """Devices times the time that workers held it, up to the end of the last claim."""
     queued_at: datetime
     claimed_at: datetime | None
-    """Since when its devices are its own; None while it waits for a reservation."""
+    """Since when it has the devices that it has; None while it waits for a reservation."""
     ended_at: datetime | None
 
     @property

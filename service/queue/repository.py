@@ -244,7 +244,7 @@ class StudyQueue:
             if is_held(entry, now):
                 raise StateConflictError(f"study {study_id} is running: cancel it first, then delete it")
             check_not_of_command_line(study, entry)
-            account(study, entry, now)
+            account(entry, now)
             keep_usage(session, study, entry, now)
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
@@ -359,8 +359,8 @@ class StudyQueue:
             set_state(session, study, StudyState.QUEUED, why)
 
     def begin(self, lease: Lease, place: str) -> str:
-        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has
-        replaced some of them.
+        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has lost
+        or replaced some of them, whose time counts until then.
 
         Args:
             place: Hosts and devices.
@@ -384,6 +384,9 @@ class StudyQueue:
                 entry.claimed_at = now
                 entry.num_claims += 1
                 set_state(session, study, StudyState.RUNNING)
+            elif place != entry.place:
+                account(entry, now)
+                entry.claimed_at = now
             entry.place = place
             return ""
 
@@ -506,7 +509,7 @@ class StudyQueue:
             return None
         study, entry = found
         if study.state == StudyState.RUNNING.value:
-            account(study, entry, now)
+            account(entry, now)
             entry.num_lost += 1
         entry.worker_id = offer.worker_id
         entry.fence += 1

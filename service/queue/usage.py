@@ -10,7 +10,7 @@ from sqlalchemy import JSON, ColumnElement, cast, delete, func, or_, select, typ
 from sqlalchemy.orm import Session
 
 from steptune.service.models import DeletedUsageRow, QueueEntryRow, StudyRow, UserRow
-from steptune.service.queue.records import Quotas
+from steptune.service.queue.records import AND, Quotas
 
 RECENT = timedelta(days=30)
 
@@ -66,7 +66,7 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
     for owner_id, seconds in [*session.execute(ended), *session.execute(deleted)]:
         found.setdefault(owner_id, Usage()).device_seconds += seconds
     held = (
-        select(StudyRow.owner_id, QueueEntryRow.num_devices * num_hosts(session), QueueEntryRow.claimed_at)
+        select(StudyRow.owner_id, QueueEntryRow.num_devices * _NUM_HOSTS_HELD, QueueEntryRow.claimed_at)
         .join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
         .where(QueueEntryRow.lease_until > now, QueueEntryRow.claimed_at.is_not(None))
     )
@@ -75,6 +75,12 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
         usage.running += 1
         usage.device_seconds += num_devices * max(0.0, (now - (claimed_at or now)).total_seconds())
     return found
+
+
+_NUM_HOSTS_HELD = 1 + (
+    func.length(QueueEntryRow.place) - func.length(func.replace(QueueEntryRow.place, AND, ""))
+) // len(AND)
+"""Places of hosts that a study has now: fewer than it asked for while one that was lost is not replaced."""
 
 
 def num_hosts(session: Session) -> ColumnElement[int]:

@@ -357,11 +357,15 @@ class Worker:
         device = study.settings.device or self._offer.profile.device_kind  # the worker's, whatever else the node has
         asked = replace(study, settings=replace(study.settings, device=device))
         self._held_place, said = "", ""
+        group: HostGroup | None = None
 
         def check_waiting(lack: str) -> None:
             nonlocal said
             keeper.check_between_trials()
-            if self._held_place or not lack:  # it runs, or Ray has not answered yet
+            if self._held_place:  # it runs, and a host is lost
+                self._place(claim, keeper, group)
+                return
+            if not lack:  # Ray has not answered yet
                 return
             if lack != said:
                 said = lack
@@ -371,7 +375,8 @@ class Worker:
         with reserved_hosts(
             self._cluster, asked, self._settings, self._level, say, keeper.check, check_waiting, timeout_s=None
         ) as found:
-            self._place(claim, keeper, found[0])
+            group = found[0]
+            self._place(claim, keeper, group)
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:

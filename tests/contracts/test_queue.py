@@ -298,7 +298,8 @@ class TestHosts:
             study_id="study", facts=None, environment=None, settings=StudySettings(num_ranks=4, num_hosts=2), message=""
         )
         queue.submit(study, owner_id=add_user(engine, "ada"))
-        lease = claimed(queue, cpu_worker(queue, max_hosts=2)).lease
+        lease = claimed(queue, cluster_worker(queue)).lease
+        queue.begin(lease, "here and there")
         with writing(engine) as session:
             entry = session.get(QueueEntryRow, "study")
             entry.claimed_at -= timedelta(hours=1)
@@ -370,6 +371,21 @@ class TestReserving:
             session.get(QueueEntryRow, "study").queued_at -= timedelta(hours=1)
         queue.release(again, StudyState.QUEUED, "busy")
         assert queue.entry("study").device_seconds == pytest.approx(7200, rel=0.01)
+
+    def test_a_host_that_is_lost_counts_until_then_and_what_replaces_it_from_then_on(self, engine, queue):
+        """The hosts that are left are the study's all the time."""
+        over_hosts(queue, add_user(engine, "ada"))
+        lease = claimed(queue, cluster_worker(queue)).lease
+        expected = 0
+        for place, hours in (("here and there", 2), ("here", 1), ("here and elsewhere", 2)):
+            assert queue.begin(lease, place) == ""
+            with writing(engine) as session:
+                session.get(QueueEntryRow, "study").claimed_at -= timedelta(hours=1)
+            expected += 3600 * hours
+            assert self.usage(engine) == (1, pytest.approx(expected, rel=0.01))
+        queue.release(lease, StudyState.COMPLETED)
+        entry = queue.entry("study")
+        assert (entry.num_claims, entry.device_seconds) == (1, pytest.approx(expected, rel=0.01))
 
     def usage(self, engine: Engine) -> tuple[int, float]:
         with reading(engine) as session:

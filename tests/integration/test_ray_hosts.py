@@ -225,6 +225,45 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
     assert [site.store.get_study(study_id).environment.num_hosts for study_id in waiting] == [2, 1][: len(waiting)]
 
 
+@pytest.mark.parametrize("soon", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_workers_study_goes_on_when_its_cluster_is_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    """Soon enough, it repeats the trial that ran; too late, it waits in the queue, and no attempt is used up."""
+    site = Site(tmp_path)
+    settings = StudySettings(
+        budget_s=600, max_trials=1, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
+    )
+    study_id = new_id()
+    study = new_study(study_id, WORKLOAD, settings, tmp_path / "data")
+    site.queue.submit(study, owner_id=None, required_device_kind="cpu")
+    with ray_cluster(1, 1) as cluster:
+        patience = {"STEPTUNE_RAY_TIMEOUT_S": "120" if soon else "1"}
+        for name, value in {**cluster.variables, **patience, "GLOO_SOCKET_IFNAME": "lo"}.items():
+            monkeypatch.setenv(name, value)
+        try:
+            worker = site.worker("--once", "--runner", "ray", "--address", cluster.address, "--num-hosts", "2")
+            wait_until(lambda: site.store.trials(study_id), f"a trial runs: {site.log()}")
+            cluster.close()
+            if not soon:
+                wait_until(lambda: "host 1 did not come back within 1 s" in states(site, study_id), site.log())
+            cluster.start()
+            entry = site.await_state(study_id, StudyState.COMPLETED)
+            assert (entry.num_claims, entry.num_lost) == (1 if soon else 2, 0)
+            assert worker.wait(60) == 0
+            assert not [process for process in cluster.processes() if AGENT in process.cmdline()]
+        finally:
+            site.close()
+    results = [trial.result for trial in site.store.trials(study_id) if trial.result is not None]
+    lost = [attempt.failure.kind for result in results for attempt in result.repeated or ()]
+    assert lost == ([FailureKind.INFRASTRUCTURE] if soon else []), site.log()
+
+
+def states(site: Site, study_id: str) -> str:
+    """Messages of all states that the study had."""
+    return "\n".join(event.data["message"] for event in site.store.events(study_id) if event.kind == "state")
+
+
 def activity(site: Site, study_id: str) -> str:
     """What the study's page says that is going on."""
     shown = [event.data["activity"] for event in site.store.events(study_id) if event.kind == EVENT]

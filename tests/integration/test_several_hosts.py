@@ -10,7 +10,7 @@ import pytest
 from host_agents import TwoHosts, start_agent, two_agents
 from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
-from steptune.tuner.errors import PlatformError, RunnerError
+from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import Deadlines, FailureKind
 from steptune.tuner.trials.connection import ServerConnection
@@ -109,7 +109,7 @@ class TestLostHost:
             if progress.text.startswith("window"):
                 hosts.lose_second()
 
-        with pytest.raises(RunnerError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
+        with pytest.raises(HostsUnavailableError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
             prepared.run(prepared.spec(**PLAIN), listener=lose)
 
 

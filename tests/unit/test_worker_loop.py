@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -334,3 +336,43 @@ class TestHostsThatARayClusterReserves:
             pass
         assert interrupt.value.state is StudyState.QUEUED
         assert msgspec.json.decode(asked.read_bytes(), type=ReservationRequest).device == "cpu"
+
+
+class TestHostThatIsLost:
+    """While a study over two hosts of a cluster runs."""
+
+    def test_it_counts_no_longer_until_it_is_replaced(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = StudySettings(num_ranks=4, num_hosts=2)
+        study = sample_study(study_id="study", facts=None, environment=None, settings=settings, message="")
+        site.queue.submit(study, owner_id=None)
+        offer = replace(OFFER, max_hosts=2, reserves=True)
+        site.queue.register(offer)
+        claim = site.queue.claim(offer)
+        assert claim is not None
+        hosts = SimpleNamespace(places=["other core 0"])
+        checks: list[Callable[[str], None]] = []
+
+        @contextmanager
+        def reserved(*arguments: object, **_: object) -> Iterator[tuple[object, None]]:
+            checks.append(arguments[-1])  # type: ignore[arg-type]
+            yield hosts, None
+
+        monkeypatch.setattr(loop, "reserved_hosts", reserved)
+        cluster = on_ray.Cluster(address="auto", insecure=True, variables={})
+        worker = Worker(site.engine, Settings(_env_file=None), offer, None, cluster=cluster)  # type: ignore[arg-type]
+        keeper = LeaseKeeper(
+            site.queue,
+            claim.lease,
+            lease_s=60.0,
+            heartbeat_s=10.0,
+            claimed_s=site.now_s,
+            kill=lambda: None,
+        )
+        held = []
+        with worker._hosts(claim, study, keeper, print):
+            for places in (["other core 0"], [], ["third core 0"]):
+                hosts.places = places
+                checks[0]("one is lost")
+                held.append(site.queue.entry("study").hosts[1:])
+        assert held == [("other",), (), ("third",)]
+        assert site.queue.entry("study").num_claims == 1

@@ -21,7 +21,7 @@ import msgspec
 
 import steptune
 from steptune.tuner.emulation import HOST_VARIABLE
-from steptune.tuner.errors import PlatformError, RunnerError
+from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.trials.connection import ServerConnection
 from steptune.tuner.trials.host_files import Version, changed, take_back
 from steptune.tuner.trials.host_link import (
@@ -189,6 +189,7 @@ class HostGroup:
 
         Raises:
             RunnerError: Some did not come.
+            HostsUnavailableError: Some that were lost did not come back: the study has worked on such hosts.
         """
         patience_s = self.patience_s if self._gathered else GATHER_S
         deadline = time.monotonic() + patience_s
@@ -198,7 +199,7 @@ class HostGroup:
                 if time.monotonic() > deadline:
                     names = " and ".join(f"host {number}" for number in missing)
                     came_text = "come back" if self._gathered else "come"
-                    raise RunnerError(
+                    raise (HostsUnavailableError if self._gathered else RunnerError)(
                         f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
                         "`steptune resume`, started as the study was, to go on"
                     )

@@ -98,7 +98,7 @@ class Proof:
         assert all(re.search(r"\d+\.\d+\.\d+", text) for text in found.values())
         return found
 
-    def imports(self) -> dict[str, str]:
+    def imports(self) -> str:
         script = (
             "import sys, importlib.metadata as m, torch, transformers, timm, torchvision, pynvml, einops\n"
             "import steptune.kernels.applying, steptune.tuner.strategies\n"
@@ -182,8 +182,8 @@ def _judged(seen: dict[str, Any], num_targets: int) -> dict[str, Any]:
     assert {int(seen["status"][name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {0}
     return {
         "files_tried": num_targets,
-        "files_read": 0,
-        "processes_reached": 0,
+        "files_read": len(seen["read"]),
+        "processes_reached": len(seen["processes"]),
         "passwords_refused": len(seen["postgres"]["said"]),
         "user": seen["ids"][0],
     }

@@ -188,6 +188,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.restate and arguments.traces is None:
         parser.error("--restate requires --traces, the folder of the kept traces")
+    if not (arguments.restate or arguments.summary or arguments.small or arguments.device == "cuda"):
+        parser.error("kinds of step are made by the batch on a GPU; on a CPU only a dry run is possible: add --small")
     head = stamp(" ".join(["python", "benchmarks/known_answers.py", *sys.argv[1:]]))
     if arguments.restate:
         restate(arguments, head)

@@ -15,9 +15,11 @@ COPY src src
 COPY tuner tuner
 COPY service service
 COPY dashboards dashboards
+COPY kernels kernels
 COPY migrations migrations
-# What of pyproject.toml's extras comes along: workers on a Ray cluster need `ray`, too (kuberay.yml).
-ARG EXTRAS=postgresql,s3,oidc
+# What of pyproject.toml's extras comes along: the zoo needs `transformers` and `timm`, the state of GPUs `cuda`; workers on
+# a Ray cluster need `ray`, too (kuberay.yml).
+ARG EXTRAS=postgresql,s3,oidc,transformers,timm,cuda
 RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.12.12-slim-trixie AS service
@@ -40,6 +42,12 @@ USER root
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap g++ \
     && rm -rf /var/lib/apt/lists/*
+# What workloads import beside torch, as pip names it: --build-arg PACKAGES="einops monai==1.5". It changes no package that
+# is there.
+ARG PACKAGES
+RUN test -z "$PACKAGES" || { pip freeze --exclude steptune >/tmp/kept.txt \
+    && pip install --no-cache-dir --constraint /tmp/kept.txt $PACKAGES \
+    && rm /tmp/kept.txt; }
 # Started as root, it becomes the service's user and keeps what it takes to run trials as users of their own.
 ENTRYPOINT ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups", "--inh-caps=-all,+chown,+kill,+setgid,+setuid", "--ambient-caps=+chown,+kill,+setgid,+setuid", "--", "steptune"]
 CMD ["worker"]

@@ -65,10 +65,13 @@ bench: install
 	$(BIN)/python benchmarks/statistics
 	$(BIN)/python benchmarks/repeatability.py
 
+# IMAGES has what building them needs here, as --interpreter /opt/python3.12 (root, debootstrap and iproute2 in any case).
+IMAGES ?=
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
 	PYTHONPATH=src $(BIN)/python tests/chaos.py --minutes 10 --output benchmarks/results/chaos.json
 	PYTHONPATH=src $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
+	$(BIN)/python tests/images/prove.py $(IMAGES) --output benchmarks/results/images.json
 
 # In the environment of `make install`, else in the interpreter that `make offline-install` filled.
 # Side by side, but for those that compare with the device's clock, and those of several ranks, which share GPUs where there

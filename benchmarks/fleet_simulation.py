@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
 import os
-import random
 import re
 import signal
 import subprocess
@@ -31,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +37,7 @@ from typing import Any
 
 import httpx
 import psutil
-from msgspec.structs import replace
+from fleet_crew import Member, probe_claims, run_workers
 from sqlalchemy import Engine, text
 
 from steptune.service.access.scopes import Scope
@@ -47,29 +45,11 @@ from steptune.service.access.tokens import TokenStore
 from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for
 from steptune.service.database import migrate
-from steptune.service.isolation import choose
-from steptune.service.places import CUDA
-from steptune.service.queue import Claim, StudyQueue, WorkerOffer
-from steptune.service.settings import Settings
+from steptune.service.queue import StudyQueue
 from steptune.service.submission import new_study
-from steptune.service.worker import loop
-from steptune.service.worker.loop import Worker
-from steptune.tuner.profiling.categories import Category
-from steptune.tuner.protocols import Progress
-from steptune.tuner.records import Device, MeasureSettings, StudySettings, StudyState, TrialResult, new_id
-from steptune.tuner.search.driver import StudyDriver
-from steptune.tuner.trials.fake import FakeRunner, Surface, fake_environment
+from steptune.tuner.records import StudySettings, new_id
 
 ROOT = Path(__file__).parents[1]
-SURFACE = Surface(
-    name="fleet",
-    base_ms={Category.MATMUL: 40.0, Category.DATA_WAIT: 30.0, Category.OPTIMIZER: 10.0},
-    factors={
-        "loader": (Category.DATA_WAIT, (0.35, 0.15, 0.6)),
-        "products": (Category.MATMUL, (1.3, 0.7)),
-        "update": (Category.OPTIMIZER, (0.3, 1.0)),
-    },
-)
 USERS = 20
 FOLLOWERS = 5
 """Users who follow their own studies, beside one administrator who follows all."""
@@ -78,128 +58,8 @@ TABLES = (
     *("trials", "trial_attempts", "windows", "breakdowns", "kernel_stats", "gap_stats", "collective_stats"),
     *("guard_checks", "findings", "artifacts"),
 )
-TICK_S = 2.0
-"""Between two times that a running trial tells of its progress."""
 SAMPLE_S = 5.0
-PROBE_S = 0.5
-NICE = 2
-
-
-class PacedRunner(FakeRunner):
-    """The runner's double, whose trials take their time.
-
-    Args:
-        check: Called while a trial runs, as the runner does; what it raises ends the trial.
-        trial_s: Median of what a trial takes, in seconds.
-    """
-
-    def __init__(self, check: Any, *, trial_s: float, seed: int) -> None:
-        super().__init__(SURFACE, noise_sd=0.01, seed=seed)
-        self._check = check
-        self._trial_s = trial_s
-        self._pace = random.Random(seed)
-
-    def kill(self) -> None:
-        """Called when the lease is lost; the next `check` says so."""
-
-    def run(self, specs: Any, purposes: Any, settings: MeasureSettings, group: str, listener: Any) -> list[TrialResult]:
-        end = time.monotonic() + self._trial_s * self._pace.lognormvariate(0.0, 0.1)
-        while (left := end - time.monotonic()) > 0:
-            self._check()
-            listener(Progress(trial_id=specs[0].trial_id, text="measuring", phase="measure"))
-            time.sleep(min(TICK_S, left))
-        return super().run(specs, purposes, settings, group, listener)
-
-
-class TimedQueue(StudyQueue):
-    """The queue, with how long claims take."""
-
-    taken_s: list[float]
-    idle_s: list[float]
-
-    def claim(self, *arguments: Any, **options: Any) -> Claim | None:
-        began_s = time.perf_counter()
-        found = super().claim(*arguments, **options)
-        (self.idle_s if found is None else self.taken_s).append(time.perf_counter() - began_s)
-        return found
-
-
-# --- workers ------------------------------------------------------------------------------------------
-
-
-def run_workers(
-    url: str, folder: str, first: int, count: int, options: dict[str, Any], stop: Any, answers: Any
-) -> None:
-    """Run workers as threads of this process until the event comes; then send what their claims took."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(NICE)
-    sys.setswitchinterval(0.001)
-    settings = Settings(
-        _env_file=None,
-        database_url=url,
-        data_directory=Path(folder) / "data",
-        lease_s=options["lease_s"],
-        heartbeat_s=options["heartbeat_s"],
-    )
-    TimedQueue.taken_s, TimedQueue.idle_s = [], []
-    numbers = iter(range(first * 1_000_000, (first + 1) * 1_000_000))
-
-    @contextmanager
-    def paced(*, check: Any, directory: Path, **_: Any) -> Iterator[PacedRunner]:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield PacedRunner(check, trial_s=options["trial_s"], seed=next(numbers))
-
-    loop.isolated_runner = paced  # type: ignore[assignment]
-    loop.StudyDriver = functools.partial(StudyDriver, strategies=SURFACE.strategies)  # type: ignore[misc,assignment]
-    loop.open_queue = lambda engine, _: TimedQueue(engine, lease_s=settings.lease_s)
-    level = choose("none", sys.executable)
-    engine = create_engine_for(url)
-    workers = []
-    for number in range(first, first + count):
-        offer = WorkerOffer(
-            worker_id=new_id(),
-            name=f"worker{number}",
-            host_id=f"host{number}",
-            profile=fake_environment().hardware,
-            cores=(0,),
-        )
-        workers.append(Worker(engine, settings, offer, level))
-    threads = [threading.Thread(target=worker.run, name=f"worker{n}") for n, worker in enumerate(workers)]
-    for thread in threads:
-        thread.start()
-        time.sleep(options["ramp_s"] / 2 / count)
-    stop.wait()
-    for worker in workers:
-        worker.stop(within_s=0)
-    for thread in threads:
-        thread.join(60)
-    answers.put((TimedQueue.taken_s, len(TimedQueue.idle_s), time.process_time()))
-    engine.dispose()
-
-
-def probe_claims(url: str, folder: str, owner_id: str, stop: Any, answers: Any) -> None:
-    """Submit studies for hardware that this process alone has, claim them, and send what the claims took."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    engine = create_engine_for(url)
-    queue = StudyQueue(engine)
-    profile = replace(
-        fake_environment().hardware, devices=(Device(kind=CUDA, name="probe", memory_bytes=1 << 30),), cpu_name="probe"
-    )
-    offer = WorkerOffer(worker_id=new_id(), name="probe", host_id="probe", profile=profile, cores=(0,), gpus=(0,))
-    queue.register(offer)
-    taken_s: list[float] = []
-    while not stop.wait(PROBE_S):
-        study = new_study(new_id(), "zoo:synthetic", StudySettings(), Path(folder) / "data")
-        queue.submit(study, owner_id=owner_id, required_device_kind=CUDA)
-        began_s = time.perf_counter()
-        claim = queue.claim(offer)
-        taken_s.append(time.perf_counter() - began_s)
-        assert claim is not None, "the probe's study is nobody else's"
-        assert claim.lease.study_id == study.study_id, "the others need another kind of device"
-        queue.release(claim.lease, StudyState.COMPLETED)
-        queue.delete(study.study_id)
-    answers.put(taken_s[1:])  # the first one compiles the statements, which a worker does once
-    engine.dispose()
+DELIVERY_S = 30.0
 
 
 # --- the server and who follows -------------------------------------------------------------------------
@@ -297,19 +157,24 @@ def model(studies: int, trials: int, held_s: float) -> dict[str, float]:
 
 
 MODEL = {
-    "rows": {"per_study": 24.3, "per_trial": 34.3, "per_held_s": 0.109},
-    "bytes": {"per_study": 11_000.0, "per_trial": 8_410.0, "per_held_s": 120.0},
+    "rows": {"per_study": 28.1, "per_trial": 33.9, "per_held_s": 0.0985},
+    "bytes": {"per_study": 15_500.0, "per_trial": 7_870.0, "per_held_s": 108.0},
 }
-"""Solved from three runs of other sizes than the one that is reported: 40 studies of 3 trials of 4 s, 40 of 3 trials of
-40 s, and 30 of 7 trials of 8 s."""
+"""Solved from three runs of other sizes than the one that is reported: 16 studies of 3 trials of 4 s, 16 of 3 trials of
+40 s, and 12 of 7 trials of 8 s, each with two processes and within 2 s."""
 
 
 SUMS = """select (select count(*) from trials where state <> 'completed'), sum(num_lost), sum(device_seconds)
     from queue_entries"""
 
 
-def await_end(engine: Engine, prober: str, studies: int, deadline_s: float) -> tuple[int, dict[str, int], float]:
+def await_end(
+    engine: Engine, prober: str, studies: int, deadline_s: float, crew: Sequence[Member]
+) -> tuple[int, dict[str, int], float]:
     """Wait until all studies have ended, or the deadline.
+
+    Raises:
+        MemberLostError: A process of the fleet has died, so that the run shows nothing.
 
     Returns:
         Most that ran at a time, studies by state, and seconds.
@@ -318,6 +183,8 @@ def await_end(engine: Engine, prober: str, studies: int, deadline_s: float) -> t
     by_state = text("select state, count(*) from studies where owner_id <> :prober group by state")
     while time.monotonic() - began_s < deadline_s:
         time.sleep(SAMPLE_S)
+        for member in crew:
+            member.check()
         with engine.connect() as connection:
             states = dict(connection.execute(by_state, {"prober": prober}).all())
         running = max(running, states.get("running", 0))
@@ -325,6 +192,19 @@ def await_end(engine: Engine, prober: str, studies: int, deadline_s: float) -> t
         if sum(states.values()) == studies and not {"running", "queued"} & states.keys():
             break
     return running, states, time.monotonic() - began_s
+
+
+def undelivered(engine: Engine, follower: Follower) -> set[int]:
+    """Numbers of the events that are stored, and that a follower of all studies has not got."""
+    with engine.connect() as connection:
+        return set(connection.scalars(text("select event_id from events"))) - follower.numbers
+
+
+def await_delivery(engine: Engine, follower: Follower) -> None:
+    """Wait until a follower of all studies has all events; those that it never gets are counted as lost."""
+    deadline_s = time.monotonic() + DELIVERY_S
+    while undelivered(engine, follower) and time.monotonic() < deadline_s:
+        time.sleep(0.2)
 
 
 # --- all of it ------------------------------------------------------------------------------------------
@@ -374,11 +254,8 @@ def simulate(
     issue = functools.partial(tokens.issue, name="", days=1)
     with engine.connect() as connection:
         before = table_sizes(connection)
-    context = multiprocessing.get_context("spawn")
-    stop, answers, probed = context.Event(), context.Queue(), context.Queue()
     options = {"trial_s": trial_s, "ramp_s": ramp_s, "lease_s": lease_s, "heartbeat_s": heartbeat_s}
     share = -(-workers // processes)
-    parts = [(first, min(share, workers - first)) for first in range(0, workers, share)]
     with server(url, folder) as (port, serving):
         followers = [
             Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text),
@@ -387,32 +264,29 @@ def simulate(
         for follower in followers:
             follower.start()
             follower.connected.wait(60)
-        crew = [
-            context.Process(target=run_workers, args=(url, str(folder), first, count, options, stop, answers))
-            for first, count in parts
+        parts = [
+            Member(run_workers, url, str(folder), first, min(share, workers - first), options)
+            for first in range(0, workers, share)
         ]
-        crew.append(context.Process(target=probe_claims, args=(url, str(folder), prober, stop, probed)))
-        for process in crew:
-            process.start()
+        probe = Member(probe_claims, url, str(folder), prober)
         submitting = threading.Thread(target=submit, args=(url, folder, owners, studies, ramp_s, max_trials))
         submitting.start()
         try:
-            running, states, elapsed_s = await_end(engine, prober, studies, deadline_s)
-            time.sleep(3)
+            running, states, elapsed_s = await_end(engine, prober, studies, deadline_s, [*parts, probe])
+            await_delivery(engine, followers[0])
             api_cpu_s = sum(serving.cpu_times()[:2])
         finally:
-            stop.set()
-            found = [answers.get(timeout=120) for _ in parts]
-            probes_s = sorted(probed.get(timeout=120))
-            for process in crew:
-                process.join(30)
+            for member in (*parts, probe):
+                member.tell()
             submitting.join()
             for follower in followers:
                 follower.ended.set()
+        found = [part.counted() for part in parts]
+        probes_s = sorted(probe.counted())
         with engine.connect() as connection:
             after = table_sizes(connection)
-            numbers = set(connection.scalars(text("select event_id from events")))
             lost_trials, num_lost, held_s = connection.execute(text(SUMS)).one()
+        lost_events = len(undelivered(engine, followers[0]))
     engine.dispose()
     taken_s = sorted(second for taken, _, _ in found for second in taken)
     lags_s = sorted(lag for follower in followers for lag in follower.lags_s)
@@ -437,12 +311,12 @@ def simulate(
             "studies": studies - states.get("completed", 0),
             "trials": int(lost_trials or 0),
             "claims": int(num_lost or 0),
-            "events": len(numbers - followers[0].numbers),
+            "events": lost_events,
         },
         "throughput": {
             "studies_per_min": round(60 * studies / elapsed_s, 1),
             "trials_per_s": round(trials / elapsed_s, 2),
-            "events_per_s": round(len(numbers) / elapsed_s, 1),
+            "events_per_s": round(after["events"]["rows"] / elapsed_s, 1),
         },
         "claims": {"number": len(probes_s), **percentiles(probes_s)},
         "claims_in_threads": {

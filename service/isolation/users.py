@@ -20,7 +20,7 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
 """systemd's range for users that exist while something runs; no account has one of them."""
-CHOWN, KILL, SETGID, SETUID, SYS_ADMIN = 0, 5, 6, 7, 21
+CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Numbers of capabilities."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
@@ -115,10 +115,15 @@ def _has_processes(uid: int) -> bool:
 
 
 def become(uid: int) -> tuple[str, ...]:
-    """The command under which another command is that user's, without any capability, for good."""
+    """The command under which another command is that user's, without any capability, for good.
+
+    The bounding set is emptied where this process may do that: setpriv of util-linux 2.41 fails where it may not. It
+    gives nothing to who has no capability and can gain no privileges.
+    """
+    bounds = ("--bounding-set=-all",) if has_capabilities(SETPCAP) else ()
     return (
         *("setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"),
-        *("--ambient-caps=-all", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--"),
+        *("--ambient-caps=-all", *bounds, "--inh-caps=-all", "--no-new-privs", "--"),
     )
 
 

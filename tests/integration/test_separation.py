@@ -151,6 +151,24 @@ def attacked(request: pytest.FixtureRequest) -> Iterator[tuple[Attacked, dict]]:
             site.close()
 
 
+@pytest.mark.parametrize(("who", "may"), [("root", True), ("compose", False), ("bare root", False)])
+def test_the_bounding_set_is_emptied_only_where_that_is_permitted(who: str, may: bool) -> None:
+    """The setpriv of Debian 13 ends with an error elsewhere, and no trial would start."""
+    command = [
+        *PREFIXES[who],
+        interpreter(),
+        "-c",
+        "from steptune.service.isolation.users import become; print(*become(61184))",
+    ]
+    done = subprocess.run(command, env=packages(), capture_output=True, text=True, check=True)
+    assert ("--bounding-set=-all" in done.stdout.split()) is may
+    status = [*PREFIXES[who], *done.stdout.split(), "cat", "/proc/self/status"]
+    seen = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    held = dict(line.split(":\t", 1) for line in seen.splitlines())
+    assert {int(held[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {0}
+    assert held["NoNewPrivs"] == "1"
+
+
 class TestSubmitter:
     def test_reads_writes_and_links_nothing_of_the_service_or_of_others(self, attacked) -> None:
         _, seen = attacked

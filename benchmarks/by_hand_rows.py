@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -69,15 +68,3 @@ def add_arguments(
     parser.add_argument("--summary", action="store_true", help="only say what the results file holds")
     parser.add_argument("--out", type=Path, default=RESULTS / out)
     parser.add_argument("--trials", type=Path, help="folder for a file of all trials of a row")
-
-
-def append(out: Path, line: Mapping) -> None:
-    """Write a row as soon as it is known, so that it stays though a later one fails."""
-    with out.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def kept_lines(out: Path, *, small: bool) -> list[dict]:
-    """Lines of all sittings: those of dry runs, or the others."""
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    return [line for line in lines if line["small"] == small]

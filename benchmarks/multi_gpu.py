@@ -40,17 +40,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from by_hand_rows import (
-    Choices,
-    add_arguments,
-    append,
-    distinct,
-    kept_lines,
-    legal,
-)
+from by_hand_rows import Choices, add_arguments, distinct, legal
 from multi_gpu_rows import DDP, O1, ROWS, Row, by_hand
 from multi_gpu_table import NETWORKS, summary, told_row
 from rank_peaks import Configuration, largest_batch, measured
+from result_lines import append, kept_lines
 from stamp import ROOT, stamp
 from tuned import (
     INPUT_STRATEGIES,

@@ -31,13 +31,12 @@ from by_hand_rows import (
     SMALL_VIT,
     Choices,
     add_arguments,
-    append,
     distinct,
-    kept_lines,
     legal,
     of_every_column,
     reached,
 )
+from result_lines import append, kept_lines
 from stamp import stamp
 from tuned import answer, compared, json_lines, settings_of, side_by_side, told, tuned
 

@@ -29,7 +29,7 @@ def stamp(command: str, code: Sequence[str] = ("tuner", "benchmarks")) -> dict:
         code: Paths that the figures depend on; their last commit is named.
     """
     return {
-        "command": re.sub(r"\s--out(put)?[ =]\S+", "", command),
+        "command": re.sub(r"\s--(out(put)?|traces)[ =]\S+", "", command),
         "date": datetime.now(UTC).date().isoformat(),
         "code": _code_version(code),
         "versions": {"steptune": __version__, "python": platform.python_version(), **_versions()},

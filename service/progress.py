@@ -1,7 +1,12 @@
-"""Progress of a running study as the data of a `progress` event and back: a remote watcher sees what `tune` shows."""
+"""Progress of a running study as the data of `progress` events and back: a remote watcher sees what `tune` shows.
+
+A study tells of itself every few seconds, for hours: an event brings the decisions and the finding that no earlier one
+brought, and who reads them puts them together (`Picture`).
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,23 +35,45 @@ _FIELDS = (
 )
 
 
-def data_of(view: StudyView) -> dict[str, Any]:
-    """The data of an event: the view with its last decisions and its first finding."""
-    return {
-        **{name: getattr(view, name) for name in _FIELDS},
-        "elapsed_s": view.elapsed_s,
-        "findings": msgspec.to_builtins(view.findings[:1]),
-        "decisions": msgspec.to_builtins(view.decisions[-RECENT_DECISIONS:]),
-    }
+def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
+    """The data of an event: the view, with its last decisions and its first finding where those are news.
+
+    Args:
+        told: The view as an earlier event told it.
+    """
+    data = {**{name: getattr(view, name) for name in _FIELDS}, "elapsed_s": view.elapsed_s}
+    last = told.decisions[-1].sequence if told is not None and told.decisions else -1
+    if decisions := [decision for decision in view.decisions[-RECENT_DECISIONS:] if decision.sequence > last]:
+        data["decisions"] = msgspec.to_builtins(decisions)
+    if view.findings[:1] != (told.findings[:1] if told is not None else ()):
+        data["findings"] = msgspec.to_builtins(view.findings[:1])
+    return data
 
 
 def view_of(data: dict[str, Any]) -> StudyView:
-    """The view that an event tells of; its time goes on from there. Older workers tell of fewer fields."""
+    """The view that an event alone tells of; its time goes on from there. Older workers tell of fewer fields."""
     view = StudyView(**{name: data[name] for name in _FIELDS if name in data})
     view.began_s = view.clock() - data["elapsed_s"]
-    view.findings = msgspec.convert(data["findings"], tuple[Finding, ...])
-    view.decisions = msgspec.convert(data["decisions"], tuple[Decision, ...])
+    view.findings = msgspec.convert(data.get("findings", ()), tuple[Finding, ...])
+    view.decisions = msgspec.convert(data.get("decisions", ()), tuple[Decision, ...])
     return view
+
+
+class Picture:
+    """Puts together the views that events tell of, in order."""
+
+    def __init__(self) -> None:
+        self._decisions: dict[int, Decision] = {}
+        self._findings: tuple[Finding, ...] = ()
+
+    def after(self, data: dict[str, Any]) -> StudyView:
+        """The view after one more event."""
+        view = view_of(data)
+        self._decisions |= {decision.sequence: decision for decision in view.decisions}
+        view.decisions = tuple(self._decisions[number] for number in sorted(self._decisions))
+        self._findings = view.findings if "findings" in data else self._findings
+        view.findings = self._findings
+        return view
 
 
 class Publisher:
@@ -57,9 +84,11 @@ class Publisher:
         self._interval_s = interval_s
         self._last_s = -float("inf")
         self._news: tuple[object, ...] = ()
+        self._told: StudyView | None = None
 
     def __call__(self, view: StudyView) -> None:
         news = (view.stage, view.num_trials, len(view.decisions))
         if news != self._news or time.monotonic() - self._last_s > self._interval_s:
             self._news, self._last_s = news, time.monotonic()
-            self._publish(data_of(view))
+            self._publish(data_of(view, self._told))
+            self._told = copy.copy(view)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -14,11 +12,8 @@ from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
 from steptune.tuner.errors import BaselineError
-from steptune.tuner.records import Decision, Event, Recommendation, StudyState, choice_label
+from steptune.tuner.records import Event, Recommendation, StudyState, choice_label
 from steptune.tuner.speeds import answer_of, contribution_of, proven_gain
-
-if TYPE_CHECKING:
-    from steptune.tuner.search.view import StudyView
 
 
 def register(app: typer.Typer) -> None:
@@ -45,14 +40,15 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
         BaselineError: The study failed.
         typer.Exit: Status 1 where it was cancelled without an answer.
     """
+    from steptune.service.progress import EVENT, Picture
+
     with live_progress(console, quiet=as_json) as show:
-        picture = _Picture()
+        picture = Picture()
         for event in client.events(study_id):
             if event.kind == "state" and not as_json and not console.is_terminal:
                 say(_state_text(event))
-            view = picture.after(event)
-            if view is not None:
-                show(view)
+            if event.kind == EVENT:
+                show(picture.after(event.data))
     study, recommendation = client.study(study_id), client.recommendation(study_id)
     if as_json:
         print_json({"study": study, "recommendation": recommendation})
@@ -84,23 +80,6 @@ def print_answer(console: Console, study_id: str, recommendation: Recommendation
             table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}")
         console.print(table)
     console.print(f"study    {study_id}  (`steptune export {study_id} --url …` writes it)", soft_wrap=True)
-
-
-class _Picture:
-    """Puts together what single events tell: each brings only the newest decisions."""
-
-    def __init__(self) -> None:
-        self._decisions: dict[int, Decision] = {}
-
-    def after(self, event: Event) -> StudyView | None:
-        from steptune.service.progress import EVENT, view_of
-
-        if event.kind != EVENT:
-            return None
-        view = view_of(event.data)
-        self._decisions |= {decision.sequence: decision for decision in view.decisions}
-        view.decisions = tuple(self._decisions[number] for number in sorted(self._decisions))
-        return view
 
 
 def _state_text(event: Event) -> str:

@@ -20,7 +20,7 @@ from steptune.service.artifacts import open_artifacts
 from steptune.service.connections import writing
 from steptune.service.directories import remove_directories
 from steptune.service.models import QueueEntryRow
-from steptune.service.progress import EVENT, data_of, view_of
+from steptune.service.progress import EVENT, Picture
 from steptune.service.settings import Settings
 from steptune.service.worker.machine import host_id, parse_numbers
 from steptune.service.worker.supervisor import Supervisor
@@ -67,13 +67,14 @@ class TestRunning:
         events = site.store.events(study_id)
         states = [event.data["state"] for event in events if event.kind == "state"]
         assert states == ["queued", "running", "completed"]
-        views = [view_of(event.data) for event in events if event.kind == EVENT]
+        picture = Picture()
+        views = [picture.after(event.data) for event in events if event.kind == EVENT]
         assert [view.num_trials for view in views] == sorted(view.num_trials for view in views)
         last = views[-1]
         assert last.stage == "done"
         assert last.baseline_units_per_s is not None
         assert last.decisions[-1] in site.store.decisions(study_id)
-        assert view_of(data_of(last)).findings == last.findings
+        assert last.findings
 
     def test_an_uploaded_file_is_run_and_named_as_its_user_named_it(self, site: Site) -> None:
         """The folder in which a worker unpacked it is nobody's business. What it prints is kept."""

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from steptune.service.cli.live import draw
-from steptune.service.progress import data_of, view_of
+from steptune.service.progress import Picture, Publisher, data_of, view_of
 from steptune.tuner.records import Decision
 from steptune.tuner.search.view import StudyView
 
@@ -49,3 +49,19 @@ def test_a_view_of_an_older_worker_can_be_read() -> None:
     data = data_of(_view())
     del data["spent_before_s"]
     assert view_of(data).budget_s == 90.0
+
+
+def test_an_event_tells_only_the_news_and_a_watcher_has_all_of_it() -> None:
+    """A study tells of itself for hours: its decisions would be most of what a database holds of it."""
+    told: list[dict] = []
+    publish, view = Publisher(told.append, interval_s=-1.0), _view()
+    publish(view)
+    view.activity = "measuring"
+    publish(view)
+    view.decisions += (Decision(sequence=2, stage="moves", verdict="accepted", reason="faster"),)
+    publish(view)
+    assert [[decision["sequence"] for decision in data.get("decisions", ())] for data in told] == [[1], [], [2]]
+    picture = Picture()
+    seen = [picture.after(data) for data in told]
+    assert seen[1].activity == "measuring"
+    assert [len(view.decisions) for view in seen] == [1, 1, 2]

@@ -176,6 +176,10 @@ class ScriptFacts(Record):
         wrappers: DistributedDataParallel and its like.
         deterministic: The script sets `torch.backends.cudnn.deterministic`.
         sparse: A layer makes sparse gradients.
+        device_name: As torch names it; of a CPU its number of cores.
+        files: Digests of the files that the command or `places` name, by their path below the folder. Blank lines and
+            those that call Steptune do not count (`scripts/agent/sources.py`).
+        lines: Of `places` in these files: file, and position among the lines that count, from 0.
     """
 
     command: tuple[str, ...]
@@ -192,6 +196,9 @@ class ScriptFacts(Record):
     wrappers: tuple[str, ...] = ()
     deterministic: bool = False
     sparse: bool = False
+    device_name: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class WorkloadFacts(Record):

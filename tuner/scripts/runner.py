@@ -48,6 +48,7 @@ from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -118,7 +119,7 @@ class ScriptRunner:
         self._look = look
         self._files = StudyFiles(directory)
         self._seed = seed
-        self._strategies = {strategy.name: strategy for strategy in strategies}
+        self._strategies = strategies
         self._listener = listener
         self._runs = ReferenceRuns(directory)
         self._own_roundoff = 0.0
@@ -226,7 +227,7 @@ class ScriptRunner:
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
         listener(Progress(trial_id=spec.trial_id, text=f"{spec.candidate.label}: starting the script", phase="build"))
-        applied = self._outside(spec)
+        applied = outside_of(spec.candidate, spec.choices, self._look.script, self._strategies)
         changes = {name: value for outside in applied.values() for name, value in outside.changes.items()}
         guarded = spec.guard and (self._runs.reference / SEEN).exists()
         guard = self._guard(str(self._runs.reference)) if guarded else None
@@ -344,15 +345,6 @@ class ScriptRunner:
         return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
 
     # --- the command ----------------------------------------------------------------------------
-
-    def _outside(self, spec: TrialSpec) -> dict[str, Outside]:
-        script = self._look.script
-        found = {}
-        for name in spec.candidate.choices:
-            outside = self._strategies[name].outside(spec.choices[name], script)
-            assert isinstance(outside, Outside), f"the space has no choice of {name} that needs a Workload"
-            found[name] = outside
-        return found
 
     def _trial(
         self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None

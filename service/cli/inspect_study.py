@@ -112,7 +112,8 @@ def export(
             "--format",
             "-f",
             help="Only this one: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, "
-            "transformers, lightning, deepspeed, torchtitan; of the whole study csv, parquet, optuna.",
+            "transformers, lightning, deepspeed, torchtitan; for a script diff; of the whole study csv, parquet, "
+            "optuna.",
             show_default=False,
         ),
     ] = None,
@@ -138,7 +139,7 @@ def export(
     With --url, that of a study of a service, without the report.
     """
     from steptune.service.artifacts import open_artifacts
-    from steptune.service.cli.exporting import export_local, export_remote
+    from steptune.service.cli.exporting import DIFF, export_local, export_remote
     from steptune.service.trial_source import KeptTrials
     from steptune.tuner.export.study_formats import study_format
 
@@ -146,7 +147,7 @@ def export(
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, trial=trial, as_json=as_json)
         return
-    if format_ is not None:
+    if format_ not in (None, DIFF):
         study_format(format_)  # refused before anything is opened
     settings = settings_with(database)
     with opened_store(settings) as store:

@@ -170,7 +170,8 @@ class ScriptFacts(Record):
         optimizers: Classes of those that make a step, in order; empty where parameters are updated by hand.
         optimizer_numbers: Of these, in the order of creation.
         models: Classes of the outermost modules that are called with gradients.
-        places: Lines of the user's code at which "loader" and "optimizer" were made, and where a "step" ends.
+        places: Lines of the user's code at which "loader" and "optimizer" were made, a "model" is called, and a "step"
+            ends.
         autocast: Dtype of the script's own autocast; empty without one.
         compiled: The script compiles a model itself.
         wrappers: DistributedDataParallel and its like.

@@ -100,6 +100,7 @@ def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
         "loader": loader.place if loader is not None else "",
         "optimizer": optimizers[0].place if optimizers else "",
         "step": record.step.place,
+        "model": next((model.place for model in record.models if model.num_calls is not None), ""),
     }
     called = [model for model in record.models if model.num_calls is not None]
     wrappers = dict.fromkeys(name for model in record.models for name in model.wrappers if name in SHARDED)

@@ -91,6 +91,7 @@ class ScriptModel(Record):
         sparse: Whether a part makes sparse gradients.
         num_tensors: Parameter tensors.
         module_types: Number of its parts by class.
+        place: Line of the user's code that calls it; empty where none is known.
     """
 
     kind: str
@@ -107,6 +108,7 @@ class ScriptModel(Record):
     channels_last: bool
     num_tensors: int = 0
     module_types: dict[str, int] = field(default_factory=dict)
+    place: str = ""
 
 
 class ScriptTrainer(Record):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from steptune.tuner.errors import RecommendationError
+from steptune.tuner.scripts.agent import OUTSIDE
 
 
 def enable(recommendation: str | Path = "steptune.json") -> None:
@@ -25,10 +26,10 @@ def enable(recommendation: str | Path = "steptune.json") -> None:
         RecommendationError: The script, torch, the number of ranks or the device is another one than was tuned. Device
             and ranks are known at the first forward pass only, where it is raised then.
     """
-    from steptune.tuner.scripts.agent.enabled import OUTSIDE, enable_from, is_first
-
     if OUTSIDE in os.environ:  # a verification compares the script with and without it
         return
+    from steptune.tuner.scripts.agent.enabled import enable_from, is_first
+
     path = _found(Path(recommendation).expanduser())
     if path is not None:
         enable_from(path, RecommendationError)

@@ -10,8 +10,10 @@ from msgspec import field
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.records.base import Record
 
-SETTINGS, COMPLETE, NO_VIEW = "settings.json", "complete", "no-view"
-"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view."""
+SETTINGS, COMPLETE, NO_VIEW, TEXTS = "settings.json", "complete", "no-view", "texts.json"
+"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view; other texts of
+files in it.
+"""
 
 
 class ScriptStep(Record):

@@ -15,6 +15,11 @@ from typing import Any
 FOLDER = "STEPTUNE_SCRIPT_RECORD"
 """Environment variable that arms a process: the folder of the settings and the records."""
 
+OUTSIDE = "STEPTUNE_SCRIPT_ENABLE"
+"""Environment variable by which a verification decides about `steptune.enable`, whatever the script says: the file of a
+recommendation, or nothing.
+"""
+
 
 class TorchFinder:
     """A finder of modules that installs the hooks as soon as torch has been executed, and is gone then."""
@@ -53,10 +58,10 @@ def _install() -> None:
 
 def _enable() -> None:
     """Install a recommendation's changes, where a verification asks for that; what is refused ends the script."""
-    if os.environ.get("STEPTUNE_SCRIPT_ENABLE"):
+    if os.environ.get(OUTSIDE):
         from pathlib import Path
 
-        from .enabled import OUTSIDE, enable_from
+        from .enabled import enable_from
 
         enable_from(Path(os.environ[OUTSIDE]))
 

@@ -25,11 +25,6 @@ from .hooks import Hooks
 from .ranks import rank_and_size
 from .sources import counted_lines, source_digest
 
-OUTSIDE = "STEPTUNE_SCRIPT_ENABLE"
-"""Environment variable by which a verification decides: the file of a recommendation, or nothing, whatever the script
-says.
-"""
-
 
 class CannotEnableError(ValueError):
     """The script, or the machine, is not the one that was tuned."""
@@ -213,8 +208,12 @@ class Enabled:
         self._changes.begin()
         self._changes.module(module)
 
+    def missing(self) -> list[str]:
+        """Changes that were not made so far."""
+        return [name for name in self._wanted if name not in self._changes.applied]
+
     def _tell_missing(self) -> None:
-        missing = [name for name in self._wanted if name not in self._changes.applied]
+        missing = self.missing()
         if missing and is_first():
             sys.stderr.write(f"steptune: not changed: {', '.join(missing)}. The script never came to it\n")
 
@@ -247,3 +246,8 @@ class EnabledHooks(Hooks):
 
 
 _installed: list[EnabledHooks] = []
+
+
+def missing() -> list[str]:
+    """Changes of this process that were not made so far."""
+    return [name for hooks in _installed for name in hooks.session.missing()]

@@ -155,17 +155,16 @@ def _diff(recommendation: Recommendation) -> Exported:
         f"{name} ({reason}; {_contribution(recommendation, name)}); steptune.enable makes all changes"
         for name, reason in found.left_out.items()
     )
+    left_out += tuple(f"{option}, an option of the script: add it to the command" for option in found.options)
     said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
-    said += [f"Add to the command: {option}" for option in found.options]
     said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
     said += [f"Not expressed here: {sentence}" for sentence in left_out]
     comments = "".join(f"# {one_line(line)}\n" for line in said)
-    options = f"; add {' '.join(found.options)} to the command" if found.options else ""
     return Exported(
         format=DIFF,
         file_name=DIFF_FILE,
         content=(comments + found.diff).encode(),
-        usage=f"In the script's folder: git apply {DIFF_FILE}, or patch -p1 < {DIFF_FILE}{options}",
+        usage=f"In the script's folder: git apply {DIFF_FILE}, or patch -p1 < {DIFF_FILE}",
         not_expressible=left_out,
     )
 
@@ -206,6 +205,8 @@ def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
 def _print(files: Sequence[Exported]) -> None:
     for file in files:
         sys.stdout.buffer.write(file.content)
+        for sentence in file.not_expressible:
+            say(f"not expressed: {sentence}", style="yellow")
     sys.stdout.buffer.flush()
 
 

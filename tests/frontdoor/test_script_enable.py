@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import sample_recommendation
 from msgspec.structs import replace
 from script_runs import ROOT, ScriptFolder, Trials, interpreter, losses
 
@@ -160,10 +161,18 @@ def _numbers(done: subprocess.CompletedProcess[str]) -> list[float]:
     return [float(line.split()[1]) for line in losses(done.stdout)]
 
 
-def test_it_needs_none_of_the_packages_of_the_service() -> None:
-    program = "import sys, steptune.tuner.scripts.agent.enabled; print([*sys.modules])"
+def test_it_needs_none_of_the_packages_of_the_service(folder: ScriptFolder) -> None:
+    written(sample_recommendation())  # refused, once it was read
+    program = """
+import sys, steptune
+try:
+    steptune.enable()
+except steptune.tuner.errors.RecommendationError:
+    print([*sys.modules])
+"""
 
     done = trained(interpreter(None), "-c", program)
 
     loaded = {name.partition(".")[0] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")}
+    assert "torch" in loaded
     assert not loaded & {"msgspec", "yaml", "rich", "typer", "sqlalchemy", "scipy", "starlette", "fastapi"}

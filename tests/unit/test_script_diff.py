@@ -178,6 +178,15 @@ def test_a_line_that_cannot_say_a_change_leaves_it_to_enable(
     assert reason in partly.left_out[next(iter(choices))]
 
 
+def test_autocast_goes_around_a_context_of_the_scripts_own(tmp_path: Path) -> None:
+    text = SCRIPT.replace("        output = model(x)\n", "        with context: output = model(x)\n")
+    autocast: Choice = {"level": "O1", "dtype": "bfloat16"}
+
+    diff = script_diff(recommended(tmp_path, text, precision=autocast))
+
+    assert added(diff)[:2] == ['with torch.autocast("cpu", dtype=torch.bfloat16):', "with context: output = model(x)"]
+
+
 def test_a_diff_of_many_lines_is_none(tmp_path: Path) -> None:
     many = "".join(f"        output = output + {number}\n" for number in range(MOST_LINES // 2))
     text = SCRIPT.replace("        output = model(x)\n", f"        output = model(x)\n{many}")

@@ -187,13 +187,14 @@ class _Writer:
     def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
         """Forward and loss, from the model's call to the statement before backward."""
         file, line = self._at("model")
-        block, first = file.block_of(line)
-        backward = (n for n, statement in enumerate(block) if n > first and ".backward(" in ast.unparse(statement))
-        last = next(backward, None)
-        if last is None or not _imports_torch(file.tree):
+        found: tuple[list[ast.stmt], int] | None = file.block_of(line)
+        while found is not None and _backward(*found) is None:
+            found = file.around(found[0])
+        if found is None or not _imports_torch(file.tree):
             raise NotEditableError("the model's call and backward do not stand in one block")
+        block, first = found
         opening = f'with torch.autocast("{self._script.device}", dtype=torch.{changes["autocast"]}):'
-        file.put_under(block[first:last], opening)
+        file.put_under(block[first : _backward(block, first)], opening)
 
     def _add_lines(self, lines: list[str], *, uses_torch: bool = True) -> None:
         """Lines after the optimizer is made: before the first step, and after the script's own settings."""
@@ -228,6 +229,12 @@ class _Writer:
             self.files[path] = SourceFile(_unchanged(self._script, path))
         file = self.files[path]
         return file, counted_lines(file.text)[position]
+
+
+def _backward(block: list[ast.stmt], first: int) -> int | None:
+    """Position of the statement of a block, behind another one, that runs backward."""
+    later = (n for n, statement in enumerate(block) if n > first and ".backward(" in ast.unparse(statement))
+    return next(later, None)
 
 
 def _unchanged(script: ScriptFacts, name: str) -> str:

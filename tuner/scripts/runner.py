@@ -251,8 +251,7 @@ class ScriptRunner:
         guard = self._guard(str(self._runs.reference)) if guarded else None
         trial = self._trial(changes, guard, _measure(spec, settings))
         way = Start(command=self._look.command, variables=spec.environment_variables)
-        with self._timed(spec, purpose, settings, group, trial, way, applied) as (result, _):
-            return result
+        return self._timed(spec, purpose, settings, group, trial, way, applied)[0]
 
     def run_start(
         self, way: Start, spec: TrialSpec, settings: MeasureSettings
@@ -263,10 +262,8 @@ class ScriptRunner:
             spec: Whose candidate it stands for.
         """
         trial = {**self._trial({}, None, _measure(spec, settings)), "seed": spec.seed, "num_losses": NUM_LOSSES}
-        with self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {}) as (result, seen):
-            return result, seen
+        return self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {})
 
-    @contextlib.contextmanager
     def _timed(
         self,
         spec: TrialSpec,
@@ -276,8 +273,8 @@ class ScriptRunner:
         trial: Mapping[str, Any],
         way: Start,
         applied: Mapping[str, Outside],
-    ) -> Iterator[tuple[TrialResult, Mapping[str, Any]]]:
-        """A start of the command, with what its processes wrote."""
+    ) -> tuple[TrialResult, Mapping[str, Any]]:
+        """One start of the command as a result, and what its first process wrote."""
         log = self._files.logs / f"{spec.trial_id}.log"
         began_ns = time.perf_counter_ns()
         with _LoadWatch() as load, self._ran(trial, way, log, _longest_s(spec)) as ended:
@@ -291,7 +288,7 @@ class ScriptRunner:
                 steps_per_epoch=self._look.facts.steps_per_epoch,
             )
             seen = _read(ended.folder / "trial-0.json")
-            yield self._told(result, seen, spec, settings, ended, load, began_ns, log, applied), seen
+            return self._told(result, seen, spec, settings, ended, load, began_ns, log, applied), seen
 
     def _told(
         self,

@@ -74,6 +74,14 @@ class SourceFile:
                     return body, position
         raise NotEditableError(f"line {line} holds no assignment or call of its own")
 
+    def around(self, block: list[ast.stmt]) -> tuple[list[ast.stmt], int] | None:
+        """The block that holds the `with` of which a block is the body, and its position; None where it is of none."""
+        for body in _blocks(self.tree):
+            for position, statement in enumerate(body):
+                if isinstance(statement, ast.With) and statement.body is block:
+                    return body, position
+        return None
+
     def source_of(self, node: Place) -> str:
         return self._source[self._begin(node) : self._end(node)].decode()
 

@@ -8,6 +8,7 @@ import pytest
 from builders import sample_recommendation
 from msgspec.structs import replace
 from script_runs import ROOT, STEPS_ONLY, ScriptFolder, Trials, interpreter
+from test_script_tuning import steptune
 
 from steptune.service.script_verification import changed_by, changed_file, verified
 from steptune.tuner.errors import ChoiceError, RecommendationError
@@ -132,3 +133,20 @@ def test_the_command_must_name_the_script_that_a_file_replaces(tmp_path: Path) -
 
     with pytest.raises(ChoiceError, match="names 0 Python files"):
         changed_file(tmp_path / "edited.py", ("bash", "run.sh"), tmp_path)
+
+
+def test_the_command_prints_speed_and_loss_and_ends_with_a_status(folder: ScriptFolder) -> None:
+    folder.add("plain.py")
+    edited = folder.path.parent / "edited.py"
+    edited.write_text(Path("plain.py").read_text().replace("model(x), y)", "model(x), y) * 2"))
+    command = (interpreter(None), "plain.py", "--steps", "20000")
+
+    done = steptune(folder, "verify", "--blocks", "2", "--edited", str(edited), "--", *command)
+    missing = steptune(folder, "verify", "--", *command)
+
+    assert done.returncode == 1, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["own", "speed"], ["own", "loss"]]
+    assert "loss is higher" in " ".join(done.stdout.split())
+    assert missing.returncode == 2
+    assert "no study of this command" in " ".join(missing.stderr.split())
+    assert list(folder.files()) == ["plain.py"]

@@ -152,20 +152,24 @@ def run_study(
     *,
     on_change: Callable[[StudyView], None] = lambda view: None,
     hosts: HostGroup | None = None,
+    measured_anew: bool = False,
 ) -> Recommendation:
     """Runs what is left of a study, keeps the profiles that matter, and cleans up.
 
     Args:
         runner: From `local_runner`, or of a script.
         hosts: All hosts, where it runs on several.
+        measured_anew: Take what was measured before for figures of another place: the baseline and the best so far are
+            measured again before the search goes on.
     """
+    since = f" since {datetime.now(UTC).isoformat(timespec='seconds')}" if measured_anew else ""
     try:
         driver = StudyDriver(
             study,
             store,
             runner,
             on_change=on_change,
-            place=lambda: " and ".join([this_place(), *(hosts.places if hosts is not None else ())]),
+            place=lambda: " and ".join([this_place() + since, *(hosts.places if hosts is not None else ())]),
         )
         recommendation = driver.run()
     except RunnerError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from builders import sample_environment
+from builders import sample_environment, sample_recommendation
 from msgspec.structs import replace
 
 from steptune.service.script_profile import ScriptProfile, script_profile
@@ -24,6 +24,7 @@ from steptune.tuner.records import (
     MeasureSettings,
     Numerics,
     Purpose,
+    Recommendation,
     ScriptFacts,
     Study,
     StudySettings,
@@ -37,6 +38,8 @@ from steptune.tuner.search.space import Space
 from steptune.tuner.search.specs import SpecMaker
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Outside, Way
+from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -166,6 +169,19 @@ class Trials:
         spec = replace(SpecMaker(self._study, self.space, Candidate()).spec(candidate, purpose, 0), profile=False)
         (result,) = self._runner.run([spec], [purpose], STEPS_ONLY, "group", lambda progress: None)
         return result
+
+    def recommended(self, **choices: Choice) -> Recommendation:
+        """A recommendation of a fixed candidate for this script, on this machine."""
+        candidate = Candidate(choices=choices)
+        complete = self.space.complete(candidate)
+        hardware = replace(self._environment.hardware, versions={"torch": self.look.record.torch})
+        return replace(
+            sample_recommendation(candidate=candidate, hardware=hardware, num_ranks=self.look.record.num_ranks),
+            workload=self.look.facts.reference,
+            choices=complete,
+            environment_variables=environment_variables(complete),
+            in_script=script_changes(candidate, complete, self.look.script),
+        )
 
 
 def losses(output: str) -> list[str]:

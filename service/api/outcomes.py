@@ -193,7 +193,7 @@ def _format(exporter: Exporter, recommendation: Recommendation) -> ExportFormat:
         name=exporter.name,
         summary=exporter.summary,
         version=exporter.version,
-        usage=exporter.usage,
+        usage=exporter.how_to_use(recommendation),
         file_name=file_name,
         media_type=_media_type(file_name),
         not_expressible=exporter.not_expressible(recommendation),

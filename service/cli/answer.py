@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.console import short_name
 from steptune.service.script_study import Change, changes_of
 from steptune.service.studies import Results
-from steptune.tuner.records import GuardVerdict, Recommendation, Study, StudyState, Verdict, choice_label
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.records import GuardVerdict, Part, Recommendation, Study, StudyState, Verdict, choice_label
+from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.speeds import contribution_of
 from steptune.tuner.workloads.reference import is_command
 
@@ -35,13 +38,20 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
         results: Where the study's files were written just now; None where they were not.
     """
     study, recommendation = source.get_study(study_id), source.recommendation(study_id)
-    head = [*_claim(console, source, study), *_proof(console, recommendation), *_prospect(console, recommendation)]
+    claim, proof, prospect = _claim(console, source, study), _proof(console, recommendation), []
     if recommendation is None:
-        head += _facts(source, study_id)
-    tail = [*_use(study, recommendation, results), *_next(study, recommendation)]
-    room = SCREEN_LINES - sum(_height(console, line) for line in (*head, *tail))
-    changes = [] if is_command(study.workload) else _changes(console, recommendation, room)
-    for line in (*head, *changes, *tail):
+        proof += _facts(source, study_id)
+    else:
+        prospect = _prospect(console, recommendation)
+    use, following = _use(study, recommendation, results), _next(study, recommendation)
+    room = SCREEN_LINES - _height(console, *claim, *use, *following)
+    least = len(_changes(console, study, recommendation, 0))
+    proof = proof[: max(1, room - least)]
+    room -= _height(console, *proof)
+    if room - least < len(prospect):
+        prospect = []
+    changes = _changes(console, study, recommendation, room - len(prospect))
+    for line in (*claim, *proof, *prospect, *changes, *use, *following):
         console.print(line, soft_wrap=True)
 
 
@@ -112,30 +122,49 @@ def _facts(source: TrialSource, study_id: str) -> list[Text]:
     return lines
 
 
-def _changes(console: Console, recommendation: Recommendation | None, room: int) -> list[Text]:
-    """The recommended changes, each on a line, as many as there is room for."""
+def _changes(console: Console, study: Study, recommendation: Recommendation | None, room: int) -> list[Text]:
+    """The recommended changes, each on a line, as many as there is room for; of a script as they stand in it."""
     if recommendation is None or not recommendation.parts:
         return []
-    lines = [Text(), Text("Changes", style="bold")]
-    parts = recommendation.parts
-    num_shown = len(parts) if len(parts) <= room - len(lines) else max(1, room - len(lines) - 1)
-    for part in parts[:num_shown]:
-        known = contribution_of(recommendation, part)
-        gain = "" if known is None or len(parts) == 1 else units.ratio(known.ratio)
-        change = f"{gain:>6}  {part.strategy}: {choice_label(part.choice)}"
-        lines.append(Text(INDENT + _fitting(change, console.width - len(INDENT))))
-    if num_shown < len(parts):
-        lines.append(Text(f"{INDENT}and {len(parts) - num_shown} more", style="dim"))
+    if is_command(study.workload):
+        title, texts = "How to use it", [_in_script(recommendation, c) for c in changes_of(study, recommendation.parts)]
+    else:
+        title, texts = "Changes", [_part(recommendation, part) for part in recommendation.parts]
+    lines = [Text(), Text(title, style="bold")]
+    num_shown = len(texts) if len(texts) <= room - len(lines) else max(1, room - len(lines) - 1)
+    for text in texts[:num_shown]:
+        if text.cell_len > console.width:
+            text.truncate(console.width - 2)
+            text.append(" …")
+        lines.append(text)
+    if num_shown < len(texts):
+        lines.append(Text(f"{INDENT}and {len(texts) - num_shown} more", style="dim"))
     return lines
+
+
+def _part(recommendation: Recommendation, part: Part) -> Text:
+    return Text(f"{INDENT}{_contribution(recommendation, part):>6}  {part.strategy}: {choice_label(part.choice)}")
+
+
+def _in_script(recommendation: Recommendation, change: Change) -> Text:
+    """A line of the user's script, what is written there, and its contribution where that was measured."""
+    gain = _contribution(recommendation, change.part)
+    told = f"{INDENT}{gain:>6}  " if gain else INDENT
+    return Text(f"{told}{change.place or 'at the start'}  ", style="dim").append(change.words, style="default not dim")
+
+
+def _contribution(recommendation: Recommendation, part: Part) -> str:
+    """Contribution of a part, where there are others and it was measured."""
+    known = contribution_of(recommendation, part)
+    return "" if known is None or len(recommendation.parts) == 1 else units.ratio(known.ratio)
 
 
 def _use(study: Study, recommendation: Recommendation | None, results: Results | None) -> list[Text]:
     if recommendation is None or recommendation.candidate.is_baseline:
         return [] if results is None else [Text(), _file("report", results.report)]
-    lines = [Text(), Text("How to use it", style="bold")]
     if is_command(study.workload):
-        lines += [_change(recommendation, change) for change in changes_of(study, recommendation.parts)]
-        return lines if results is None else [*lines, _file("report", results.report)]
+        return _use_in_script(study, recommendation, results)
+    lines = [Text(), Text("How to use it", style="bold")]
     if results is None:
         return [*lines, _command(f"steptune export {_short(study)}", "writes a training script and the report")]
     script = next((path for path in results.exports if path.suffix == ".py"), None)
@@ -145,13 +174,20 @@ def _use(study: Study, recommendation: Recommendation | None, results: Results |
     return [*lines, _file("report", results.report)]
 
 
-def _change(recommendation: Recommendation, change: Change) -> Text:
-    """A line of the user's script, what is written there, and its contribution where that was measured."""
-    known = contribution_of(recommendation, change.part) if len(recommendation.parts) > 1 else None
-    gain = "" if known is None else f"{units.ratio(known.ratio):>6}  "
-    return Text(f"{INDENT}{gain}{change.place or 'at the start'}  ", style="dim").append(
-        change.words, style="default not dim"
-    )
+def _use_in_script(study: Study, recommendation: Recommendation, results: Results | None) -> list[Text]:
+    """The ways of the changes into the script, below the changes themselves."""
+    lines = []
+    with contextlib.suppress(RecommendationError):
+        script_diff(recommendation)
+        lines.append(_command(f"steptune export {_short(study)} -f diff -o - | git apply", "changes the lines"))
+    if results is None:
+        lines.append(
+            _command(f"steptune export {_short(study)} -f json", "for steptune.enable, one line in the script")
+        )
+        return lines
+    path = _named(results.exports, ".json")
+    lines.append(Text(f"{INDENT}import steptune; steptune.enable({str(path)!r})").append("  one line", style="dim"))
+    return [*lines, _file("report", results.report)]
 
 
 def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
@@ -161,8 +197,9 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
         lines.append(_command(f"steptune resume {study.study_id}", "goes on with the search"))
     elif study.state is StudyState.FAILED:
         lines.append(_command(f"steptune delete {short}", "removes this study"))
-    elif recommendation is not None and not recommendation.candidate.is_baseline and not is_command(study.workload):
-        lines.append(_command(f"steptune verify {short}", "trains both settings and compares their losses"))
+    elif recommendation is not None and not recommendation.candidate.is_baseline:
+        both = "both scripts" if is_command(study.workload) else "both settings"
+        lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
     return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
 
 
@@ -186,5 +223,6 @@ def _fitting(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 2]} …"
 
 
-def _height(console: Console, line: Text) -> int:
-    return max(1, -(-line.cell_len // console.width))
+def _height(console: Console, *lines: Text) -> int:
+    """Rows that lines take on a terminal."""
+    return sum(max(1, -(-line.cell_len // console.width)) for line in lines)

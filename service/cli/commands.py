@@ -59,8 +59,8 @@ def _sounds_secret(words: Sequence[str]) -> bool:
     return alone or list(words) == ["token"] or (last in kinds and any(word in kinds[last] for word in words))
 
 
-def refuse_options(context: typer.Context, names: Sequence[str]) -> None:
-    """Refuse options that are for workloads.
+def refuse_options(context: typer.Context, names: Sequence[str], what: str = "workloads") -> None:
+    """Refuse options that are for something else.
 
     Raises:
         ChoiceError: One of them was given.
@@ -68,7 +68,8 @@ def refuse_options(context: typer.Context, names: Sequence[str]) -> None:
     given = [name for name in names if _was_given(context, name)]
     if given:
         option = "--" + given[0].replace("_", "-")
-        raise ChoiceError(f"{option} is for workloads: a command decides that itself, by its own arguments")
+        way = "a command decides that itself, by its own arguments" if what == "workloads" else "this is a workload"
+        raise ChoiceError(f"{option} is for {what}: {way}")
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

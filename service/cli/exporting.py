@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+from steptune.dashboards import units
 from steptune.dashboards.trial_page import TrialPageSource
 from steptune.service.cli.console import output, print_json, say
 from steptune.service.client import Client
 from steptune.service.connections import storage_errors
 from steptune.service.messages import ExportFormat
-from steptune.tuner.errors import ChoiceError, StoreError
+from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError
 from steptune.tuner.export import exported, exporter_named, exporters_for
+from steptune.tuner.export.base import headline, one_line
 from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
+from steptune.tuner.speeds import contribution_of
 from steptune.tuner.wording import no_such
+
+DIFF, DIFF_FILE = "diff", "steptune.diff"
+"""A change to a script's own lines. It is made here and not by a service, which has no business with files of users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +61,12 @@ def export_local(
     """
     from steptune.service.studies import REPORT_FILE, write_files, write_report
 
-    known = None if format_ is None else study_format(format_)
+    known = None if format_ in (None, DIFF) else study_format(format_)
     if known is not None:
         content = known.content(study, store.trials(study.study_id))
         files = [Exported(format=known.name, file_name=known.file_name, content=content, usage=known.usage)]
     else:
-        files = _formats(_recommendation(store, study, trial), format_)
+        files = _files(_recommendation(store, study, trial), format_)
     if str(folder) == "-":
         _print(files)
         return
@@ -114,6 +121,17 @@ def _recommendation(store: TrialPageSource, study: Study, trial: str | None) -> 
     return recommendation_of_trial(study, recommendation, store.trials(study.study_id), trial)
 
 
+def _files(recommendation: Recommendation, name: str | None) -> list[Exported]:
+    """One format, or all that can hold the recommendation."""
+    if name == DIFF:
+        return [_diff(recommendation)]
+    files = _formats(recommendation, name)
+    if name is None and recommendation.in_script is not None:
+        with contextlib.suppress(RecommendationError):
+            files.append(_diff(recommendation))
+    return files
+
+
 def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]:
     chosen = (exporter_named(name),) if name else exporters_for(recommendation)
     return [
@@ -121,11 +139,43 @@ def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]
             format=exporter.name,
             file_name=exporter.file_name(recommendation),
             content=exported(exporter, recommendation).encode(),
-            usage=exporter.usage,
+            usage=exporter.how_to_use(recommendation),
             not_expressible=exporter.not_expressible(recommendation),
         )
         for exporter in chosen
     ]
+
+
+def _diff(recommendation: Recommendation) -> Exported:
+    """The changes to a script's own lines, with comments above that `git apply` and `patch` pass over."""
+    from steptune.tuner.scripts.diff import script_diff
+
+    found = script_diff(recommendation)
+    left_out = tuple(
+        f"{name} ({reason}; {_contribution(recommendation, name)}); steptune.enable makes all changes"
+        for name, reason in found.left_out.items()
+    )
+    left_out += tuple(f"{option}, an option of the script: add it to the command" for option in found.options)
+    said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
+    said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
+    said += [f"Not expressed here: {sentence}" for sentence in left_out]
+    comments = "".join(f"# {one_line(line)}\n" for line in said)
+    return Exported(
+        format=DIFF,
+        file_name=DIFF_FILE,
+        content=(comments + found.diff).encode(),
+        usage=f"In the script's folder: git apply {DIFF_FILE}, or patch -p1 < {DIFF_FILE}",
+        not_expressible=left_out,
+    )
+
+
+def _contribution(recommendation: Recommendation, name: str) -> str:
+    """The part of the gain that a change carries."""
+    part = next((part for part in recommendation.parts if part.strategy == name), None)
+    if part is not None and len(recommendation.parts) == 1:
+        return "all of the gain"
+    known = contribution_of(recommendation, part) if part is not None else None
+    return "its contribution was not measured" if known is None else f"contributes {units.ratio(known.ratio)}"
 
 
 def _chosen(formats: tuple[ExportFormat, ...], name: str | None) -> list[ExportFormat]:
@@ -155,6 +205,8 @@ def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
 def _print(files: Sequence[Exported]) -> None:
     for file in files:
         sys.stdout.buffer.write(file.content)
+        for sentence in file.not_expressible:
+            say(f"not expressed: {sentence}", style="yellow")
     sys.stdout.buffer.flush()
 
 

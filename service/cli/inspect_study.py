@@ -1,4 +1,4 @@
-"""`show`, `list`, `export`, `verify`: what is known of studies."""
+"""`show`, `list`, `export`: what is known of studies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from steptune.service.cli.console import (
-    errors,
     opened_store,
     output,
     print_json,
@@ -18,10 +16,10 @@ from steptune.service.cli.console import (
     short_name,
     studies_table,
 )
-from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
+from steptune.service.cli.options import AsJson, Database, StudyId
 from steptune.service.cli.remote import Token, TokenFile, Url, connected, study_id_of
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StoreError, StudyNotFoundError
+from steptune.tuner.errors import StudyNotFoundError
 from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 
@@ -30,7 +28,6 @@ def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command("list")(list_studies)
     app.command()(export)
-    app.command()(verify)
 
 
 def resolve(store: SqlStudyStore, study_id: str) -> Study:
@@ -112,7 +109,8 @@ def export(
             "--format",
             "-f",
             help="Only this one: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, "
-            "transformers, lightning, deepspeed, torchtitan; of the whole study csv, parquet, optuna.",
+            "transformers, lightning, deepspeed, torchtitan; for a script diff; of the whole study csv, parquet, "
+            "optuna.",
             show_default=False,
         ),
     ] = None,
@@ -138,7 +136,7 @@ def export(
     With --url, that of a study of a service, without the report.
     """
     from steptune.service.artifacts import open_artifacts
-    from steptune.service.cli.exporting import export_local, export_remote
+    from steptune.service.cli.exporting import DIFF, export_local, export_remote
     from steptune.service.trial_source import KeptTrials
     from steptune.tuner.export.study_formats import study_format
 
@@ -146,45 +144,9 @@ def export(
         with connected(url, token, token_file) as client:
             export_remote(client, study_id_of(client, study_id), format_, folder, trial=trial, as_json=as_json)
         return
-    if format_ is not None:
+    if format_ not in (None, DIFF):
         study_format(format_)  # refused before anything is opened
     settings = settings_with(database)
     with opened_store(settings) as store:
         pages = KeptTrials(store, open_artifacts(settings))
         export_local(pages, resolve(store, study_id), format_, folder, trial=trial, as_json=as_json)
-
-
-def verify(
-    study_id: StudyId = "last",
-    steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
-    database: Database = None,
-    python: Python = None,
-    isolation: Isolation = None,
-    as_json: AsJson = False,
-) -> None:
-    """Train baseline and recommendation side by side, and compare their losses."""
-    from steptune.service.verification import print_verification, verify_study
-
-    settings = settings_with(database, isolation)
-    with opened_store(settings) as store:
-        study = resolve(store, study_id)
-        recommendation = store.recommendation(study.study_id)
-        if recommendation is None:
-            raise StoreError(f"study {study.study_id} has no recommendation to verify ({study.state.value})")
-        if recommendation.candidate.is_baseline:
-            errors.print("Today's configuration is recommended, so this compares two runs of it.")
-        with errors.status("training") as status:
-            verification = verify_study(
-                study,
-                recommendation,
-                steps,
-                settings,
-                lambda p: status.update(escape(p.text)),
-                python=str(python) if python else None,
-            )
-    if as_json:
-        print_json(verification)
-    else:
-        print_verification(output, verification)
-    if not verification.same:
-        raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Live progress of a study: a panel on a terminal, a line for each decision elsewhere."""
+"""Live progress of a study: one line on a terminal, a line for each decision elsewhere."""
 
 from __future__ import annotations
 
@@ -7,29 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.tuner.records import Decision, SampleUnit
+from steptune.tuner.records import Decision
 
 if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wait for
     from steptune.tuner.search.view import StudyView
 
-RECENT_DECISIONS = 6
 REFRESH_PER_S = 2.0
 """Low, so that drawing does not disturb what is measured."""
-_VERDICT_STYLES = {
-    "accepted": "green",
-    "measured": "cyan",
-    "failed": "red",
-    "guard_rejected": "red",
-    "no_effect": "yellow",
-}
 
 
 class Progress:
@@ -80,36 +69,14 @@ def live_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress
         yield Progress(console, live)
 
 
-def draw(view: StudyView) -> RenderableType:
-    """The panel."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", justify="right")
-    facts.add_column()
-    now = f"{view.stage}: {view.current}" if view.current and view.current != view.stage else view.stage
-    facts.add_row("now", Text(now, overflow="ellipsis", no_wrap=True))
-    facts.add_row("", Text(view.activity, style="dim", overflow="ellipsis", no_wrap=True))
-    if view.baseline_units_per_s:
-        facts.add_row("baseline", units.rate(view.baseline_units_per_s, SampleUnit(view.unit)))
+def draw(view: StudyView) -> Text:
+    """The line: time left, trials, the best so far, what is tried now; a narrow terminal cuts its end."""
+    left = f"{units.duration(max(0.0, view.left_s))} of {units.duration(view.budget_s)} left"
+    parts = [left, _trials(view)]
     if view.best_gain is not None:
-        facts.add_row(
-            "best so far",
-            Text(
-                f"{units.ratio(1 + view.best_gain)} by the search's estimate  {view.best_label}",
-                style="green" if view.best_gain > 0 else "",
-            ),
-        )
-    if view.findings:
-        facts.add_row("finding", Text(view.findings[0].message))
-    left_s = max(0.0, view.left_s)
-    facts.add_row("time left", f"{units.duration(left_s)} of {units.duration(view.budget_s)}, {_trials(view)}")
-    bar = Table.grid()  # a bar by itself does not end its line
-    bar.add_row(ProgressBar(total=view.budget_s, completed=view.budget_s - left_s, width=60))
-    recent = [
-        Text(decision_text(d), style=_VERDICT_STYLES.get(d.verdict, "dim"), overflow="ellipsis", no_wrap=True)
-        for d in view.decisions[-RECENT_DECISIONS:]
-        if d.verdict != "not_tried"
-    ]
-    return Panel(Group(facts, bar, *recent), title="steptune", title_align="left", border_style="dim")
+        parts.append(f"best {units.ratio(1 + view.best_gain)} {view.best_label}".rstrip())
+    parts.append(f"now {view.stage}: {view.current}" if view.current not in ("", view.stage) else f"now {view.stage}")
+    return Text(" · ".join(parts), overflow="ellipsis", no_wrap=True)
 
 
 def _trials(view: StudyView) -> str:

@@ -26,6 +26,7 @@ from steptune.service.cli import (
     token,
     tune,
     user,
+    verify,
     watch,
     worker,
 )
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 tune.register(app)
 inspect_study.register(app)
+verify.register(app)
 catalogue.register(app)
 diagnose.register(app)
 analyze.register(app)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import typer
 from msgspec.structs import replace
 from rich.markup import escape
 
-from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options, refuse_secrets
+from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options, refuse_secrets
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
@@ -39,6 +37,7 @@ from steptune.service.cli.options import (
     parse_allowed,
     parse_names,
 )
+from steptune.service.cli.scripts import look_of
 from steptune.service.interrupts import interruptible
 from steptune.service.quantities import parse_bytes, parse_duration_s
 from steptune.service.settings import Settings
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from steptune.service.on_ray.hosts import Cluster
     from steptune.tuner.protocols import TrialRunner
     from steptune.tuner.records import Recommendation
-    from steptune.tuner.scripts.runner import Look, ScriptRunner
+    from steptune.tuner.scripts.runner import ScriptRunner
     from steptune.tuner.trials.host_group import HostGroup
     from steptune.tuner.trials.runner import LocalRunner
 
@@ -345,7 +344,7 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
     if links:
         say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
     with interruptible():
-        look = _look(command, Path.cwd())
+        look = look_of(command, Path.cwd())
         study = new_script_study(look, settings, way.settings)
         runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
         with errors.status("looking at the machine"):
@@ -364,30 +363,10 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
 
     script = script_of(study)
     with interruptible():
-        look = _look(script.command, Path(script.folder))
+        look = look_of(script.command, Path(script.folder))
     check_same_script(study, look)
     runner = ScriptRunner(look, Path(study.directory), seed=study.settings.seed)
     _run_script(study, store, way, runner, is_new=False)
-
-
-def _look(command: tuple[str, ...], folder: Path) -> Look:
-    """An inspection; where it fails, what the script printed comes through word by word.
-
-    Raises:
-        typer.Exit: The steps of the command could not be recorded.
-    """
-    from steptune.service.script_profile import refusal_of
-    from steptune.tuner.scripts.runner import look_at
-
-    with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
-        log = Path(temporary) / "log"
-        with errors.status("looking at the script"):
-            look, ended = look_at(command, folder, log)
-        if look is not None:
-            return look
-        sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
-    say(f"not tuned: {refusal_of(ended)}", style="yellow")
-    raise typer.Exit(ended.status or NOT_PROFILED)
 
 
 def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRunner, *, is_new: bool) -> None:
@@ -397,7 +376,8 @@ def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRun
     with discarded_unless_recorded(study, store), run_by_this_command(study), interruptible():
         if is_new:
             store.create_study(study)
-        recommendation = _driven(study, store, way, runner, None)
+        # Trials of a script take no turns with the baseline: an earlier one says nothing of the machine's load now.
+        recommendation = _driven(study, store, way, runner, None, measured_anew=not is_new)
     _tell(study, store, way, recommendation)
 
 
@@ -433,6 +413,8 @@ def _driven(
     runner: TrialRunner,
     hosts: HostGroup | None,
     begin: Callable[[], None] = lambda: None,
+    *,
+    measured_anew: bool = False,
 ) -> Recommendation:
     """The answer of a study, run to its end.
 
@@ -445,7 +427,15 @@ def _driven(
         begin()
         say(f"study {study.study_id}", style="dim")
         with live_progress(errors, quiet=way.as_json) as progress:
-            return run_study(study, store, way.settings, runner, on_change=progress, hosts=hosts)
+            return run_study(
+                study,
+                store,
+                way.settings,
+                runner,
+                on_change=progress,
+                hosts=hosts,
+                measured_anew=measured_anew,
+            )
     except KeyboardInterrupt:
         if not _is_left_to_resume(study, store):
             say("interrupted before the study began: nothing was recorded")

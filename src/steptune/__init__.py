@@ -2,7 +2,7 @@
 
 In a workload file:      `steptune.Workload`
 In a training script:    `steptune.apply(recommendation, workload)`, `steptune.launch_environment(recommendation)`,
-                         `steptune.watch(loader)`
+                         `steptune.watch(loader)`, `steptune.enable("steptune.json")`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
 The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to the folders at the top of the repository.
@@ -15,16 +15,27 @@ if TYPE_CHECKING:
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.scripts.enable import enable
     from steptune.tuner.scripts.watch import watch
     from steptune.tuner.workloads.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Workload", "__version__", "analyse_traces", "apply", "launch_environment", "load_recommendation", "watch"]
+__all__ = [
+    "Workload",
+    "__version__",
+    "analyse_traces",
+    "apply",
+    "enable",
+    "launch_environment",
+    "load_recommendation",
+    "watch",
+]
 
 _MODULES = {
     "Workload": "steptune.tuner.workloads.workload",
     "analyse_traces": "steptune.tuner.profiling.analysis",
     "apply": "steptune.tuner.export.apply",
+    "enable": "steptune.tuner.scripts.enable",
     "launch_environment": "steptune.tuner.export.apply",
     "load_recommendation": "steptune.tuner.export.native",
     "watch": "steptune.tuner.scripts.watch",

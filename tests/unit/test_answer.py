@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from builders import sample_facts
 from msgspec.structs import replace
 from report_builders import (
     STUDY_ID,
@@ -23,7 +24,7 @@ from rich.console import Console
 from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.answer import print_answer
 from steptune.service.studies import Results
-from steptune.tuner.records import GuardVerdict, StudyState, Verdict
+from steptune.tuner.records import Candidate, Choice, GuardVerdict, ScriptFacts, StudyState, Verdict
 
 FOLDER = Path("steptune-results") / STUDY_ID
 RESULTS = Results(
@@ -72,6 +73,37 @@ def test_it_fits_on_one_screen_whatever_it_says(width: int, results: Results | N
         lines = printed(source, results, width)
         assert len(lines) <= 23, "\n".join(lines)
         assert any("--all" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("results", [RESULTS, None])
+def test_of_a_script_it_fits_too_and_names_every_way_into_it(width: int, results: Results | None) -> None:
+    prospect, notes = "The next 5 min would try more configurations. " * 9, ("what a loop does not show",) * 9
+    choices: dict[str, Choice] = {
+        "optimizer_implementation": {"implementation": "fused"},
+        "backend_flags": {"flush_denormals": True},
+        "compile": {"mode": "default"},
+        "precision": {"level": "O1", "dtype": "bfloat16"},
+        "cpu_threads": {"num_threads": 1},
+    }
+    parts = tuple(replace(make_parts()[0], strategy=name, choice=choice) for name, choice in choices.items())
+    recommendation = make_recommendation(
+        Candidate(choices=choices),
+        workload="-- python train.py",
+        parts=parts,
+        prospect=prospect,
+        guard=GuardVerdict(passed=True, num_steps=3, compared=("updates",) * 9, notes=notes),
+    )
+    script = ScriptFacts(command=("python", "train.py"), folder="/home/me", optimizers=("AdamW",), models=("Net",))
+    facts = replace(sample_facts(), script=script)
+
+    lines = printed(
+        stored(make_study(workload="-- python train.py", facts=facts), recommendation=recommendation), results, width
+    )
+
+    assert len(lines) <= 23, "\n".join(lines)
+    for part in ("How to use it", "steptune verify", "enable"):
+        assert any(part in line for line in lines)
 
 
 def test_what_was_compared_is_wrapped() -> None:

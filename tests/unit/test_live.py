@@ -1,6 +1,6 @@
-"""The panel of a study that runs, as a person sees it."""
+"""The live line of a study that runs, as a person sees it."""
 
-from rich.console import Console
+from rich.console import Console, Group
 
 from steptune.service.cli.live import draw
 from steptune.service.progress import Picture, Publisher, data_of, view_of
@@ -11,21 +11,33 @@ from steptune.tuner.search.view import StudyView
 def _lines(view: StudyView) -> list[str]:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(draw(view))
+        console.print(Group(draw(view)))  # printed by itself, a text loses that it does not wrap
     return capture.get().splitlines()
 
 
 def _view(*, spent_before_s: float = 0.0) -> StudyView:
-    view = StudyView(budget_s=90.0, spent_before_s=spent_before_s, clock=lambda: 0.0)
-    view.decisions = (Decision(sequence=1, stage="baseline", verdict="measured", reason="2 starts"),)
-    return view
+    return StudyView(budget_s=90.0, spent_before_s=spent_before_s, clock=lambda: 0.0)
 
 
-def test_decisions_have_lines_of_their_own() -> None:
-    bar, first = _lines(_view(spent_before_s=45.0))[-3:-1]
-    assert "━" in bar
-    assert "measured" not in bar
-    assert first.split() == ["│", "measured", "baseline", "│"]
+def test_it_is_one_line_however_long_its_parts_are() -> None:
+    view = _view()
+    view.stage, view.current, view.best_gain = "move", "compile: mode=default, " * 20, 0.31
+    view.best_label = "data_loading: num_workers=4, " * 20
+
+    (line,) = _lines(view)
+
+    assert line.startswith("1 min 30 s of 1 min 30 s left")
+    assert "best 1.31× data_loading" in line
+    assert line.endswith("…")
+
+
+def test_it_says_what_is_tried_now() -> None:
+    view = _view()
+    view.stage, view.current = "move", "compile: mode=default"
+
+    (line,) = _lines(view)
+
+    assert line.endswith("now move: compile: mode=default")
 
 
 def test_both_sides_of_a_limit_count_the_same() -> None:
@@ -55,6 +67,7 @@ def test_an_event_tells_only_the_news_and_a_watcher_has_all_of_it() -> None:
     """A study tells of itself for hours: its decisions would be most of what a database holds of it."""
     told: list[dict] = []
     publish, view = Publisher(told.append, interval_s=-1.0), _view()
+    view.decisions = (Decision(sequence=1, stage="baseline", verdict="measured", reason="2 starts"),)
     publish(view)
     view.activity = "measuring"
     publish(view)

@@ -50,8 +50,8 @@ def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str 
     """Why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
         return (
-            "the changes of a training script are made at its own lines: `steptune show` names them, and the format "
-            "json has the record"
+            "the changes of a training script are made at its own lines: the format diff writes them there, and "
+            "steptune.enable reads the format json"
         )
     return exporter.refusal(recommendation)
 

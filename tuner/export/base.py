@@ -51,6 +51,10 @@ class Exporter(ABC):
         """Why the format cannot hold this recommendation at all, and what to do instead; None where it can."""
         return None
 
+    def how_to_use(self, recommendation: Recommendation) -> str:
+        """One line: how to use the exported file of this recommendation."""
+        return self.usage
+
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
         """Settings that the target cannot express, one sentence each. Nothing is approximated instead."""
         return ()

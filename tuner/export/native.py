@@ -30,6 +30,11 @@ class NativeJson(Exporter):
     def file_name(self, recommendation: Recommendation) -> str:
         return "steptune.json"
 
+    def how_to_use(self, recommendation: Recommendation) -> str:
+        if recommendation.in_script is None:
+            return self.usage
+        return 'At the top of the script: import steptune; steptune.enable("steptune.json")'
+
     def export(self, recommendation: Recommendation) -> str:
         return json.dumps(msgspec.to_builtins(recommendation), indent=2, ensure_ascii=False) + "\n"
 

@@ -18,6 +18,7 @@ from steptune.tuner.records import Candidate, Part, Recommendation, Study, Trial
 from steptune.tuner.speeds import Method, speed_of
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.composition import complete_choices, environment_variables, numerics_of
+from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.strategies.knobs import with_knobs
 
 
@@ -62,6 +63,7 @@ def recommendation_of_trial(
         unproven_candidate=None,
         search_interval=speed.interval if speed is not None and speed.method is Method.SEARCHED else None,
         parts=_parts(candidate, study.facts),
+        in_script=script_changes(candidate, choices, study.facts.script),
         shares_after={},
         bottleneck_after="unknown",
         guard=next((result.guard for result in good if result.guard is not None), None),

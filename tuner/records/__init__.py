@@ -52,6 +52,7 @@ from steptune.tuner.records.recommendations import (
     Interval,
     Part,
     Recommendation,
+    ScriptChanges,
     Verdict,
 )
 from steptune.tuner.records.studies import Artifact, Event, Study, StudySettings, StudyState
@@ -132,6 +133,7 @@ __all__ = [
     "Replay",
     "SampleUnit",
     "Scalar",
+    "ScriptChanges",
     "ScriptFacts",
     "Stall",
     "Stalls",

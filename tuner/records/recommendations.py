@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from steptune.tuner.records.base import SCHEMA_VERSION, Record
-from steptune.tuner.records.choices import Candidate, Choice, Numerics
+from steptune.tuner.records.choices import Candidate, Choice, Numerics, Scalar
 from steptune.tuner.records.decisions import Decision
 from steptune.tuner.records.guard import GuardVerdict
 from steptune.tuner.records.hardware import HardwareProfile
-from steptune.tuner.records.workload_facts import SampleUnit
+from steptune.tuner.records.workload_facts import SampleUnit, ScriptFacts
 
 
 class Verdict(StrEnum):
@@ -152,6 +152,20 @@ class Cost(Record):
     payback_tuning_steps: float | None = None
 
 
+class ScriptChanges(Record):
+    """The changes of a recommendation in a training script, as its trials made them and `steptune.enable` does.
+
+    Attributes:
+        script: Findings of the inspection: which script, and which of its objects are changed.
+        changes: By name (`scripts/agent/changes.py`).
+        words: The same as a user would write it, one for each strategy.
+    """
+
+    script: ScriptFacts
+    changes: dict[str, Scalar]
+    words: tuple[str, ...]
+
+
 class Recommendation(Record):
     """The answer of a study.
 
@@ -235,5 +249,7 @@ class Recommendation(Record):
     the larger one."""
     of_trial: int | None = None
     """Number of the trial whose configuration a user put in the place of the recommended one; never stored."""
+    in_script: ScriptChanges | None = None
+    """Its changes in a training script; None for a workload."""
     schema_version: int = SCHEMA_VERSION
     steptune_version: str = ""

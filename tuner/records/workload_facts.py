@@ -170,12 +170,17 @@ class ScriptFacts(Record):
         optimizers: Classes of those that make a step, in order; empty where parameters are updated by hand.
         optimizer_numbers: Of these, in the order of creation.
         models: Classes of the outermost modules that are called with gradients.
-        places: Lines of the user's code at which "loader" and "optimizer" were made, and where a "step" ends.
+        places: Lines of the user's code at which "loader" and "optimizer" were made, a "model" is called, and a "step"
+            ends.
         autocast: Dtype of the script's own autocast; empty without one.
         compiled: The script compiles a model itself.
         wrappers: DistributedDataParallel and its like.
         deterministic: The script sets `torch.backends.cudnn.deterministic`.
         sparse: A layer makes sparse gradients.
+        device_name: As torch names it; of a CPU its number of cores.
+        files: Digests of the files that the command or `places` name, by their path below the folder. Blank lines and
+            those that call Steptune do not count (`scripts/agent/sources.py`).
+        lines: Of `places` in these files: file, and position among the lines that count, from 0.
     """
 
     command: tuple[str, ...]
@@ -192,6 +197,9 @@ class ScriptFacts(Record):
     wrappers: tuple[str, ...] = ()
     deterministic: bool = False
     sparse: bool = False
+    device_name: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class WorkloadFacts(Record):

@@ -5,4 +5,7 @@ armed/          the folder that PYTHONPATH names: every Python process of the co
 agent/          the hooks; needs the standard library and torch only, not this package
 record.py       what the agent writes, read back
 recognised.py   the record in words
+runner.py       trials: starts of the command with changes
+enable.py       the way out: the same changes in a run of the script; diff.py writes them at its lines
+verification.py the changed script beside the unchanged one
 """

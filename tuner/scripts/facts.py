@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from steptune.tuner.hardware import usable_cores
@@ -15,11 +16,34 @@ from steptune.tuner.records import (
     ScriptFacts,
     WorkloadFacts,
 )
+from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.record import ScriptModel, ScriptOptimizer, ScriptRecord
 from steptune.tuner.workloads.reference import workload_of
 
 SHARDED = ("DistributedDataParallel", "FSDP", "FSDP2", "DataParallel", "DeepSpeed")
 HIGHER_PRECISION = ("high", "medium")
+
+
+def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
+    """Text of the Python files below a folder that a command or places name, by their path there."""
+    root = folder.resolve()
+    named = [*command, *(place.rpartition(":")[0] for place in places)]
+    paths = {(folder / name).resolve() for name in named if name.endswith(".py")}
+    inside = sorted(path for path in paths if path.is_relative_to(root) and path.is_file())
+    return {str(path.relative_to(root)): path.read_text(encoding="utf-8", errors="replace") for path in inside}
+
+
+def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """File and position of each place among the lines that count."""
+    found = {}
+    for name, place in places.items():
+        path, _, rest = place.rpartition(":")
+        number = int(rest.partition(" ")[0])
+        for file, text in files.items():
+            counted = counted_lines(text)
+            if (folder / path).resolve() == (folder / file).resolve() and number in counted:
+                found[name] = (file, counted.index(number))
+    return found
 
 
 def command_digest(command: tuple[str, ...], folder: Path) -> str:
@@ -76,9 +100,12 @@ def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
         "loader": loader.place if loader is not None else "",
         "optimizer": optimizers[0].place if optimizers else "",
         "step": record.step.place,
+        "model": next((model.place for model in record.models if model.num_calls is not None), ""),
     }
     called = [model for model in record.models if model.num_calls is not None]
     wrappers = dict.fromkeys(name for model in record.models for name in model.wrappers if name in SHARDED)
+    places = {name: place for name, place in places.items() if place}
+    files = _files(command, Path(record.folder), places.values())
     autocast = next(iter(record.notes.get("autocast", {})), "")
     return ScriptFacts(
         command=command,
@@ -89,12 +116,15 @@ def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
         optimizers=tuple(optimizer.kind for optimizer in optimizers),
         optimizer_numbers=tuple(numbers),
         models=tuple(model.kind for model in called),
-        places={name: place for name, place in places.items() if place},
+        places=places,
         autocast=autocast.rpartition(" ")[2],
         compiled=bool(record.notes.get("compiled")) or any(model.compiled for model in record.models),
         wrappers=tuple(wrappers),
         deterministic=bool(record.settings.get("cudnn_deterministic")),
         sparse=any(model.sparse for model in record.models),
+        device_name=record.device_name,
+        files={name: source_digest(text) for name, text in files.items()},
+        lines=_lines(Path(record.folder), places, files),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.scripts.agent import FOLDER
-from steptune.tuner.scripts.record import NO_VIEW, SETTINGS, ScriptRecord, read_records
+from steptune.tuner.scripts.record import NO_VIEW, SETTINGS, TEXTS, ScriptRecord, read_records
 from steptune.tuner.trials.processes import LINUX
 
 ARMED = Path(__file__).parent / "armed"
@@ -58,6 +58,7 @@ def ran_script(
     own_output: bool = True,
     trial: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] | None = None,
     folder: Path | None = None,
     log: Path | None = None,
     longest_s: float | None = None,
@@ -70,6 +71,7 @@ def ran_script(
         own_output: Leave it standard output; otherwise what it prints goes to standard error.
         trial: What a trial is to do (`agent/trial.py`); None for an inspection.
         variables: Environment variables of the command, whatever they are outside.
+        texts: Other texts of files, by their path below the folder: written into the view.
         folder: Where it runs; by default this folder.
         log: A file for what it prints.
         longest_s: Seconds after which it is ended.
@@ -84,6 +86,7 @@ def ran_script(
         view = None if full or in_place else temporary / "view"
         record.mkdir()
         (record / SETTINGS).write_text(json.dumps({"full": full, "trial": trial}), encoding="utf-8")
+        (record / TEXTS).write_text(json.dumps(dict(texts or {})), encoding="utf-8")
         if view is not None:
             if not LINUX:
                 raise PlatformError(_no_view(folder, "only Linux has overlays", is_trial=trial is not None))

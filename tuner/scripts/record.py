@@ -10,8 +10,10 @@ from msgspec import field
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.records.base import Record
 
-SETTINGS, COMPLETE, NO_VIEW = "settings.json", "complete", "no-view"
-"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view."""
+SETTINGS, COMPLETE, NO_VIEW, TEXTS = "settings.json", "complete", "no-view", "texts.json"
+"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view; other texts of
+files in it.
+"""
 
 
 class ScriptStep(Record):
@@ -91,6 +93,7 @@ class ScriptModel(Record):
         sparse: Whether a part makes sparse gradients.
         num_tensors: Parameter tensors.
         module_types: Number of its parts by class.
+        place: Line of the user's code that calls it; empty where none is known.
     """
 
     kind: str
@@ -107,6 +110,7 @@ class ScriptModel(Record):
     channels_last: bool
     num_tensors: int = 0
     module_types: dict[str, int] = field(default_factory=dict)
+    place: str = ""
 
 
 class ScriptTrainer(Record):

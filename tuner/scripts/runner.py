@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -60,6 +62,8 @@ WARM_UP_WINDOWS = 2.5
 LEAST_WINDOWS = 2
 """That a script must have let pass which ends before its trial does."""
 LOAD_READ_EVERY_S = 0.5
+NUM_LOSSES = 100
+"""Backward passes at the beginning whose losses a verification compares."""
 MOST_REFERENCE_SHARE = 0.1
 """Of the time that is left, from which on each roundoff disturbs one run in place of two."""
 
@@ -98,6 +102,20 @@ class Look:
         return self.facts.script
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a script is started.
+
+    Attributes:
+        variables: Of the environment.
+        texts: Other texts of files in its view, by their path below the folder.
+    """
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
 class ScriptRunner:
     """A `TrialRunner` whose trials are starts of a command.
 
@@ -118,7 +136,7 @@ class ScriptRunner:
         self._look = look
         self._files = StudyFiles(directory)
         self._seed = seed
-        self._strategies = {strategy.name: strategy for strategy in strategies}
+        self._strategies = strategies
         self._listener = listener
         self._runs = ReferenceRuns(directory)
         self._own_roundoff = 0.0
@@ -177,7 +195,8 @@ class ScriptRunner:
         guard = self._guard(reference, disturb=unit, noise=number)
         trial = {**self._trial({}, guard, None), "only_guard": True}
         log = self._files.logs / f"{folder.name}.log"
-        with self._ran(trial, variables, log, longest_s) as ended:
+        way = Start(command=self._look.command, variables=variables)
+        with self._ran(trial, way, log, longest_s) as ended:
             if ended.timed_out:
                 raise BudgetError("the budget was spent on the guard's reference")
             if not (ended.folder / SEEN).exists():
@@ -226,27 +245,39 @@ class ScriptRunner:
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
         listener(Progress(trial_id=spec.trial_id, text=f"{spec.candidate.label}: starting the script", phase="build"))
-        applied = self._outside(spec)
+        applied = outside_of(spec.candidate, spec.choices, self._look.script, self._strategies)
         changes = {name: value for outside in applied.values() for name, value in outside.changes.items()}
         guarded = spec.guard and (self._runs.reference / SEEN).exists()
         guard = self._guard(str(self._runs.reference)) if guarded else None
-        measure = {
-            "warm_up_s": WARM_UP_WINDOWS * settings.window_s,
-            "window_s": settings.window_s,
-            "min_rounds": settings.min_rounds,
-            "max_rounds": settings.max_rounds,
-            "half_width": settings.half_width,
-            "cap_s": settings.cap_s,
-            "profile": spec.profile,
-            "queue": _queue(spec),
-        }
-        trial = self._trial(changes, guard, measure)
+        trial = self._trial(changes, guard, _measure(spec, settings))
+        way = Start(command=self._look.command, variables=spec.environment_variables)
+        return self._timed(spec, purpose, settings, group, trial, way, applied)[0]
+
+    def run_start(
+        self, way: Start, spec: TrialSpec, settings: MeasureSettings
+    ) -> tuple[TrialResult, Mapping[str, Any]]:
+        """One start that makes no changes itself, timed like a trial, with what its first process wrote.
+
+        Args:
+            spec: Whose candidate it stands for.
+        """
+        trial = {**self._trial({}, None, _measure(spec, settings)), "seed": spec.seed, "num_losses": NUM_LOSSES}
+        return self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {})
+
+    def _timed(
+        self,
+        spec: TrialSpec,
+        purpose: Purpose,
+        settings: MeasureSettings,
+        group: str,
+        trial: Mapping[str, Any],
+        way: Start,
+        applied: Mapping[str, Outside],
+    ) -> tuple[TrialResult, Mapping[str, Any]]:
+        """One start of the command as a result, and what its first process wrote."""
         log = self._files.logs / f"{spec.trial_id}.log"
         began_ns = time.perf_counter_ns()
-        with (
-            _LoadWatch() as load,
-            self._ran(trial, spec.environment_variables, log, _longest_s(spec)) as ended,
-        ):
+        with _LoadWatch() as load, self._ran(trial, way, log, _longest_s(spec)) as ended:
             load.stop()
             result = TrialResult(
                 trial_id=spec.trial_id,
@@ -256,12 +287,13 @@ class ScriptRunner:
                 interpreter="started",
                 steps_per_epoch=self._look.facts.steps_per_epoch,
             )
-            result = self._told(result, spec, settings, ended, load, began_ns, log, applied)
-        return result
+            seen = _read(ended.folder / "trial-0.json")
+            return self._told(result, seen, spec, settings, ended, load, began_ns, log, applied), seen
 
     def _told(
         self,
         result: TrialResult,
+        seen: Mapping[str, Any],
         spec: TrialSpec,
         settings: MeasureSettings,
         ended: Ended,
@@ -271,7 +303,6 @@ class ScriptRunner:
         applied: Mapping[str, Outside],
     ) -> TrialResult:
         """A result with what its processes wrote."""
-        seen = _read(ended.folder / "trial-0.json")
         windows = self._windows(seen, settings, load)
         phases = _phases(seen, windows, began_ns)
         record = ended.records[0] if ended.records else None
@@ -345,15 +376,6 @@ class ScriptRunner:
 
     # --- the command ----------------------------------------------------------------------------
 
-    def _outside(self, spec: TrialSpec) -> dict[str, Outside]:
-        script = self._look.script
-        found = {}
-        for name in spec.candidate.choices:
-            outside = self._strategies[name].outside(spec.choices[name], script)
-            assert isinstance(outside, Outside), f"the space has no choice of {name} that needs a Workload"
-            found[name] = outside
-        return found
-
     def _trial(
         self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None
     ) -> dict[str, Any]:
@@ -368,18 +390,18 @@ class ScriptRunner:
             "seed": self._seed,
             "guard": guard,
             "only_guard": False,
+            "num_losses": 0,
             "measure": measure or {**none, "profile": False, "queue": 0},
         }
 
     @contextlib.contextmanager
-    def _ran(
-        self, trial: Mapping[str, Any], variables: Mapping[str, str], log: Path, longest_s: float | None
-    ) -> Iterator[Ended]:
+    def _ran(self, trial: Mapping[str, Any], way: Start, log: Path, longest_s: float | None) -> Iterator[Ended]:
         given = {name: value for name, value in SAME_ORDER.items() if name not in os.environ}
         with ran_script(
-            self._look.command,
+            way.command,
             trial=trial,
-            variables={**given, **variables},
+            variables={**given, **way.variables},
+            texts=way.texts,
             folder=self._look.folder,
             log=log,
             longest_s=longest_s,
@@ -419,6 +441,20 @@ class _LoadWatch:
                 self._readings.append(reading)
             if self._ended.wait(LOAD_READ_EVERY_S):
                 return
+
+
+def _measure(spec: TrialSpec, settings: MeasureSettings) -> dict[str, Any]:
+    """Settings of the windows."""
+    return {
+        "warm_up_s": WARM_UP_WINDOWS * settings.window_s,
+        "window_s": settings.window_s,
+        "min_rounds": settings.min_rounds,
+        "max_rounds": settings.max_rounds,
+        "half_width": settings.half_width,
+        "cap_s": settings.cap_s,
+        "profile": spec.profile,
+        "queue": _queue(spec),
+    }
 
 
 def _queue(spec: TrialSpec) -> int:
@@ -503,10 +539,12 @@ def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[E
     return tuple(effects)
 
 
-def look_at(command: tuple[str, ...], folder: Path, log: Path) -> tuple[Look | None, Ended]:
+def look_at(
+    command: tuple[str, ...], folder: Path, log: Path, variables: Mapping[str, str] | None = None
+) -> tuple[Look | None, Ended]:
     """Run a command until its steps are recorded; None where they could not be."""
     began = time.monotonic()
-    with ran_script(command, folder=folder, log=log) as ended:
+    with ran_script(command, folder=folder, log=log, variables=variables) as ended:
         record = next((record for record in ended.records if record.complete), None)
         if record is None or not ended.traces:
             return None, ended

@@ -7,6 +7,7 @@ recorded, when this process is told to end, or when its parent dies.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from steptune.tuner.scripts.record import COMPLETE, NO_VIEW
+from steptune.tuner.scripts.record import COMPLETE, NO_VIEW, TEXTS
 from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
@@ -59,6 +60,8 @@ def supervise(
     if view is not None:
         try:
             enter_view(Path.cwd(), view)
+            for name, text in json.loads((record / TEXTS).read_text(encoding="utf-8")).items():
+                Path(name).write_text(text, encoding="utf-8")
         except ViewError as error:
             (record / NO_VIEW).write_text(str(error), encoding="utf-8")
             return 1

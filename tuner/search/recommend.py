@@ -33,6 +33,7 @@ from steptune.tuner.search.knowledge import WORTHWHILE
 from steptune.tuner.search.prospect import prospect
 from steptune.tuner.speeds import is_wide
 from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.in_scripts import script_changes
 
 
 class LogRates(Protocol):
@@ -166,6 +167,9 @@ def recommend(
         peak_memory_bytes=max((r.peak_memory_bytes for r in results), default=0),
         baseline_peak_memory_bytes=max((r.peak_memory_bytes for r in baseline_results), default=0),
         foreign_cpu_share=max(_foreign_share(baseline_results), _foreign_share(confirming)),
+        in_script=script_changes(
+            candidate, designer.space.complete(candidate), study.facts.script, designer.space.strategies
+        ),
         steptune_version=version,
     )
 

@@ -15,6 +15,11 @@ from typing import Any
 FOLDER = "STEPTUNE_SCRIPT_RECORD"
 """Environment variable that arms a process: the folder of the settings and the records."""
 
+OUTSIDE = "STEPTUNE_SCRIPT_ENABLE"
+"""Environment variable by which a verification decides about `steptune.enable`, whatever the script says: the file of a
+recommendation, or nothing.
+"""
+
 
 class TorchFinder:
     """A finder of modules that installs the hooks as soon as torch has been executed, and is gone then."""
@@ -33,6 +38,7 @@ class TorchFinder:
             def exec_module(module: ModuleType) -> None:
                 execute(module)
                 _install()
+                _enable()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -48,6 +54,16 @@ def _install() -> None:
         import traceback
 
         sys.stderr.write(f"steptune sees nothing in process {os.getpid()}:\n{traceback.format_exc()}")
+
+
+def _enable() -> None:
+    """Install a recommendation's changes, where a verification asks for that; what is refused ends the script."""
+    if os.environ.get(OUTSIDE):
+        from pathlib import Path
+
+        from .enabled import enable_from
+
+        enable_from(Path(os.environ[OUTSIDE]))
 
 
 def arm() -> None:

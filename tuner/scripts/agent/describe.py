@@ -176,6 +176,7 @@ class Description:
             "module_types": dict(Counter(kind.__name__ for kind in kinds)),
             "device": str(parameters[0].device) if parameters else "",
             "num_calls": num_calls if seen else None,
+            "place": self._session.module_places.get(module, ""),
             "wrappers": _wrappers(module),
             "compiled": any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
             or any(kind.__name__ == "OptimizedModule" for kind in kinds),

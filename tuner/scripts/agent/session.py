@@ -25,6 +25,7 @@ import torch
 
 from .describe import Description, loader_values, process_description
 from .files import SharedFolder
+from .places import users_place
 from .ranks import has_group, rank_and_size
 from .steps import StepFinder
 from .window import LEAST_STEPS, MOST_STEPS, Window
@@ -80,6 +81,7 @@ class Session:
         optimizer_kinds: Classes of all, in the order of creation.
         notes: By kind: how often what was used.
         called_modules: Outermost modules that were called with gradients in the first steps, and how often.
+        module_places: Lines of the user's code that called them.
         kinds: Steps by their numbers of backward passes and batches.
     """
 
@@ -95,6 +97,7 @@ class Session:
         self._description: dict[str, Any] = {}
         self.notes: dict[str, Counter[str]] = {}
         self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+        self.module_places: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self.num_calls_without_grad = 0
         self._loader_of: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self._last_loader: Made | None = None
@@ -185,6 +188,7 @@ class Session:
             if not self.called_modules:
                 self._note_place("forward", 0)
             self.called_modules[module] = 1
+            self.module_places[module] = users_place()
 
     @never_raises
     def backward_ended(self, *, in_closure: bool) -> None:

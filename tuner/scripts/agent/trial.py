@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
+import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +33,14 @@ class TrialSession(Session):
     """The marks of a trial's process.
 
     Args:
-        trial: pattern, loader, loader_place, models, changes, seed, measure, guard (None without), only_guard.
+        trial: pattern, loader, loader_place, models, changes, seed, measure, guard (None without), only_guard,
+            num_losses (that are kept, one for each backward pass).
     """
 
     def __init__(self, folder: str, hooks: Hooks, trial: dict[str, Any]) -> None:
         self._trial = trial
         self._step_loader_ns: list[int] = []
+        self._losses: list[torch.Tensor] = []
         super().__init__(folder, hooks)
         pattern = tuple(trial["pattern"]) if trial["pattern"] is not None else None
         self.finder.pattern = pattern
@@ -100,6 +104,9 @@ class TrialSession(Session):
     @never_raises
     def loss(self, tensors: Any) -> None:
         self._changes.begin()
+        if len(self._losses) < self._trial["num_losses"]:
+            first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+            self._losses.append(first.detach().float().mean())
         if self._guard is not None and not self._guard.over:
             self._guard.loss(tensors)
 
@@ -156,9 +163,17 @@ class TrialSession(Session):
                 "applied": self._changes.applied,
                 "guarded": self._guard is not None and self._guard.over,
                 "memory": _memory(),
+                "losses": [loss if math.isfinite(loss) else None for loss in map(torch.Tensor.item, self._losses)],
+                "missing": _not_enabled(),
             },
         )
         super()._write()
+
+
+def _not_enabled() -> list[str]:
+    """Changes of `steptune.enable` that were not made, asked for from outside or by the script's own line."""
+    modules = [sys.modules.get(f"{package}.enabled") for package in (__package__, "steptune.tuner.scripts.agent")]
+    return [name for module in modules if module is not None for name in module.missing()]
 
 
 def _memory() -> dict[str, int]:
@@ -173,7 +188,6 @@ def _memory() -> dict[str, int]:
 def _seed(seed: int) -> None:
     """Seed the generators that a script may draw from; what it seeds itself comes later."""
     import random
-    import sys
 
     torch.manual_seed(seed)
     random.seed(seed)

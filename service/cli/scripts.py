@@ -1,0 +1,37 @@
+"""An inspection of a command, for commands that go on with what it finds."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from steptune.service.cli.commands import NOT_PROFILED
+from steptune.service.cli.console import errors, say
+
+if TYPE_CHECKING:
+    from steptune.tuner.scripts.runner import Look
+
+
+def look_of(command: tuple[str, ...], folder: Path, variables: Mapping[str, str] | None = None) -> Look:
+    """An inspection; where it fails, what the script printed comes through word by word.
+
+    Raises:
+        typer.Exit: The steps of the command could not be recorded.
+    """
+    from steptune.service.script_profile import refusal_of
+    from steptune.tuner.scripts.runner import look_at
+
+    with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
+        log = Path(temporary) / "log"
+        with errors.status("looking at the script"):
+            look, ended = look_at(command, folder, log, variables)
+        if look is not None:
+            return look
+        sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
+    say(f"not tuned: {refusal_of(ended)}", style="yellow")
+    raise typer.Exit(ended.status or NOT_PROFILED)

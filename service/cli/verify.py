@@ -1,0 +1,164 @@
+"""`verify`: an answer beside today's settings, trained for longer or in the user's own script."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options
+from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
+from steptune.service.cli.inspect_study import resolve
+from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
+from steptune.service.cli.scripts import look_of
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.records import MeasureSettings, Recommendation, Study
+from steptune.tuner.workloads.reference import command_of, is_command
+
+if TYPE_CHECKING:
+    from steptune.tuner.scripts.verification import Changed
+
+OF_SCRIPTS = ("by", "edited", "blocks")
+OF_WORKLOADS = ("steps", "python", "isolation")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(cls=CommandOrWorkload)(verify)
+
+
+def verify(
+    context: typer.Context,
+    study_id: StudyId = "last",
+    steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
+    by: Annotated[
+        str, typer.Option(help="Of a script: change it by `enable`, or by the `diff` that `export` writes.")
+    ] = "enable",
+    edited: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a script: a file of yours that stands in its place, in place of a study's answer.",
+            show_default=False,
+        ),
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=2, help="Of a script: starts of each side.")] = 4,
+    database: Database = None,
+    python: Python = None,
+    isolation: Isolation = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an answer and today's settings side by side, and compare their losses; of a script also their speeds.
+
+    After `--` comes the command of a script, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
+    """
+    command: tuple[str, ...] | None = context.meta.get(COMMAND)
+    if command == ():
+        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+    if edited is not None and command is None:
+        raise ChoiceError("--edited is for a command: write it after `--`")
+    settings = settings_with(database, isolation)
+    with opened_store(settings) as store:
+        study = None if edited is not None else _study(store, study_id, command)
+        if study is not None and not is_command(study.workload):
+            refuse_options(context, OF_SCRIPTS, "scripts")
+            same = _verify_workload(store, study, steps, python, isolation, as_json=as_json, database=database)
+        else:
+            refuse_options(context, OF_WORKLOADS)
+            same = _verify_script(store, study, command, by, edited, blocks, as_json=as_json)
+    if not same:
+        raise typer.Exit(1)
+
+
+def _study(store: SqlStudyStore, study_id: str, command: tuple[str, ...] | None) -> Study:
+    if command is None or study_id != "last":
+        return resolve(store, study_id)
+    from steptune.service.script_verification import study_of_command
+
+    return study_of_command(store, command, Path.cwd())
+
+
+def _verify_workload(
+    store: SqlStudyStore,
+    study: Study,
+    steps: int,
+    python: Path | None,
+    isolation: str | None,
+    *,
+    as_json: bool,
+    database: str | None,
+) -> bool:
+    from steptune.service.script_verification import recommendation_of
+    from steptune.service.verification import print_verification, verify_study
+
+    recommendation = recommendation_of(store, study)
+    if recommendation.candidate.is_baseline:
+        errors.print("Today's configuration is recommended, so this compares two runs of it.")
+    with errors.status("training") as status:
+        verification = verify_study(
+            study,
+            recommendation,
+            steps,
+            settings_with(database, isolation),
+            lambda p: status.update(escape(p.text)),
+            python=str(python) if python else None,
+        )
+    if as_json:
+        print_json(verification)
+    else:
+        print_verification(output, verification)
+    return verification.same
+
+
+def _verify_script(
+    store: SqlStudyStore,
+    study: Study | None,
+    command: tuple[str, ...] | None,
+    by: str,
+    edited: Path | None,
+    blocks: int,
+    *,
+    as_json: bool,
+) -> bool:
+    from steptune.service.interrupts import interruptible
+    from steptune.service.script_study import script_of
+    from steptune.service.script_verification import (
+        changed_by,
+        changed_file,
+        print_script_verification,
+        recommendation_of,
+        verified,
+    )
+    from steptune.tuner.scripts.verification import UNCHANGED
+
+    recommendation: Recommendation | None = None
+    folder = Path.cwd()
+    if study is not None:
+        recommendation, folder = recommendation_of(store, study), Path(script_of(study).folder)
+        command = command or command_of(study.workload)
+    assert command is not None, "without a study there is a command"
+    way: AbstractContextManager[Changed]
+    if edited is not None:
+        way = nullcontext(changed_file(edited, command, folder))
+    else:
+        assert recommendation is not None, "without a file there is a study"
+        way = changed_by(recommendation, by, command)
+    settings = MeasureSettings() if study is None else study.settings.measure
+    try:
+        with interruptible(), way as changed:
+            look = look_of(command, folder, UNCHANGED)
+            with errors.status("starting") as status:
+                found = verified(
+                    look, changed, num_blocks=blocks, settings=settings, say=lambda text: status.update(escape(text))
+                )
+    except KeyboardInterrupt:
+        say("interrupted: nothing was compared")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(found)
+    else:
+        print_script_verification(output, found, recommendation)
+    return found.same

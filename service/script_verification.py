@@ -1,0 +1,129 @@
+"""Verifying a recommendation for a script, or a script that the user has edited, beside the unchanged one."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from steptune.dashboards import units
+from steptune.service.script_study import script_facts_of
+from steptune.service.store import SqlStudyStore
+from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError, StudyNotFoundError
+from steptune.tuner.export.native import NativeJson
+from steptune.tuner.records import Candidate, MeasureSettings, Recommendation, Study
+from steptune.tuner.scripts.agent import OUTSIDE
+from steptune.tuner.scripts.diff import script_diff
+from steptune.tuner.scripts.runner import Look, Start
+from steptune.tuner.scripts.verification import UNCHANGED, Changed, ScriptVerification, verify_script
+from steptune.tuner.speeds import answer_of
+from steptune.tuner.workloads.reference import workload_of
+
+MOST_STUDIES = 1000
+CHANGES = ("enable", "diff")
+
+
+def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Path) -> Study:
+    """The newest study with a recommendation of a command in a folder.
+
+    Raises:
+        StudyNotFoundError: There is none.
+    """
+    for study in store.list_studies(MOST_STUDIES):
+        is_of_it = study.workload == workload_of(command) and script_facts_of(study).folder == str(folder)
+        if is_of_it and store.recommendation(study.study_id) is not None:
+            return study
+    raise StudyNotFoundError(
+        f"no study of this command in {folder} has a recommendation: `steptune tune {workload_of(command)}` makes one, "
+        "and --edited FILE compares a file of your own"
+    )
+
+
+@contextmanager
+def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...]) -> Iterator[Changed]:
+    """The script as a recommendation changes it, by `steptune.enable` or by the diff.
+
+    Raises:
+        ChoiceError: There is no such way.
+        RecommendationError: It changes nothing, or not this way.
+    """
+    if how not in CHANGES:
+        raise ChoiceError(f"--by {how}: write one of {', '.join(CHANGES)}")
+    if recommendation.candidate.is_baseline or recommendation.in_script is None:
+        raise RecommendationError("the recommendation changes nothing in the script: there is nothing to verify")
+    variables = recommendation.environment_variables
+    with tempfile.TemporaryDirectory(prefix="steptune-verify-") as folder:
+        if how == "enable":
+            path = Path(folder) / "steptune.json"
+            path.write_text(NativeJson().export(recommendation), encoding="utf-8")
+            start = Start(command=command, variables={**variables, OUTSIDE: str(path)})
+        else:
+            diff = script_diff(recommendation)
+            options = [part for option in diff.options for part in option.split()]
+            start = Start(command=(*command, *options), variables={**variables, **UNCHANGED}, texts=diff.texts)
+        yield Changed(start=start, candidate=recommendation.candidate, choices=recommendation.choices)
+
+
+def changed_file(edited: Path, command: tuple[str, ...], folder: Path) -> Changed:
+    """The script with the text of another file in the place of the one that the command names.
+
+    Raises:
+        ChoiceError: The file cannot be read, or the command names no Python file of the folder.
+    """
+    try:
+        text = edited.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChoiceError(f"--edited {edited} cannot be read: {error}") from None
+    named = [argument for argument in command if argument.endswith(".py") and (folder / argument).is_file()]
+    if len(named) != 1 or Path(named[0]).is_absolute():
+        raise ChoiceError(
+            f"--edited takes the place of the script that the command names, which names {len(named)} Python files of "
+            f"{folder}: write exactly one, by its path in this folder"
+        )
+    candidate = Candidate(choices={"edited": {"file": str(edited)}})
+    return Changed(start=Start(command=command, texts={named[0]: text}), candidate=candidate, choices={})
+
+
+def verified(
+    look: Look,
+    changed: Changed,
+    *,
+    num_blocks: int,
+    settings: MeasureSettings,
+    say: Callable[[str], None],
+) -> ScriptVerification:
+    """Both scripts side by side; their logs are gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="steptune-verify-") as folder:
+        (Path(folder) / "logs").mkdir()
+        return verify_script(look, changed, Path(folder), num_blocks=num_blocks, settings=settings, say=say)
+
+
+def print_script_verification(
+    console: Console, found: ScriptVerification, recommendation: Recommendation | None
+) -> None:
+    """Print own speed and own loss, beside the claim."""
+    gain = found.gain
+    interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
+    console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} starts of each)")
+    if recommendation is not None and recommendation.gain is not None:
+        claimed = answer_of(recommendation)
+        words = "" if claimed.interval is None else f" ({units.ratio_interval(claimed.interval)})"
+        console.print(f"claimed    {units.ratio(claimed.ratio)}{words}")
+    console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
+    if found.missing:
+        console.print(f"not made   {', '.join(found.missing)}: the script never came to it", style="yellow")
+
+
+def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:
+    """The recommendation of a study.
+
+    Raises:
+        StoreError: It has none.
+    """
+    recommendation = store.recommendation(study.study_id)
+    if recommendation is None:
+        raise StoreError(f"study {study.study_id} has no recommendation to verify ({study.state.value})")
+    return recommendation

@@ -1,0 +1,178 @@
+"""`steptune.enable()`: a script trains with the changes of its trials, or is told why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import sample_recommendation
+from msgspec.structs import replace
+from script_runs import ROOT, ScriptFolder, Trials, interpreter, losses
+
+from steptune.tuner.export.native import NativeJson
+from steptune.tuner.records import Choice, Recommendation
+
+LINES = 'import steptune\n\nsteptune.enable("steptune.json")\n'
+FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
+WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+CASES = [
+    pytest.param("plain.py", WORKER | FUSED, (), None, id="plain"),
+    pytest.param("own_trainer.py", {"data_loading": {"num_workers": 2}}, (), None, id="own_trainer"),
+    pytest.param("detection.py", WORKER, (), None, id="detection"),
+    pytest.param("own_batches.py", {"backend_flags": {"flush_denormals": True}}, (), None, id="own_batches"),
+    pytest.param("gan.py", FUSED, (), None, id="gan"),
+    pytest.param("two_ranks.py", FUSED, TORCHRUN, None, id="two_ranks"),
+    pytest.param("hf_trainer.py", WORKER, (), "transformers", id="hf_trainer"),
+]
+TOLERANCE = 1e-3
+"""Rounding, grown over the steps of a fixture."""
+
+
+def enabled(script: str) -> None:
+    """Put the line into a script, below its docstring."""
+    path = Path(script)
+    docstring, end, rest = path.read_text().partition('"""\n')
+    path.write_text(f"{docstring}{end}\n{LINES}{rest}")
+
+
+def trained(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def written(recommendation: Recommendation) -> None:
+    Path("steptune.json").write_text(NativeJson().export(recommendation))
+
+
+@pytest.mark.parametrize(("script", "choices", "launcher", "library"), CASES)
+def test_one_line_trains_the_same_with_the_changes(
+    folder: ScriptFolder,
+    tmp_path: Path,
+    script: str,
+    choices: dict[str, Choice],
+    launcher: tuple[str, ...],
+    library: str | None,
+) -> None:
+    command = (interpreter(library), *launcher, folder.add(script))
+    trials = Trials(folder.path, tmp_path / "study", command)
+    plain = folder.plain(*command)
+    written(trials.recommended(**choices))
+    enabled(script)
+
+    done = trained(*command)
+
+    told = [line for line in done.stderr.splitlines() if line.startswith("steptune")]
+    assert len(told) == 1, "one line, and nothing that was not changed"
+    words = trials.recommended(**choices).in_script.words
+    assert all(word in told[0] for word in words)
+    seen, wanted = _numbers(done), _numbers(plain)
+    assert seen[:32] == pytest.approx(wanted[:32], rel=TOLERANCE)
+    assert len(seen) == len(wanted)
+
+
+def _of_other_torch(recommendation: Recommendation) -> Recommendation:
+    return replace(recommendation, hardware=replace(recommendation.hardware, versions={"torch": "2.9.0"}))
+
+
+def _of_other_device(recommendation: Recommendation) -> Recommendation:
+    changes = recommendation.in_script
+    script = replace(changes.script, device="cuda", device_name="NVIDIA H100")
+    return replace(recommendation, in_script=replace(changes, script=script))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        pytest.param(_of_other_torch, "measured with torch 2.9.0, and this is torch", id="torch"),
+        pytest.param(_of_other_device, "measured on cuda (NVIDIA H100), and the script trains on cpu", id="device"),
+        pytest.param(lambda r: replace(r, num_ranks=2), "measured with 2 ranks, and there are 1", id="ranks"),
+        pytest.param(lambda r: replace(r, environment_variables={"A_B": "1"}), "start the script with it", id="env"),
+        pytest.param(lambda r: replace(r, in_script=None), "no recommendation for a training script", id="workload"),
+    ],
+)
+def test_another_machine_is_refused_in_words(
+    folder: ScriptFolder,
+    tmp_path: Path,
+    other: Callable[[Recommendation], Recommendation],
+    message: str,
+) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    written(other(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED)))
+    enabled("plain.py")
+
+    done = trained(*command)
+
+    assert done.returncode == 1
+    assert "RecommendationError" in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
+    assert not losses(done.stdout)
+
+
+def test_an_edited_script_is_refused_and_the_line_itself_is_no_edit(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    written(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED))
+    enabled("plain.py")
+    path = Path("plain.py")
+    path.write_text(path.read_text().replace("batch_size=8", "batch_size=4"))
+
+    done = trained(*command)
+
+    assert "plain.py is not the file that was tuned" in done.stderr.splitlines()[-1]
+    assert not losses(done.stdout)
+
+
+def test_without_the_file_the_script_trains_as_it_is_and_says_so(folder: ScriptFolder) -> None:
+    folder.add("plain.py")
+    enabled("plain.py")
+
+    done = trained(interpreter(None), "plain.py")
+
+    assert done.returncode == 0
+    assert done.stderr == "steptune: no change, because there is no steptune.json: the script trains as it is\n"
+
+
+@pytest.mark.parametrize("changed_first", [True, False], ids=["out of the change", "into the change"])
+def test_checkpoints_load_across_the_change(folder: ScriptFolder, tmp_path: Path, *, changed_first: bool) -> None:
+    command = (interpreter(None), folder.add("continued.py"))
+    channels_last: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}}
+    recommendation = Trials(folder.path, tmp_path / "study", command).recommended(**FUSED, **channels_last)
+    plain = [number for _ in range(2) for number in _numbers(trained(*command))]
+    Path("last.pt").unlink()
+    enabled("continued.py")
+
+    seen = []
+    for changed in (changed_first, not changed_first):
+        Path("steptune.json").unlink(missing_ok=True)
+        if changed:
+            written(recommendation)
+        seen += _numbers(trained(*command))
+
+    assert len(seen) == 192
+    assert seen == pytest.approx(plain, rel=TOLERANCE, abs=TOLERANCE)
+    assert seen[96] < 0.9 * seen[0], "the second run went on where the first one ended"
+
+
+def _numbers(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stderr
+    return [float(line.split()[1]) for line in losses(done.stdout)]
+
+
+def test_it_needs_none_of_the_packages_of_the_service(folder: ScriptFolder) -> None:
+    written(sample_recommendation())  # refused, once it was read
+    program = """
+import sys, steptune
+try:
+    steptune.enable()
+except steptune.tuner.errors.RecommendationError:
+    print([*sys.modules])
+"""
+
+    done = trained(interpreter(None), "-c", program)
+
+    loaded = {name.partition(".")[0] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")}
+    assert "torch" in loaded
+    assert not loaded & {"msgspec", "yaml", "rich", "typer", "sqlalchemy", "scipy", "starlette", "fastapi"}

@@ -1,0 +1,152 @@
+"""`steptune verify -- COMMAND`: the changed script beside the unchanged one, each as a user starts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import sample_recommendation
+from msgspec.structs import replace
+from script_runs import ROOT, STEPS_ONLY, ScriptFolder, Trials, interpreter
+from test_script_tuning import steptune
+
+from steptune.service.script_verification import changed_by, changed_file, verified
+from steptune.tuner.errors import ChoiceError, RecommendationError
+from steptune.tuner.records import Choice
+from steptune.tuner.scripts.verification import Changed, ScriptVerification
+
+FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
+WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+CASES = [
+    pytest.param("plain.py", WORKER | FUSED, "enable", (), None, id="plain"),
+    pytest.param("plain.py", WORKER | FUSED, "diff", (), None, id="plain_by_diff"),
+    pytest.param("own_trainer.py", {"data_loading": {"num_workers": 2}}, "diff", (), None, id="own_trainer"),
+    pytest.param("detection.py", WORKER, "enable", (), None, id="detection"),
+    pytest.param("two_ranks.py", FUSED, "enable", TORCHRUN, None, id="two_ranks"),
+    pytest.param("hf_trainer.py", WORKER, "enable", (), "transformers", id="hf_trainer"),
+]
+
+
+def compared(trials: Trials, changed: Changed) -> ScriptVerification:
+    return verified(trials.look, changed, num_blocks=2, settings=STEPS_ONLY, say=lambda text: None)
+
+
+@pytest.mark.parametrize(("script", "choices", "how", "launcher", "library"), CASES)
+def test_the_changed_script_has_a_speed_and_the_loss_of_the_unchanged_one(
+    folder: ScriptFolder,
+    tmp_path: Path,
+    script: str,
+    choices: dict[str, Choice],
+    how: str,
+    launcher: tuple[str, ...],
+    library: str | None,
+) -> None:
+    command = (interpreter(library), *launcher, folder.add(script))
+    before = folder.files()
+    trials = Trials(folder.path, tmp_path / "study", command)
+
+    with changed_by(trials.recommended(**choices), how, command) as changed:
+        found = compared(trials, changed)
+
+    assert found.same, found.reason
+    assert found.num_losses >= 8
+    assert found.gain.num_blocks == 2
+    assert found.gain.interval.low < found.gain.ratio < found.gain.interval.high
+    assert not found.missing
+    assert folder.files() == before
+    assert not list((folder.path.parent / "temporary").glob("steptune*"))
+
+
+def test_a_file_that_trains_otherwise_is_found_by_its_loss(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+    edited = tmp_path / "edited.py"
+    edited.write_text(Path("plain.py").read_text().replace("model(x), y)", "model(x), y) * 2"))
+
+    found = compared(trials, changed_file(edited, command, folder.path))
+
+    assert not found.same
+    assert "the changed script's loss is higher" in found.reason
+
+
+def test_a_line_that_stands_in_the_script_already_is_left_to_the_verification(
+    folder: ScriptFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides have it: the unchanged one is run as if it were not there."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    command = (interpreter(None), folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+    path = Path("plain.py")
+    path.write_text('import steptune\nsteptune.enable("missing.json")\n' + path.read_text())
+
+    with changed_by(trials.recommended(**FUSED), "enable", command) as changed:
+        found = compared(trials, changed)
+
+    assert found.same
+    assert not found.missing
+
+
+def test_changes_to_which_the_script_never_comes_are_named(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+    recommendation = trials.recommended(**WORKER)
+    changes = recommendation.in_script
+    assert changes is not None
+    elsewhere = {"loader_number": 7, "lines": {}}
+
+    other = replace(recommendation, in_script=replace(changes, script=replace(changes.script, **elsewhere)))
+    with changed_by(other, "enable", command) as changed:
+        found = compared(trials, changed)
+
+    assert "loader.num_workers" in found.missing
+
+
+def test_a_refused_recommendation_is_told_in_its_own_words(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+    recommendation = trials.recommended(**FUSED)
+    path = Path("plain.py")
+    path.write_text(path.read_text().replace("batch_size=8", "batch_size=4"))
+
+    with (
+        changed_by(recommendation, "enable", command) as changed,
+        pytest.raises(RecommendationError, match=r"plain\.py is not the file that was tuned"),
+    ):
+        compared(trials, changed)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("enable", RecommendationError, "changes nothing in the script"),
+        ("magic", ChoiceError, "write one of enable, diff"),
+    ],
+)
+def test_there_must_be_a_change(how: str, error: type[ValueError], message: str) -> None:
+    with pytest.raises(error, match=message), changed_by(sample_recommendation(), how, ("python", "train.py")):
+        pass
+
+
+def test_the_command_must_name_the_script_that_a_file_replaces(tmp_path: Path) -> None:
+    (tmp_path / "edited.py").write_text("")
+
+    with pytest.raises(ChoiceError, match="names 0 Python files"):
+        changed_file(tmp_path / "edited.py", ("bash", "run.sh"), tmp_path)
+
+
+def test_the_command_prints_speed_and_loss_and_ends_with_a_status(folder: ScriptFolder) -> None:
+    folder.add("plain.py")
+    edited = folder.path.parent / "edited.py"
+    edited.write_text(Path("plain.py").read_text().replace("model(x), y)", "model(x), y) * 2"))
+    command = (interpreter(None), "plain.py", "--steps", "20000")
+
+    done = steptune(folder, "verify", "--blocks", "2", "--edited", str(edited), "--", *command)
+    missing = steptune(folder, "verify", "--", *command)
+
+    assert done.returncode == 1, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["own", "speed"], ["own", "loss"]]
+    assert "loss is higher" in " ".join(done.stdout.split())
+    assert missing.returncode == 2
+    assert "no study of this command" in " ".join(missing.stderr.split())
+    assert list(folder.files()) == ["plain.py"]

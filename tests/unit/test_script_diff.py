@@ -1,0 +1,208 @@
+"""A recommendation as a change to a script's own lines: what is written where, and what is left to `enable`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from builders import sample_recommendation
+from msgspec.structs import replace
+
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.records import Candidate, Choice, Recommendation, ScriptFacts
+from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
+from steptune.tuner.scripts.diff import MOST_LINES, ScriptDiff, script_diff
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.in_scripts import script_changes
+
+SCRIPT = """\
+import argparse
+
+import torch
+from torch.utils.data import DataLoader
+
+
+def main(args, data, model):
+    loader = DataLoader(  # as it was
+        data,
+        batch_size=8,
+        shuffle=True,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for x, y in loader:
+        output = model(x)
+        loss = torch.nn.functional.cross_entropy(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+LINES = {"loader": 8, "optimizer": 13, "model": 15, "step": 19}
+WORKERS: Choice = {"num_workers": 4, "pin_memory": True}
+FUSED: Choice = {"implementation": "fused"}
+
+
+def recommended(folder: Path, text: str = SCRIPT, **choices: Choice) -> Recommendation:
+    """The choices for a script in a folder, whose objects are made at `LINES`."""
+    (folder / "train.py").write_text(text)
+    counted = counted_lines(text)
+    script = ScriptFacts(
+        command=("python", "train.py"),
+        folder=str(folder),
+        loader="DataLoader",
+        loader_number=0,
+        optimizers=("AdamW",),
+        optimizer_numbers=(0,),
+        models=("Net",),
+        places={name: f"{folder}/train.py:{line} in main" for name, line in LINES.items()},
+        files={"train.py": source_digest(text)},
+        lines={name: ("train.py", counted.index(line)) for name, line in LINES.items() if line in counted},
+    )
+    complete = {s.name: {**s.defaults, **choices.get(s.name, {})} for s in STRATEGIES}
+    candidate = Candidate(choices=choices)
+    return replace(
+        sample_recommendation(candidate=candidate, choices=complete),
+        workload="-- python train.py",
+        in_script=script_changes(candidate, complete, script),
+    )
+
+
+def added(diff: ScriptDiff) -> list[str]:
+    return [line[1:].strip() for line in diff.diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        pytest.param({"data_loading": WORKERS}, ["shuffle=True, num_workers=4, pin_memory=True,"], id="loader"),
+        pytest.param(
+            {"optimizer_implementation": FUSED},
+            ["optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"],
+            id="fused",
+        ),
+        pytest.param({"compile": {"mode": "default"}}, ["model.compile()"], id="compile"),
+        pytest.param(
+            {"memory_format": {"layout": "channels_last"}},
+            ["model.to(memory_format=torch.channels_last)"],
+            id="channels_last",
+        ),
+        pytest.param(
+            {"precision": {"level": "O1", "dtype": "bfloat16"}},
+            [
+                'with torch.autocast("cpu", dtype=torch.bfloat16):',
+                "output = model(x)",
+                "loss = torch.nn.functional.cross_entropy(output, y)",
+                "optimizer.zero_grad()",
+            ],
+            id="autocast",
+        ),
+        pytest.param({"cpu_threads": {"num_threads": 1}}, ["torch.set_num_threads(1)"], id="threads"),
+        pytest.param({"backend_flags": {"flush_denormals": True}}, ["torch.set_flush_denormal(True)"], id="flags"),
+    ],
+)
+def test_a_choice_with_a_plain_idiom_is_written_at_its_line(
+    tmp_path: Path, choices: dict[str, Choice], expected: list[str]
+) -> None:
+    diff = script_diff(recommended(tmp_path, **choices))
+
+    assert added(diff) == expected
+    assert diff.expressed == tuple(choices)
+    assert not diff.left_out
+
+
+@pytest.mark.parametrize("end", ["\n", ""], ids=["with a last line break", "without"])
+def test_git_applies_the_diff_below_the_top_of_a_repository(tmp_path: Path, end: str) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    folder = tmp_path / "below"
+    folder.mkdir()
+    choices: dict[str, Choice] = {"data_loading": WORKERS, "optimizer_implementation": FUSED}
+    diff = script_diff(recommended(folder, SCRIPT.rstrip("\n") + end, **choices))
+
+    subprocess.run(["git", "apply", "-"], input=diff.diff, text=True, cwd=folder, check=True)
+
+    assert (folder / "train.py").read_text() == diff.texts["train.py"]
+    assert "# as it was" in diff.texts["train.py"]
+
+
+def test_an_argument_that_comes_from_the_command_line_stays_there(tmp_path: Path) -> None:
+    parser = '    parser.add_argument("-j", "--workers", type=int, default=0)\n'
+    text = SCRIPT.replace("        shuffle=True,\n", "        shuffle=True, num_workers=args.workers,\n") + parser
+
+    diff = script_diff(recommended(tmp_path, text, data_loading=WORKERS))
+
+    assert diff.options == ("--workers 4",)
+    assert added(diff) == ["shuffle=True, num_workers=args.workers, pin_memory=True,"]
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "choices", "reason"),
+    [
+        pytest.param(
+            "        shuffle=True,\n",
+            "        **settings,\n",
+            {"data_loading": WORKERS},
+            "its arguments come from a dictionary",
+            id="dictionary",
+        ),
+        pytest.param(
+            "DataLoader(  #", "make_loader(  #", {"data_loading": WORKERS}, "no calls of DataLoader", id="function"
+        ),
+        pytest.param(
+            "AdamW(model.parameters()",
+            "AdamW(groups(model)",
+            {"compile": {"mode": "default"}},
+            "come from no variable of their own",
+            id="groups",
+        ),
+        pytest.param(
+            "        loss.backward()\n",
+            "        finish(loss, optimizer)\n",
+            {"precision": {"level": "O1", "dtype": "bfloat16"}},
+            "do not stand in one block",
+            id="backward",
+        ),
+    ],
+)
+def test_a_line_that_cannot_say_a_change_leaves_it_to_enable(
+    tmp_path: Path, line: str, other: str, choices: dict[str, Choice], reason: str
+) -> None:
+    text = SCRIPT.replace(line, other)
+    assert text != SCRIPT
+
+    with pytest.raises(RecommendationError, match=r"steptune\.enable") as refused:
+        script_diff(recommended(tmp_path, text, **choices))
+
+    assert reason in str(refused.value)
+    partly = script_diff(recommended(tmp_path, text, **choices, backend_flags={"flush_denormals": True}))
+    assert partly.expressed == ("backend_flags",)
+    assert reason in partly.left_out[next(iter(choices))]
+
+
+def test_autocast_goes_around_a_context_of_the_scripts_own(tmp_path: Path) -> None:
+    text = SCRIPT.replace("        output = model(x)\n", "        with context: output = model(x)\n")
+    autocast: Choice = {"level": "O1", "dtype": "bfloat16"}
+
+    diff = script_diff(recommended(tmp_path, text, precision=autocast))
+
+    assert added(diff)[:2] == ['with torch.autocast("cpu", dtype=torch.bfloat16):', "with context: output = model(x)"]
+
+
+def test_a_diff_of_many_lines_is_none(tmp_path: Path) -> None:
+    many = "".join(f"        output = output + {number}\n" for number in range(MOST_LINES // 2))
+    text = SCRIPT.replace("        output = model(x)\n", f"        output = model(x)\n{many}")
+
+    with pytest.raises(RecommendationError, match=f"at most {MOST_LINES} are a diff"):
+        script_diff(recommended(tmp_path, text, precision={"level": "O1", "dtype": "bfloat16"}))
+
+
+def test_an_edited_file_is_refused(tmp_path: Path) -> None:
+    recommendation = recommended(tmp_path, data_loading=WORKERS)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("batch_size=8", "batch_size=4"))
+
+    with pytest.raises(RecommendationError, match="was edited since it was tuned"):
+        script_diff(recommendation)
+
+
+def test_a_recommendation_of_a_workload_has_no_script() -> None:
+    with pytest.raises(RecommendationError, match="is for a workload"):
+        script_diff(sample_recommendation())

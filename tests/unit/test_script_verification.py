@@ -1,0 +1,57 @@
+"""Losses of a changed script beside those of the unchanged one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from steptune.tuner.records import Gain, Interval
+from steptune.tuner.scripts.verification import compare_losses
+
+GAIN = Gain(
+    ratio=1.2, interval=Interval(low=1.1, high=1.3), prediction=Interval(low=1, high=2), num_blocks=2, num_finalists=1
+)
+FALLING = [2.0 - step / 100 for step in range(100)]
+
+
+def scaled(losses: list[float], factor: float) -> list[float]:
+    return [factor * loss for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        pytest.param(FALLING, True, id="equal"),
+        pytest.param(scaled(FALLING, 1.001), True, id="rounding"),
+        pytest.param(scaled(FALLING, 1.2), False, id="higher"),
+        pytest.param([2.0 - step / 50 for step in range(100)], False, id="lower"),
+        pytest.param([*FALLING[:99], math.nan], False, id="not a number"),
+    ],
+)
+def test_losses_agree_within_rounding_and_a_part_of_their_fall(changed: list[float], *, same: bool) -> None:
+    found = compare_losses([FALLING, FALLING], [changed, changed], GAIN)
+
+    assert found.same is same
+    assert found.num_losses == 100
+
+
+def test_a_script_that_does_not_repeat_itself_is_given_its_own_scatter() -> None:
+    other = scaled(FALLING, 1.1)
+
+    alike = compare_losses([FALLING, other], [scaled(FALLING, 1.08), other], GAIN)
+    apart = compare_losses([FALLING, other], [scaled(FALLING, 2.0), scaled(FALLING, 2.0)], GAIN)
+
+    assert alike.same
+    assert not apart.same
+
+
+def test_starts_of_other_lengths_are_compared_as_far_as_all_go() -> None:
+    assert compare_losses([FALLING, FALLING[:40]], [FALLING, FALLING[:60]], GAIN).num_losses == 40
+
+
+def test_without_a_backward_pass_nothing_is_compared_and_the_verdict_says_so() -> None:
+    found = compare_losses([[], []], [[], []], GAIN)
+
+    assert found.num_losses == 0
+    assert "not compared" in found.reason

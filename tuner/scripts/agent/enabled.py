@@ -1,0 +1,253 @@
+"""A recommendation's changes in a real run of a script: the interception of its trials, and nothing else of them.
+
+The same `Changes` are made at the same marks in the same order. Nothing is timed, guarded or ended. The wrapper of all
+modules goes as soon as every module was changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import DataLoader
+
+from .changes import Changes
+from .hooks import Hooks
+from .ranks import rank_and_size
+from .sources import counted_lines, source_digest
+
+
+class CannotEnableError(ValueError):
+    """The script, or the machine, is not the one that was tuned."""
+
+
+def enable_from(path: Path, error: type[ValueError] = CannotEnableError) -> None:
+    """Install the changes of a recommendation that was exported as JSON.
+
+    Args:
+        error: Raised where it does not belong to this script and machine; also later, from the script's own lines,
+            where that shows only there.
+    """
+    if _installed:
+        return
+    record = _read(path, error)
+    found = record["in_script"]
+    sources = _Sources(found["script"])
+    measured = _Measured(record, error)
+    measured.check_start(sources)
+    hooks = EnabledHooks(Enabled(found, sources.place("loader"), measured))
+    hooks.install()
+    _installed.append(hooks)
+    if is_first():
+        sys.stderr.write(f"steptune: {'; '.join(found['words']) or 'no change'} (from {path})\n")
+
+
+def _read(path: Path, error: type[ValueError]) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as reason:
+        raise error(f"{path} is not JSON ({reason}): export the recommendation again") from None
+    if not isinstance(record, dict) or not record.get("in_script"):
+        raise error(f"{path} holds no recommendation for a training script: `steptune tune -- COMMAND` makes one")
+    return record
+
+
+def is_first() -> bool:
+    """Say whether this process speaks for all of the script."""
+    return multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+
+
+class _Sources:
+    """The files of the script that was tuned, where they are now."""
+
+    def __init__(self, script: dict[str, Any]) -> None:
+        self._script = script
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        folders = [Path.cwd(), *(Path(main).resolve().parents if main else ())]
+        names = script["files"]
+        self._folder = next((f for f in folders if all((f / name).is_file() for name in names)), folders[0])
+
+    def changed(self) -> str:
+        """The first file that differs from the one that was tuned; empty where none does."""
+        for name, digest in self._script["files"].items():
+            path = self._folder / name
+            if not path.is_file() or source_digest(self._text(name)) != digest:
+                return str(name)
+        return ""
+
+    def place(self, name: str) -> str:
+        """Line at which an object is made now, as `users_place` says it, without folders; empty where none is known."""
+        if name not in self._script["lines"]:
+            return ""
+        file, position = self._script["lines"][name]
+        function = self._script["places"][name].partition(" in ")[2]
+        return f"{Path(file).name}:{counted_lines(self._text(file))[position]} in {function}"
+
+    def _text(self, name: str) -> str:
+        return (self._folder / name).read_text(encoding="utf-8", errors="replace")
+
+
+class _Measured:
+    """Conditions under which the recommendation was measured."""
+
+    def __init__(self, record: dict[str, Any], error: type[ValueError]) -> None:
+        self._record = record
+        self._script = record["in_script"]["script"]
+        self._error = error
+        self._is_device_checked = False
+
+    def check_start(self, sources: _Sources) -> None:
+        """Refuse where something differs that is known before the script begins."""
+        changed = sources.changed()
+        if changed:
+            self._refuse(f"{changed} is not the file that was tuned")
+        torch_then, torch_now = self._record["hardware"]["versions"].get("torch"), str(torch.__version__)
+        if torch_then != torch_now:
+            self._refuse(f"it was measured with torch {torch_then}, and this is torch {torch_now}")
+        for name, value in self._record["environment_variables"].items():
+            if os.environ.get(name) != value:
+                self._refuse(f"it was measured with {name}={value}: start the script with it", remedy="")
+        if os.environ.get("WORLD_SIZE"):  # else there may be a launcher that sets it
+            self._check_size(int(os.environ["WORLD_SIZE"]))
+
+    def check_device(self, device: torch.device) -> None:
+        """Refuse another device, once the script is seen to use one, and another number of ranks."""
+        if self._is_device_checked:
+            return
+        self._is_device_checked = True
+        self._check_size(rank_and_size()[1])
+        then = self._script["device"], self._script["device_name"]
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
+        if then != (device.type, name):
+            self._refuse(f"it was measured on {then[0]} ({then[1]}), and the script trains on {device.type} ({name})")
+
+    def _check_size(self, size: int) -> None:
+        if size != self._record["num_ranks"]:
+            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, and there are {size}")
+
+    def _refuse(self, reason: str, remedy: str = ". Tune it again, or take the line steptune.enable() out") -> None:
+        raise self._error(f"the recommendation of study {self._record['study_id']} is not applied: {reason}{remedy}")
+
+
+class Enabled:
+    """Session of a process whose script enables a recommendation: changes at its marks.
+
+    Args:
+        found: Changes with the script for which they are.
+        place: Line at which the training loader is made, without folders.
+        measured: Checked at the first mark that shows a device.
+    """
+
+    def __init__(self, found: dict[str, Any], place: str, measured: _Measured) -> None:
+        script = found["script"]
+        self._wanted = found["changes"]
+        numbers, models = tuple(script["optimizer_numbers"]), tuple(script["models"])
+        self._changes = Changes(self._wanted, script["loader_number"], place, numbers, models)
+        self._measured = measured
+        self._loaders: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+        self._num_loaders = self._num_optimizers = 0
+        self._called: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+        self.over: Callable[[], None] = lambda: None
+        """Called once no module is left to be changed."""
+        atexit.register(self._tell_missing)
+
+    @property
+    def awaits_modules(self) -> bool:
+        """Say whether a module that is to be changed was not called yet."""
+        return self._changes.awaits_modules
+
+    def made_loader(self, loader: Any, place: str) -> None:
+        """Number a loader."""
+        if loader not in self._loaders:
+            file, _, rest = place.rpartition(":")
+            self._loaders[loader] = self._num_loaders, f"{Path(file).name}:{rest}"
+            self._num_loaders += 1
+
+    def loader_begins(self, loader: Any) -> None:
+        """Change the training loader; the flags of the process come before."""
+        self._changes.begin()
+        self._changes.loader(loader, *self._loaders.get(loader, (self._num_loaders, "")))
+
+    def loader_began(self, loader: Any, iterator: Any) -> None:
+        """Number a loader that was made before."""
+        self.made_loader(loader, "")
+
+    def made_optimizer(self, optimizer: Any, place: str) -> None:
+        """Number an optimizer, and change it where it makes the step."""
+        number, self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
+        self._changes.optimizer(optimizer, number)
+
+    def loss(self, tensors: Any) -> None:
+        """Note what a backward pass begins from."""
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+        self._measured.check_device(first.device)
+        self._changes.begin()
+
+    def backward_ended(self, *, in_closure: bool) -> None:
+        """The flags are set, and the modules of the step were called."""
+        self.over()
+
+    def called(self, module: torch.nn.Module) -> None:
+        """Change an outermost module at its first call with gradients."""
+        if not torch.is_grad_enabled() or module in self._called:
+            return
+        parameter = next(module.parameters(), None)
+        if parameter is None:
+            return
+        self._called[module] = True
+        self._measured.check_device(parameter.device)
+        self._changes.begin()
+        self._changes.module(module)
+
+    def missing(self) -> list[str]:
+        """Changes that were not made so far."""
+        return [name for name in self._wanted if name not in self._changes.applied]
+
+    def _tell_missing(self) -> None:
+        missing = self.missing()
+        if missing and is_first():
+            sys.stderr.write(f"steptune: not changed: {', '.join(missing)}. The script never came to it\n")
+
+
+class EnabledHooks(Hooks):
+    """The wrappers that changes need."""
+
+    def __init__(self, session: Enabled) -> None:
+        self.session: Any = session
+        self._depth = threading.local()
+        self._restore: dict[str, Callable[[], None]] = {}
+        session.over = self._without_forward
+
+    def install(self) -> None:
+        self._put(torch.autograd, "backward", self._backward)
+        self._put(DataLoader, "__init__", self._made_loader)
+        self._put(DataLoader, "__iter__", self._began_loader)
+        self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
+        self._put(torch.nn.Module, "__call__", self._module)
+        os.register_at_fork(after_in_child=self.remove)
+
+    def wrap_step(self, kind: Any) -> None:
+        """Nothing: steps are not counted."""
+
+    def _without_forward(self) -> None:
+        """Take the wrappers away that only the first step needs."""
+        self._restore.pop("torch.autograd.backward", lambda: None)()
+        if not self.session.awaits_modules:
+            self.forget_forward()
+
+
+_installed: list[EnabledHooks] = []
+
+
+def missing() -> list[str]:
+    """Changes of this process that were not made so far."""
+    return [name for hooks in _installed for name in hooks.session.missing()]

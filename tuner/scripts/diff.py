@@ -1,0 +1,271 @@
+"""A recommendation as a change to the script's own lines: a unified diff, and options of its own command line.
+
+Only changes with a plain idiom become lines: the rest is left to `steptune.enable`, with the reason. A diff is made at
+the places that the inspection recorded, in files below the script's folder, and only in such as were not edited since.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
+from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
+from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, option_of
+from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.in_scripts import outside_of
+
+MOST_LINES = 15
+"""Lines that a diff takes away or adds."""
+LOADER = "loader."
+NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
+    "num_workers": (0,),
+    "pin_memory": (False,),
+    "prefetch_factor": (None, 2),
+    "persistent_workers": (False,),
+}
+"""Settings that a DataLoader has by itself."""
+POSITIONAL = 6
+"""Positional arguments of a DataLoader from which on one of them may be its workers."""
+OPTIMIZER = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}
+FLAGS = {
+    "num_threads": "torch.set_num_threads({})",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = {}",
+    "cudnn_tf32": "torch.backends.cudnn.allow_tf32 = {}",
+    "matmul_precision": "torch.set_float32_matmul_precision({})",
+    "flush_denormals": "torch.set_flush_denormal({})",
+}
+FLAG_DEFAULTS = {"cudnn_benchmark": False, "matmul_precision": "highest", "flush_denormals": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptDiff:
+    """A recommendation in the words of its script.
+
+    Attributes:
+        texts: New texts of files, by their path below the folder.
+        diff: The same as a unified diff; empty where options say all.
+        options: To be added to the command.
+        expressed: Strategies that are in it.
+        left_out: Why others are not, by strategy.
+    """
+
+    texts: dict[str, str]
+    diff: str
+    options: tuple[str, ...]
+    expressed: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+def script_diff(recommendation: Recommendation) -> ScriptDiff:
+    """The changes of a recommendation that the script's own lines and options can say.
+
+    Raises:
+        RecommendationError: It is for no script, the script was edited or is gone, or nothing can be said so.
+    """
+    if recommendation.in_script is None:
+        raise RecommendationError("the recommendation is for a workload: a diff changes the lines of a training script")
+    script = recommendation.in_script.script
+    found = outside_of(recommendation.candidate, recommendation.choices, script)
+    if not found:
+        raise RecommendationError("the recommendation changes nothing: there is no diff")
+    writer = _Writer(script)
+    left_out: dict[str, str] = {}
+    for name, outside in found.items():
+        try:
+            writer.write(outside)
+        except NotEditableError as error:
+            left_out[name] = str(error)
+    expressed = tuple(name for name in found if name not in left_out)
+    if not expressed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RecommendationError(
+            f"the script's lines cannot say the changes ({reasons}): use steptune.enable, which makes all of them"
+        )
+    texts = writer.texts()
+    diff = "".join(unified(name, writer.files[name].text, text) for name, text in texts.items())
+    return ScriptDiff(texts=texts, diff=diff, options=tuple(writer.options), expressed=expressed, left_out=left_out)
+
+
+def unified(name: str, before: str, after: str) -> str:
+    """The difference of two texts of a file, as `git apply` and `patch -p1` take it."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+class _Writer:
+    """Edits of the files of a script, choice by choice: each whole or not at all."""
+
+    def __init__(self, script: ScriptFacts) -> None:
+        self._script = script
+        self.files: dict[str, SourceFile] = {}
+        self.options: list[str] = []
+        self._done: list[Outside] = []
+
+    def write(self, outside: Outside) -> None:
+        """Make the changes of a choice.
+
+        Raises:
+            NotEditableError: They have no plain idiom here.
+        """
+        if not outside.changes:
+            raise NotEditableError(f"it is a variable of the environment: {outside.words}")
+        self._write_all([*self._done, outside])
+        self._done.append(outside)
+
+    def _write_all(self, wanted: list[Outside]) -> None:
+        """All edits from the beginning: a choice that fails leaves nothing of itself."""
+        before = self.files, self.options
+        self.files, self.options = {}, []
+        try:
+            for outside in wanted:
+                self._write(outside.changes)
+            num_lines = sum(_num_changed(self.files[name].text, text) for name, text in self.texts().items())
+            if num_lines > MOST_LINES:
+                raise NotEditableError(f"the diff would change {num_lines} lines, and at most {MOST_LINES} are a diff")
+        except NotEditableError:
+            self.files, self.options = before
+            raise
+
+    def texts(self) -> dict[str, str]:
+        """Edited texts, of the files that changed."""
+        edited = {name: file.edited() for name, file in self.files.items()}
+        return {name: text for name, text in edited.items() if text != self.files[name].text}
+
+    def _write(self, changes: Mapping[str, Scalar]) -> None:
+        loading = {n.removeprefix(LOADER): value for n, value in changes.items() if n.startswith(LOADER)}
+        if loading:
+            self._write_loader(loading)
+        flags = {name: value for name, value in changes.items() if name in FLAGS}
+        lines = [FLAGS[name].format(repr(v)) for name, v in flags.items() if FLAG_DEFAULTS.get(name) != v]
+        if flags and not lines:
+            raise NotEditableError("it puts PyTorch's own settings back")
+        if lines:
+            self._add_lines(lines)
+        writers: dict[str, Callable[[Mapping[str, Scalar]], None]] = {
+            "optimizer": self._write_optimizer,
+            "compile": self._write_compile,
+            "channels_last": self._write_channels_last,
+            "autocast": self._write_autocast,
+        }
+        for name, write in writers.items():
+            if changes.get(name):
+                write(changes)
+
+    def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
+        file, line = self._at("loader")
+        call = file.call(line, [self._script.loader or ""])
+        if len(call.args) >= POSITIONAL:
+            raise NotEditableError("its arguments are given by position")
+        present = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        changed: dict[str, object] = {}
+        for name, value in wanted.items():
+            if name in present and (option := _option(file.tree, present[name], value)):
+                self.options.append(option)
+            elif name in present or value not in NEED_NOT_BE_SAID[name]:
+                changed[name] = value
+        file.set_arguments(call, changed)
+
+    def _write_optimizer(self, changes: Mapping[str, Scalar]) -> None:
+        file, call = self._optimizer()
+        file.set_arguments(call, OPTIMIZER[str(changes["optimizer"])])
+
+    def _write_compile(self, changes: Mapping[str, Scalar]) -> None:
+        said = [] if changes["compile"] == "default" else [f"mode={changes['compile']!r}"]
+        said += [] if changes.get("compile_dynamic") is None else [f"dynamic={changes['compile_dynamic']}"]
+        self._add_lines([f"{self._model()}.compile({', '.join(said)})"], uses_torch=False)
+
+    def _write_channels_last(self, changes: Mapping[str, Scalar]) -> None:
+        self._add_lines([f"{self._model()}.to(memory_format=torch.channels_last)"])
+
+    def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
+        """Forward and loss, from the model's call to the statement before backward."""
+        file, line = self._at("model")
+        found: tuple[list[ast.stmt], int] | None = file.block_of(line)
+        while found is not None and _backward(*found) is None:
+            found = file.around(found[0])
+        if found is None or not _imports_torch(file.tree):
+            raise NotEditableError("the model's call and backward do not stand in one block")
+        block, first = found
+        opening = f'with torch.autocast("{self._script.device}", dtype=torch.{changes["autocast"]}):'
+        file.put_under(block[first : _backward(block, first)], opening)
+
+    def _add_lines(self, lines: list[str], *, uses_torch: bool = True) -> None:
+        """Lines after the optimizer is made: before the first step, and after the script's own settings."""
+        file, call = self._optimizer()
+        block, position = file.block_of(call.lineno)
+        imported = [] if not uses_torch or _imports_torch(file.tree) else ["import torch"]
+        file.add_after(block[position], [*imported, *lines])
+
+    def _optimizer(self) -> tuple[SourceFile, ast.Call]:
+        if len(self._script.optimizers) != 1:
+            raise NotEditableError(f"a step has {len(self._script.optimizers)} optimizers")
+        file, line = self._at("optimizer")
+        return file, file.call(line, self._script.optimizers)
+
+    def _model(self) -> str:
+        """The variable whose parameters the optimizer was given."""
+        if len(self._script.models) != 1 or self._script.wrappers:
+            raise NotEditableError("which variable holds the model that is called is not known")
+        file, call = self._optimizer()
+        calls = [node.func for node in ast.walk(call) if isinstance(node, ast.Call)]
+        owners = {file.source_of(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr == "parameters"}
+        if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
+            raise NotEditableError("the optimizer's parameters come from no variable of their own")
+        return name
+
+    def _at(self, name: str) -> tuple[SourceFile, int]:
+        """The file and the line at which an object was made."""
+        if name not in self._script.lines:
+            raise NotEditableError(f"the {name}'s line is in no file of your folder")
+        path, position = self._script.lines[name]
+        if path not in self.files:
+            self.files[path] = SourceFile(_unchanged(self._script, path))
+        file = self.files[path]
+        return file, counted_lines(file.text)[position]
+
+
+def _backward(block: list[ast.stmt], first: int) -> int | None:
+    """Position of the statement of a block, behind another one, that runs backward."""
+    later = (n for n, statement in enumerate(block) if n > first and ".backward(" in ast.unparse(statement))
+    return next(later, None)
+
+
+def _unchanged(script: ScriptFacts, name: str) -> str:
+    path = Path(script.folder) / name
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecommendationError(
+            f"{path} cannot be read ({error}): a diff is made of the file that was tuned"
+        ) from None
+    if source_digest(text) != script.files[name]:
+        raise RecommendationError(f"{path} was edited since it was tuned: undo that, or tune it again")
+    return text
+
+
+def _option(tree: ast.AST, present: ast.expr, value: Scalar) -> str:
+    """Option of the script's own parser that sets an argument; empty where there is none."""
+    found = option_of(tree, present)
+    if found is None or value is None:
+        return ""
+    option, action = found
+    if action is None and not isinstance(value, bool):
+        return f"{option} {value}"
+    return option if action == "store_true" and value is True else ""
+
+
+def _imports_torch(tree: ast.AST) -> bool:
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return any(alias.name.partition(".")[0] == "torch" and alias.asname is None for alias in imports)
+
+
+def _num_changed(before: str, after: str) -> int:
+    lines = difflib.ndiff(before.splitlines(), after.splitlines())
+    return sum(line.startswith(("- ", "+ ")) for line in lines)

@@ -1,0 +1,43 @@
+"""The way out of a study of a script: one line in it makes the changes that its trials made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from steptune.tuner.errors import RecommendationError
+from steptune.tuner.scripts.agent import OUTSIDE
+
+
+def enable(recommendation: str | Path = "steptune.json") -> None:
+    """Train with the changes of a recommendation for this script, made from outside as its trials made them.
+
+        import steptune
+        steptune.enable("steptune.json")
+
+    The line stands above all that makes loaders, models and optimizers. It prints one line on standard error that says
+    the changes. Where the file is missing, that line says so, and the script trains as it is.
+
+    Args:
+        recommendation: The JSON export of a study of a command; looked for in the current folder, then in the script's.
+
+    Raises:
+        RecommendationError: The script, torch, the number of ranks or the device is another one than was tuned. Device
+            and ranks are known at the first forward pass only, where it is raised then.
+    """
+    if OUTSIDE in os.environ:  # a verification compares the script with and without it
+        return
+    from steptune.tuner.scripts.agent.enabled import enable_from, is_first
+
+    path = _found(Path(recommendation).expanduser())
+    if path is not None:
+        enable_from(path, RecommendationError)
+    elif is_first():
+        sys.stderr.write(f"steptune: no change, because there is no {recommendation}: the script trains as it is\n")
+
+
+def _found(path: Path) -> Path | None:
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    folders = [Path(), *([Path(main).resolve().parent] if main else [])]
+    return next((folder / path for folder in folders if (folder / path).is_file()), None)

@@ -1,0 +1,163 @@
+"""Edits of a Python source by its syntax tree: arguments of a call, lines after a statement, statements in a block.
+
+Everything else stays as it is written, comments and line breaks included.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+Place = ast.expr | ast.stmt | ast.keyword
+INDENT = "    "
+
+
+class NotEditableError(ValueError):
+    """The source has no place for an edit; the message says why."""
+
+
+class SourceFile:
+    """A source with the edits that were asked for.
+
+    Raises:
+        NotEditableError: It is not valid Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._source = text.encode()
+        self._starts = [0]
+        for line in self._source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self._edits: list[tuple[int, int, bytes]] = []
+        try:
+            self.tree = ast.parse(text)
+        except SyntaxError as error:
+            raise NotEditableError(f"it is not valid Python: {error.msg}") from None
+
+    def edited(self) -> str:
+        """The text with all edits.
+
+        Raises:
+            NotEditableError: The edits do not go together.
+        """
+        found, after = self._source, len(self._source) + 1
+        in_order = sorted((begin, end, number, new) for number, (begin, end, new) in enumerate(self._edits))
+        for begin, end, _, replacement in reversed(in_order):
+            if end > after:
+                raise NotEditableError("two changes meet in one statement")
+            found, after = found[:begin] + replacement + found[end:], begin
+        text = found.decode()
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            raise NotEditableError("the call is written in a way that takes no further argument") from None
+        return text
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def call(self, line: int, names: Sequence[str]) -> ast.Call:
+        """The only call of a function or class of these names in a line."""
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        found = [c for c in calls if last_name(c.func) in names and c.lineno <= line <= (c.end_lineno or c.lineno)]
+        if len(found) != 1:
+            raise NotEditableError(f"line {line} has {len(found) or 'no'} calls of {' or '.join(names)}")
+        return found[0]
+
+    def block_of(self, line: int) -> tuple[list[ast.stmt], int]:
+        """The innermost block with a simple statement in a line, and the statement's position in it."""
+        for body in _blocks(self.tree):
+            for position, statement in enumerate(body):
+                is_simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.AugAssign)
+                if is_simple and statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+                    return body, position
+        raise NotEditableError(f"line {line} holds no assignment or call of its own")
+
+    def around(self, block: list[ast.stmt]) -> tuple[list[ast.stmt], int] | None:
+        """The block that holds the `with` of which a block is the body, and its position; None where it is of none."""
+        for body in _blocks(self.tree):
+            for position, statement in enumerate(body):
+                if isinstance(statement, ast.With) and statement.body is block:
+                    return body, position
+        return None
+
+    def source_of(self, node: Place) -> str:
+        return self._source[self._begin(node) : self._end(node)].decode()
+
+    # --- editing --------------------------------------------------------------------------------
+
+    def set_arguments(self, call: ast.Call, arguments: Mapping[str, object]) -> None:
+        """Give keyword arguments other values, or add them."""
+        if any(keyword.arg is None for keyword in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+            raise NotEditableError("its arguments come from a dictionary or list")
+        present = {keyword.arg: keyword.value for keyword in call.keywords}
+        added = []
+        for name, value in arguments.items():
+            if name not in present:
+                added.append(f", {name}={value!r}")
+            elif self.source_of(present[name]) != repr(value):
+                self._replace(present[name], repr(value))
+        last: list[Place] = sorted([*call.args, *call.keywords], key=self._end)
+        if not last:
+            raise NotEditableError("it is called without arguments")
+        if added:
+            end = self._end(last[-1])
+            self._edits.append((end, end, "".join(added).encode()))
+
+    def add_after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
+        """Add lines after a statement, in its block."""
+        end = self._starts[statement.end_lineno or statement.lineno]
+        before = b"" if self._source[:end].endswith(b"\n") else b"\n"
+        added = "".join(f"{' ' * statement.col_offset}{line}\n" for line in lines)
+        self._edits.append((end, end, before + added.encode()))
+
+    def put_under(self, statements: Sequence[ast.stmt], opening: str) -> None:
+        """Put statements that follow each other under a compound statement like `with ...:`."""
+        begin = self._starts[statements[0].lineno - 1]
+        end = self._starts[statements[-1].end_lineno or statements[-1].lineno]
+        margin = " " * statements[0].col_offset
+        block = self._source[begin:end].decode()
+        self._edits.append((begin, end, f"{margin}{opening}\n{textwrap.indent(block, INDENT)}".encode()))
+
+    def _replace(self, node: Place, text: str) -> None:
+        self._edits.append((self._begin(node), self._end(node), text.encode()))
+
+    def _begin(self, node: Place) -> int:
+        return self._starts[node.lineno - 1] + node.col_offset
+
+    def _end(self, node: Place) -> int:
+        assert node.end_lineno is not None, "a tree that was parsed has all positions"
+        assert node.end_col_offset is not None, "a tree that was parsed has all positions"
+        return self._starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(body, list):
+                yield body
+
+
+def last_name(function: ast.expr) -> str:
+    """`DataLoader` of `torch.utils.data.DataLoader`; empty of what has no name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def option_of(tree: ast.AST, value: ast.expr) -> tuple[str, str | None] | None:
+    """The option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
+    if not isinstance(value, ast.Attribute):
+        return None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or last_name(node.func) != "add_argument":
+            continue
+        given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+        names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        options = [name for name in names if name.startswith("--")] or [n for n in names if n.startswith("-")]
+        if options and given.get("dest", options[0].lstrip("-").replace("-", "_")) == value.attr:
+            action = given.get("action")
+            return options[0], action if isinstance(action, str) else None
+    return None

@@ -1,0 +1,46 @@
+"""A candidate in the loop of a training script that nobody rewrites: each strategy says itself how it is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from steptune.tuner.records import Candidate, Choice, ScriptChanges, ScriptFacts
+from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies.base import Outside, Strategy
+
+
+def outside_of(
+    candidate: Candidate,
+    choices: Mapping[str, Choice],
+    script: ScriptFacts,
+    strategies: Sequence[Strategy] = STRATEGIES,
+) -> dict[str, Outside]:
+    """How each choice of a candidate is applied, by strategy.
+
+    Args:
+        choices: The complete choice of every strategy.
+    """
+    known = {strategy.name: strategy for strategy in strategies}
+    found = {}
+    for name in candidate.choices:
+        outside = known[name].outside(choices[name], script)
+        assert isinstance(outside, Outside), f"the space has no choice of {name} that needs a Workload"
+        found[name] = outside
+    return found
+
+
+def script_changes(
+    candidate: Candidate,
+    choices: Mapping[str, Choice],
+    script: ScriptFacts | None,
+    strategies: Sequence[Strategy] = STRATEGIES,
+) -> ScriptChanges | None:
+    """The changes of a candidate, as `steptune.enable` makes them; None where it is of no script."""
+    if script is None:
+        return None
+    found = outside_of(candidate, choices, script, strategies).values()
+    return ScriptChanges(
+        script=script,
+        changes={name: value for outside in found for name, value in outside.changes.items()},
+        words=tuple(outside.words for outside in found),
+    )

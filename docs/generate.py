@@ -94,7 +94,7 @@ DIAGNOSIS_TEXT = """\
 What limits a step, from its [breakdown](reference/categories.md). A rule adds up the shares of its categories in the
 step. From the first threshold on it fires as a note, from the second as a warning, from the third as high. Unless a
 rule states a lower limit, the maximum saving is that share; of communication, only the part that held compute up
-counts. A larger bound than the share is refused. Findings that state a gain come first, the largest expected gain
+counts. A larger bound than the share is refused. Findings of which a replay states the gain come first, the largest
 before others; then those that only bound one, by their bound: nothing says how much of it would be saved. A rank that
 comes late stands before all. Launches cost something throughout the step, so launch_bound follows a cause at one place
 unless its gain is more than 5 % larger, and any stated gain where stalls or waits for batches pace the step: those
@@ -108,10 +108,9 @@ or, where the steps cannot be replayed, a range from none to the share of the ca
 launches or events that are not recorded, a replay that misses the recorded step by more than 5 %,
 first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
 than two points of the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 %
-gives its gain as a range, more or less so much. Of a range from a replay its gain is expected, of others half. The gain
-of launch_bound is the cost of launches where stalls, waits and batches are gone; its bound is the gain of a CUDA graph
-where they stay, if that is larger. Each gain is of one cause alone: where
-several are replayed, each finding names the others, because gains may overlap and do not add up.
+gives its gain as a range, more or less so much. The gain of launch_bound is the cost of launches where stalls, waits
+and batches are gone; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one
+cause alone: where several are replayed, each finding names the others, because gains may overlap and do not add up.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the

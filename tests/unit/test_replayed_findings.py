@@ -193,7 +193,7 @@ def test_a_step_that_waits_for_its_loader_is_not_named_launch_bound(name: str) -
     rules = {finding.rule: finding for finding in findings}
     assert findings[0].rule == "input_bound"
     launches = rules["launch_bound"]
-    assert launches.message.startswith("stalls or waits for batches come first")
+    assert launches.message.startswith("after stalls and waits for batches")
     assert launches.severity == "note"
     assert launches.evidence["expected"] < rules["input_bound"].evidence["expected"]
     assert "do not add" in finding_gain(rules["input_bound"])

@@ -487,7 +487,7 @@ RULES: tuple[Rule, ...] = (
         replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: not evidence.is_paced_by_dispatch,
-        aside_message="stalls or waits for batches come first; beside them launching costs {share} of the step",
+        aside_message="after stalls and waits for batches, launching costs {share} of the step",
     ),
     Rule(
         name="python_bound",
@@ -706,7 +706,7 @@ def _stalled(evidence: Evidence) -> Finding | None:
     """Stretches in which the host launches nothing: no dispatch, whatever it is."""
     stalls, share = evidence.breakdown.stalls, evidence.stalled_share
     gain = evidence.gain(STALLS, share)
-    saved = gain.expected if gain is not None and gain.simulated else 0.0
+    saved = gain.expected if gain is not None and gain.expected is not None else 0.0
     if stalls is None or not stalls.longest or max(share, saved) < STALL_THRESHOLDS[0]:
         return None
     num_steps = evidence.breakdown.num_steps
@@ -766,7 +766,7 @@ def _stall_advice(longest: Stall, facts: StepFacts) -> str:
 
 def _bound(gain: Gain | None, most: float, share: float) -> float:
     """The bound of a finding: of its gain where that was simulated, else what its categories allow."""
-    return gain.bound if gain is not None and gain.simulated else _bounded(most, share)
+    return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
 
 
 def _bounded(bound: float, share: float) -> float:
@@ -799,7 +799,7 @@ def diagnose_ranks(
         return []
     share = evidence[waiting].late_share
     gain = gain_of(replay, LATE_RANKS, share)
-    if gain is not None and gain.simulated:
+    if gain is not None and gain.expected is not None:
         share = gain.expected
     if share < SKEW_THRESHOLDS[0]:
         return []
@@ -807,7 +807,7 @@ def diagnose_ranks(
     skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
     latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
     level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
-    if gain is None or not gain.simulated:
+    if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
             f"{late.late_share:.0%} of the collectives: that is no time of the network"
@@ -842,7 +842,7 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         return None
     gain = evidence.gain(rule.replayed, share) if rule.replayed else None
     said, text = f"{share:.0%}", rule.message
-    if gain is not None and gain.simulated:
+    if gain is not None and gain.expected is not None:
         share, said, text = gain.expected, gain.share, rule.replayed_message
     aside = rule.aside(evidence)
     if share < rule.thresholds[0] or not rule.applies(evidence):
@@ -876,7 +876,7 @@ def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> fl
     removable = evidence.removable_share(*rule.categories)
     bound = _bound(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
     other = evidence.gain(rule.bounded_by, share) if rule.bounded_by else None
-    return max(bound, other.bound) if other is not None and other.simulated else bound
+    return max(bound, other.bound) if other is not None and other.expected is not None else bound
 
 
 def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:

@@ -1,11 +1,10 @@
 """The gain of a finding, and the order of findings.
 
 A gain is replayed, or a range: from none to the share of the categories where nothing was replayed, and the replayed
-gain give or take the replay's error where that misses the unprofiled step. The replayed gain is expected, or half of
-what the categories allow.
+gain give or take the replay's error where that misses the unprofiled step.
 
-Findings that state a gain come before those that only bound one: nothing says how much of a share of element-wise work
-a compiler saves.
+Findings of which a gain is expected, because it was replayed, come before those that only bound one: nothing says how
+much of a share of element-wise work a compiler saves.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ class Gain:
 
     Attributes:
         low, high: The same where it was replayed.
-        expected: Between them.
-        simulated: Whether the figures are those of a replay.
+        expected: Of a replay, between them; None where the categories only bound the gain.
         why_range: Why it is no more than a range; empty where it was replayed.
     """
 
     low: float
     high: float
-    expected: float
-    simulated: bool
+    expected: float | None
     why_range: str
 
     @property
@@ -56,13 +53,12 @@ class Gain:
     @property
     def evidence(self) -> dict[str, float | str]:
         """Figures for a finding."""
-        if not self.why_range:
-            return {"saves": f"{self.low:.1%} of the step, replayed", "expected": round(self.expected, 4)}
         low = f"{self.low:.0%}" if self.low > 0 else "0"
+        exact, between = f"{self.low:.1%} of the step, replayed", f"between {low} and {self.high:.0%} of the step"
         return {
-            "saves": f"between {low} and {self.high:.0%} of the step: {self.why_range}",
-            "expected": round(self.expected, 4),
-            **({"least": round(self.low, 4)} if self.low > 0 else {}),
+            "saves": f"{between}: {self.why_range}" if self.why_range else exact,
+            **({"least": round(self.low, 4)} if self.why_range and self.low > 0 else {}),
+            **({"expected": round(self.expected, 4)} if self.expected is not None else {}),
         }
 
 
@@ -74,15 +70,13 @@ def gain_of(replay: Replay | None, cause: str, share: float) -> Gain | None:
     """
     if replay is None:
         return None
-    why_range, simulated = not_replayed(replay, cause), saved_range(replay, cause)
-    if simulated is None:
-        return Gain(low=0.0, high=share, expected=share / 2, simulated=False, why_range=why_range)
-    low, high = simulated
-    return Gain(low=low, high=high, expected=replay.saved[cause], simulated=True, why_range=why_range)
+    simulated, why_range = saved_range(replay, cause), not_replayed(replay, cause)
+    low, high = simulated or (0.0, share)
+    return Gain(low=low, high=high, expected=replay.saved[cause] if simulated else None, why_range=why_range)
 
 
 def precedence(finding: Finding) -> tuple[int, float, float]:
-    """Key that sorts findings: those that state a gain, the largest first; then the others by their bound."""
+    """Key that sorts findings: those of an expected gain, the largest first; then the others by their bound."""
     expected = finding.evidence.get("expected")
     if not isinstance(expected, float) or finding.bound <= 0:
         return 2, 0.0, -finding.bound

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TARGET_S = 0.6
 MAX_STEPS = 10
-"""Fewer hide what happens in some steps only, and begin with a lead of the host that a steady step has not."""
+"""Fewer hide what happens in some steps only, and a lead that the host has before them weighs more."""
 WARM_UP_STEPS = 1
 COLLECTION_MARK = "Python GC"
 """As the profiler names a collection where it records call stacks."""

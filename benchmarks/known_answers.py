@@ -38,13 +38,15 @@ from stamp import RESULTS, stamp
 from steptune.tuner.hardware import default_device, describe_hardware
 from steptune.tuner.profiling.analysis import analyse_rank
 from steptune.tuner.profiling.diagnosis import RULES, STALL_THRESHOLDS, busiest
-from steptune.tuner.profiling.replay.answers import not_replayed, saved_share
+from steptune.tuner.profiling.replay.answers import not_replayed, saved_range, saved_share
 from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import RankAnalysis
 from steptune.tuner.trials.capture import num_profiled_steps, record_profile
 
 LIMIT_S = 60.0
 """For a pair; a dry run on a busy CPU takes longer than a GPU."""
+LEAST_STEPS = 10
+"""Of a window: it begins without a lead of the host, and in its first steps a device waits that otherwise would not."""
 LEAST_SHARE = {"host_stall": STALL_THRESHOLDS[0], **{rule.name: rule.thresholds[0] for rule in RULES}}
 """From which share of the step on a finding speaks: its silence says that there is less."""
 
@@ -109,7 +111,7 @@ def in_turns(
     counts = []
     for side in sides:
         window(side, 3)
-        counts.append(max(3, round(windows.length_s / window(side, 3))))
+        counts.append(max(LEAST_STEPS, round(windows.length_s / window(side, 3))))
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(windows.turns):
         order = range(len(sides))
@@ -128,7 +130,7 @@ def stated(analysis: RankAnalysis, cause: Cause) -> dict:
     if own is None:
         low = high = 0.0
     else:
-        low, high = (0.0, own.bound) if replayed is None else (replayed, replayed)
+        low, high = saved_range(replay, cause.edit) or (0.0, own.bound)
     return {
         "rule": cause.rule,
         "place": place,

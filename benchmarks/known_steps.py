@@ -17,7 +17,7 @@ import torch
 from known_models import FAMILIES
 from torch import nn
 
-from steptune.tuner.profiling.replay.answers import LAUNCHES, STALLS, SYNCHRONISATION
+from steptune.tuner.profiling.replay.answers import DISPATCH, STALLS, SYNCHRONISATION
 
 Act = Callable[[torch.Tensor], object]
 NUM_BATCHES = 4
@@ -225,7 +225,7 @@ CAUSES = {
     "sleep": _stall(_sleep),
     "loop": _stall(_loop),
     "collection": _stall(_collection),
-    "cuda graph": Cause(rule="launch_bound", edit=LAUNCHES),
+    "cuda graph": Cause(rule="launch_bound", edit=DISPATCH),
 }
 
 

@@ -34,7 +34,10 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
     if not saves:
         return at_most
     if why := refusal_of(finding):
-        return f"between none and {most}, not replayed{', as above' if why in said else f': {why}'}"
+        least = finding.evidence.get("least")
+        low = units.ratio(units.gain_limit(float(least))) if least else "none"
+        reason = ", as above" if why in said else f": {why}"
+        return f"between {low} and {most}, {'not exact' if least else 'not replayed'}{reason}"
     others = finding.evidence.get("overlaps", "")
     overlap = f"; gains may overlap, do not add that of {others}" if others else ""
     return f"{at_most} ({saves}{overlap})"

@@ -32,12 +32,12 @@ from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
 from steptune.tuner.profiling.diagnosis import (
     BUSY,
-    OWN_PART,
     RECURRING,
     RULES,
     SKEW_THRESHOLDS,
     STALL_ADVICE,
     STALL_THRESHOLDS,
+    UNPACED,
     Rule,
 )
 from steptune.tuner.profiling.quality import PROBLEMS
@@ -94,18 +94,23 @@ DIAGNOSIS_TEXT = """\
 What limits a step, from its [breakdown](reference/categories.md). A rule adds up the shares of its categories in the
 step. From the first threshold on it fires as a note, from the second as a warning, from the third as high. Unless a
 rule states a lower limit, the maximum saving is that share; of communication, only the part that held compute up
-counts. A larger bound than the share is refused. Findings are listed by their bound, the largest first, but a rank
-that comes late stands first. The first findings decide what the search tries first.
+counts. A larger bound than the share is refused. Findings of which a replay states the gain come first, the largest
+before others; then those that only bound one, by their bound: nothing says how much of it would be saved. A rank that
+comes late stands before all. Launches cost something throughout the step, so launch_bound follows a cause at one place
+unless its gain is more than 5 % larger, and any stated gain where stalls or waits for batches pace the step: those
+have to go first ([why](decisions/0046-stated-gains-first.md)).
 
 Six rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
 allocation, host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that
 cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share
 and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed",
 or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
-launches or events that are not recorded, a replay that misses the recorded or the unprofiled step by more than 5 %,
+launches or events that are not recorded, a replay that misses the recorded step by more than 5 %,
 first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
-than two points of the step, or that do not show the cause. Each gain is of one cause alone: where
-several are replayed, each finding names the others, because gains may overlap and do not add up.
+than two points of the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 %
+gives its gain as a range, more or less so much. The gain of launch_bound is the cost of launches where stalls, waits
+and batches are gone; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one
+cause alone: where several are replayed, each finding names the others, because gains may overlap and do not add up.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the
@@ -229,10 +234,10 @@ def _rule(rule: Rule, condition: str | None) -> str:
         *([f"- Says, replayed: {rule.replayed_message.format(share='…')}"] if rule.replayed else []),
         *(
             [
-                f"- Says, where its categories are less than {OWN_PART:.0%} of the replayed gain, as a note: "
-                f"{rule.overlap_message.format(share='…', own='…')}"
+                f"- Says, where stalls and waits for batches are at least {UNPACED:.0%} of the device's waits for the "
+                f"host, as a note after the other gains: {rule.aside_message.format(share='…')}"
             ]
-            if rule.overlap_message
+            if rule.aside_message
             else []
         ),
         *([f"- Adds up: {', '.join(f'`{c.value}`' for c in rule.categories)}"] if rule.categories else []),

@@ -7,8 +7,8 @@ from trace_events import Event, copy, event, kernel, launched, note, operator, r
 from traces import needs_traces, trace_file
 
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace
-from steptune.tuner.profiling.diagnosis import REPLAY_MARGIN
 from steptune.tuner.profiling.facts import OWN_MARK, already_on, facts_of_choices, joined_facts
+from steptune.tuner.profiling.gains import REPLAY_MARGIN
 from steptune.tuner.records import Breakdown, StepFacts
 
 CAPTURES = Path(__file__).resolve().parents[1] / "captures"

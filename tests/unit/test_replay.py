@@ -99,14 +99,16 @@ def test_a_synchronisation_costs_the_lead_that_it_takes(tmp_path: Path) -> None:
     assert replay(graph_of(path)).saved[SYNCHRONISATION] == pytest.approx(truth, abs=0.005)
 
 
-def test_the_profilers_cost_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cost_us", [1.3, 4.7])
+def test_the_profilers_cost_is_found(cost_us: float, tmp_path: Path) -> None:
+    """Hosts differ: 0.7 to 5.2 us were seen."""
     program = training(host=20.0, device=4.0, operations=100)
-    machine = Machine(noise=0.0, event_cost=1.3, kernel_cost=0.0)
+    machine = Machine(noise=0.0, event_cost=cost_us, kernel_cost=0.0)
     (path,) = write_traces(tmp_path, program, machine, num_steps=4)
     graph, unprofiled_ns = graph_of(path), 1000 * step_time(program, machine)
     cost = event_cost_ns(lambda c: step_time_ns(calibrated(graph, c)), unprofiled_ns)
     assert step_time_ns(calibrated(graph, cost)) == pytest.approx(unprofiled_ns, rel=0.02)
-    assert cost == pytest.approx(1300, abs=300)
+    assert cost == pytest.approx(1000 * cost_us, abs=300)
 
 
 def test_no_answer_is_longer_than_the_steps_are(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.trace_info import get_findings_info
 from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.profiling.analysis import analyse_traces
-from steptune.tuner.profiling.diagnosis import REPLAY_MARGIN
+from steptune.tuner.profiling.gains import REPLAY_MARGIN
 from steptune.tuner.profiling.replay.answers import saved_share
 from steptune.tuner.records import Breakdown, Finding, Replay
 from steptune.tuner.trace_records import TraceAnalysis
@@ -69,6 +69,26 @@ def test_a_synchronisation_that_costs_nothing_is_not(tmp_path: Path) -> None:
     program = training(host=10.0, device=60.0, operations=100, extra=reads_a_value)
     assert saved(program, "synchronisation") < 0.02
     assert "synchronisation" not in found(tmp_path, program)[1]
+
+
+def pauses(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="pause", host=4000.0, cause="stalls", stays=10.0)] if place == 60 else []
+
+
+def test_launches_beside_a_stall_cost_what_they_do_without_it(tmp_path: Path) -> None:
+    """Launches without a cost would let the device work during the pause, which is not their doing."""
+    program = training(host=25.0, device=20.0, operations=100, extra=pauses)
+    _, findings = found(tmp_path, program)
+    whole = step_time(program, MACHINE)
+    unhindered = step_time(program, MACHINE, without=frozenset({"stalls"}))
+    truth = (unhindered - step_time(program, MACHINE, without=frozenset({"stalls", "launches"}))) / whole
+    alone = saved(program, "launches")
+    assert alone > truth + 2 * NEAR
+    launches = findings["launch_bound"]
+    assert launches.evidence["expected"] == pytest.approx(truth, abs=NEAR)
+    assert launches.bound - REPLAY_MARGIN == pytest.approx(alone, abs=NEAR)
+    assert launches.severity == "note"
+    assert next(iter(findings)) == "host_stall"
 
 
 def test_what_ifs_are_replayed(tmp_path: Path) -> None:
@@ -168,14 +188,15 @@ def test_a_cause_that_the_replayed_steps_lack_is_not_stated_as_none() -> None:
 @needs_traces
 @pytest.mark.parametrize("name", ["kineto_resnet50_v100_workers0", "h200_resnet18_input_bound_w0"])
 def test_a_step_that_waits_for_its_loader_is_not_named_launch_bound(name: str) -> None:
-    """Launching earlier would let loading overlap with the device's work: that is said, and that gains overlap."""
-    findings = {finding.rule: finding for finding in analyse_traces([trace_file(name)]).findings}
-    launches, loading = findings["launch_bound"], findings["input_bound"]
-    assert not launches.message.startswith("launch-bound")
-    assert "would overlap" in launches.message
+    """Batches come first, and launching costs no more than it does beside them."""
+    findings = analyse_traces([trace_file(name)]).findings
+    rules = {finding.rule: finding for finding in findings}
+    assert findings[0].rule == "input_bound"
+    launches = rules["launch_bound"]
+    assert launches.message.startswith("after stalls and waits for batches")
     assert launches.severity == "note"
-    assert (launches.evidence["overlaps"], loading.evidence["overlaps"]) == ("input_bound", "launch_bound")
-    assert "do not add" in finding_gain(loading)
+    assert launches.evidence["expected"] < rules["input_bound"].evidence["expected"]
+    assert "do not add" in finding_gain(rules["input_bound"])
 
 
 @needs_traces

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -34,7 +35,7 @@ MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
 """Share of the step by which a wait of the simulated steps may differ from that of all of them."""
-SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANKS = (
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS = (
     "synchronisation",
     "stalls",
     "loader",
@@ -42,8 +43,13 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, LATE_RANK
     "allocation",
     "copies",
     "launches",
+    "dispatch",
     "late_ranks",
 )
+"""Questions. `launches` leaves stalls and waits where they are; `dispatch` is the cost of launches once those are gone.
+"""
+HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
+"""Causes beside which the host's launches are no reason for a wait."""
 NO_LAUNCHES = "no marked steps with work that they launch are recorded"
 Edit = Callable[[Graph], Graph]
 
@@ -70,6 +76,8 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     whole = step_time_ns(graph)
     edits = _edits(graph, workers=workers)
     saved = {cause: 1 - step_time_ns(edit(graph)) / whole for cause, edit in edits.items()}
+    unhindered = reduce(lambda edited, edit: edit(edited), [edits[c] for c in HINDRANCES if c in edits], graph)
+    saved[DISPATCH] = (step_time_ns(unhindered) - step_time_ns(without_launches(unhindered))) / whole
     return Replay(
         recorded_ns=round(graph.recorded_ns),
         step_time_ns=round(whole),
@@ -83,6 +91,16 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 def saved_share(replay: Replay | None, cause: str) -> float | None:
     """Share of the step that is saved without a cause; None where the steps cannot be replayed, or do not show it."""
     return None if replay is None or not_replayed(replay, cause) else replay.saved[cause]
+
+
+def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None:
+    """Least and largest share that is saved without a cause: one figure, or, where the replay misses the unprofiled
+    step, that figure give or take what it misses. None where nothing was replayed.
+    """
+    if replay is None or replay.refusal or cause not in replay.saved:
+        return None
+    share, error = replay.saved[cause], replay.unprofiled_error or 0.0
+    return (share, share) if error <= MOST_ERROR else (max(0.0, share - error), min(1.0, share + error))
 
 
 def not_replayed(replay: Replay, cause: str) -> str:

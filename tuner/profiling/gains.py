@@ -1,0 +1,84 @@
+"""The gain of a finding, and the order of findings.
+
+A gain is replayed, or a range: from none to the share of the categories where nothing was replayed, and the replayed
+gain give or take the replay's error where that misses the unprofiled step.
+
+Findings of which a gain is expected, because it was replayed, come before those that only bound one: nothing says how
+much of a share of element-wise work a compiler saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
+from steptune.tuner.records import Finding, Replay
+
+REPLAY_MARGIN = 0.02
+"""Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs miss it
+by less (benchmarks/replay.py)."""
+AS_LARGE = 1.05
+"""Launches cost something throughout the step: a cause at one place comes first, unless theirs is the larger gain by
+this factor."""
+SPREAD_OUT = ("launch_bound",)
+ASIDE = "aside"
+"""Evidence of a finding that another one precedes, whatever their gains: which cause is removed first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Share of the step that is saved without a cause.
+
+    Attributes:
+        low, high: The same where it was replayed.
+        expected: Of a replay, between them; None where the categories only bound the gain.
+        why_range: Why it is no more than a range; empty where it was replayed.
+    """
+
+    low: float
+    high: float
+    expected: float | None
+    why_range: str
+
+    @property
+    def bound(self) -> float:
+        """The most that removing the cause could save."""
+        return min(1.0, self.high + REPLAY_MARGIN) if self.high > 0 else 0.0
+
+    @property
+    def share(self) -> str:
+        """Say the saved share."""
+        return f"{self.low:.0%}" if self.low == self.high else f"{self.low:.0%} to {self.high:.0%}"
+
+    @property
+    def evidence(self) -> dict[str, float | str]:
+        """Figures for a finding."""
+        low = f"{self.low:.0%}" if self.low > 0 else "0"
+        exact, between = f"{self.low:.1%} of the step, replayed", f"between {low} and {self.high:.0%} of the step"
+        return {
+            "saves": f"{between}: {self.why_range}" if self.why_range else exact,
+            **({"least": round(self.low, 4)} if self.why_range and self.low > 0 else {}),
+            **({"expected": round(self.expected, 4)} if self.expected is not None else {}),
+        }
+
+
+def gain_of(replay: Replay | None, cause: str, share: float) -> Gain | None:
+    """Gain of removing a cause; None where steps are not replayed at all, as on a CPU.
+
+    Args:
+        share: The most that the categories allow.
+    """
+    if replay is None:
+        return None
+    simulated, why_range = saved_range(replay, cause), not_replayed(replay, cause)
+    low, high = simulated or (0.0, share)
+    return Gain(low=low, high=high, expected=replay.saved[cause] if simulated else None, why_range=why_range)
+
+
+def precedence(finding: Finding) -> tuple[int, float, float]:
+    """Key that sorts findings: those of an expected gain, the largest first; then the others by their bound."""
+    expected = finding.evidence.get("expected")
+    if not isinstance(expected, float) or finding.bound <= 0:
+        return 2, 0.0, -finding.bound
+    factor = AS_LARGE if finding.rule in SPREAD_OUT else 1.0
+    return int(ASIDE in finding.evidence), factor * (1 - expected), -finding.bound

@@ -18,6 +18,8 @@ from steptune.tuner.search.view import StudyView
 
 EVENT = "progress"
 RECENT_DECISIONS = 6
+NOT_TRIED = "not_tried"
+"""Verdict that no event tells: a search that ends gives it to all that is left, together with its last decision."""
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",
@@ -36,15 +38,17 @@ _FIELDS = (
 
 
 def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
-    """The data of an event: the view, with its last decisions and its first finding where those are news.
+    """The data of an event: the view, with the last decisions on what was tried and the first finding, where those are
+    news.
 
     Args:
         told: The view as an earlier event told it.
     """
     data = {**{name: getattr(view, name) for name in _FIELDS}, "elapsed_s": view.elapsed_s}
     last = told.decisions[-1].sequence if told is not None and told.decisions else -1
-    if decisions := [decision for decision in view.decisions[-RECENT_DECISIONS:] if decision.sequence > last]:
-        data["decisions"] = msgspec.to_builtins(decisions)
+    tried = [one for one in view.decisions if one.sequence > last and one.verdict != NOT_TRIED]
+    if tried:
+        data["decisions"] = msgspec.to_builtins(tried[-RECENT_DECISIONS:])
     if view.findings[:1] != (told.findings[:1] if told is not None else ()):
         data["findings"] = msgspec.to_builtins(view.findings[:1])
     return data

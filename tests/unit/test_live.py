@@ -63,6 +63,23 @@ def test_a_view_of_an_older_worker_can_be_read() -> None:
     assert view_of(data).budget_s == 90.0
 
 
+def test_a_watcher_is_told_of_the_last_move_before_all_that_was_not_tried() -> None:
+    """A search that ends decides of its last trial, and of everything that is left, in one go."""
+    told: list[dict] = []
+    publish, view = Publisher(told.append, interval_s=-1.0), _view()
+    view.decisions = (Decision(sequence=1, stage="baseline", verdict="measured", reason="2 starts"),)
+    publish(view)
+    left = [Decision(sequence=number, stage="end", verdict="not_tried", reason="unlikely") for number in range(3, 20)]
+    view.decisions += (Decision(sequence=2, stage="moves", verdict="accepted", reason="faster"), *left)
+    publish(view)
+    view.decisions += (Decision(sequence=20, stage="end", verdict="ended", reason="nothing is left"),)
+    publish(view)
+    picture = Picture()
+    seen = [picture.after(data) for data in told]
+    tried = [decision.sequence for decision in seen[-1].decisions if decision.verdict != "not_tried"]
+    assert tried == [1, 2, 20]
+
+
 def test_an_event_tells_only_the_news_and_a_watcher_has_all_of_it() -> None:
     """A study tells of itself for hours: its decisions would be most of what a database holds of it."""
     told: list[dict] = []

@@ -35,6 +35,15 @@ def test_a_stall_that_collects_garbage_is_named(many_objects: list[list[int]], t
     assert many_objects
 
 
+def test_a_step_may_clear_the_callbacks_of_the_collector(tmp_path: Path) -> None:
+    kept = list(gc.callbacks)
+    try:
+        record_profile(gc.callbacks.clear, 2, CPU, tmp_path / "trace.json")
+    finally:
+        gc.callbacks[:] = kept
+    assert (tmp_path / "trace.json").exists()
+
+
 def test_short_steps_are_recorded_ten_times() -> None:
     assert num_profiled_steps(1_000_000) == 10
     assert num_profiled_steps(200_000_000) == 3

@@ -77,7 +77,8 @@ def _collections_marked() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.callbacks.remove(callback)
+        if callback in gc.callbacks:  # the step may have cleared them
+            gc.callbacks.remove(callback)
 
 
 def record_profile(

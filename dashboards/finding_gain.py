@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from steptune.dashboards import units
+from steptune.tuner.profiling.gains import BESIDE
 from steptune.tuner.records import Finding
 
 LARGEST = 100
@@ -37,7 +38,10 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
         least = finding.evidence.get("least")
         low = units.ratio(units.gain_limit(float(least))) if least else "none"
         reason = ", as above" if why in said else f": {why}"
-        return f"between {low} and {most}, {'not exact' if least else 'not replayed'}{reason}"
+        how = "not exact" if "expected" in finding.evidence else "not replayed"
+        return f"between {low} and {most}, {how}{reason}"
     others = finding.evidence.get("overlaps", "")
     overlap = f"; gains may overlap, do not add that of {others}" if others else ""
-    return f"{at_most} ({saves}{overlap})"
+    more = finding.evidence.get(BESIDE, "")
+    beside = f"; as a CUDA graph beside the other waits {more}" if more else ""
+    return f"{at_most} ({saves}{beside}{overlap})"

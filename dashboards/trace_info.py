@@ -13,6 +13,7 @@ from steptune.dashboards.finding_gain import finding_gain, refusal_of
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES, busiest
 from steptune.tuner.profiling.facts import already_on
+from steptune.tuner.profiling.gains import ASIDE
 from steptune.tuner.profiling.rank_comparison import late_part, straggler
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
@@ -177,8 +178,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """Findings: the one that the headline names first, then those with the most to gain. For a bad capture, once, the
-    advice about that.
+    """Findings: the first of those that the headline names, unless others have to precede it, then all others in their
+    order. For a bad capture, once, the advice about that.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -188,7 +189,8 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
         rows.append(TraceAdvice("warning", "no verdict until there is a better capture", advice, "", (), ()))
     named = _named_by_headline(analysis)
     said: set[str] = set()
-    for finding in sorted(analysis.findings, key=lambda finding: finding.rule not in named):
+    first = next((one for one in analysis.findings if one.rule in named and ASIDE not in one.evidence), None)
+    for finding in sorted(analysis.findings, key=lambda one: one is not first):
         if finding in bad:
             continue
         message = f"rank {finding.evidence['of_rank']}: " if "of_rank" in finding.evidence else ""

@@ -108,9 +108,10 @@ or, where the steps cannot be replayed, a range from none to the share of the ca
 launches or events that are not recorded, a replay that misses the recorded step by more than 5 %,
 first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
 than two points of the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 %
-gives its gain as a range, more or less so much. The gain of launch_bound is the cost of launches where stalls, waits
-and batches are gone; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one
-cause alone: where several are replayed, each finding names the others, because gains may overlap and do not add up.
+gives its gain as a range, more or less so much, and at most the time in which the device does not compute. The gain of
+launch_bound is the cost of launches where stalls, waits and batches are gone; its bound is the gain of a CUDA graph
+where they stay, if that is larger. Each gain is of one cause alone: where several are replayed, each finding names the
+others, because gains may overlap and do not add up.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the

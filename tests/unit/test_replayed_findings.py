@@ -213,8 +213,50 @@ def test_a_gain_that_was_not_replayed_is_shown_as_a_range_and_why() -> None:
     stall, launches, *_ = get_findings_info(analysis)
     assert stall.gain == "between none and 8.32×, not replayed: a single step shows no steady state"
     assert launches.gain == "between none and 1.10×, not replayed, as above"
+    assert launches.message == "after stalls and waits for batches, launching costs at most 9% of the step"
     page = " ".join(render_trace_page(analysis).split())
     assert f"Could gain {stall.gain}." in page
+
+
+def test_a_stall_belongs_to_the_step_that_the_host_is_in(tmp_path: Path) -> None:
+    """The host is steps ahead of the device when it stalls: the device still works on earlier ones."""
+
+    def every_fifth(rank: int, step: int, place: int) -> list[Do]:
+        long = Do(kind="pause", host=19_000.0, cause="stalls", stays=10.0)
+        return [long] if place == 50 and step % 5 == 0 else []
+
+    program = training(host=12.0, device=30.0, operations=100, extra=every_fifth)
+    paths = write_traces(tmp_path, program, MACHINE, num_steps=10, num_ranks=1)
+    stall = next(finding for finding in analyse_traces(paths).findings if finding.rule == "host_stall")
+    assert stall.evidence["steps"] == "1 and 6"
+
+
+@needs_traces
+def test_a_bound_beyond_the_stated_gain_says_where_it_comes_from() -> None:
+    """Launching costs 3 % beside the loader; a CUDA graph would let the device work while batches are made."""
+    findings = {f.rule: f for f in analyse_traces([trace_file("kineto_resnet50_v100_workers0")]).findings}
+    text = finding_gain(findings["launch_bound"])
+    assert text.startswith("at most 1.79× (3.0% of the step, replayed; as a CUDA graph beside the other waits 42.")
+
+
+@needs_traces
+@pytest.mark.parametrize("name", ["hta_ddp_a100_rank0of2_nccl_args", "h200_resnet18_input_bound_w0"])
+def test_stated_gains_are_shown_before_bounds(name: str) -> None:
+    """The headline names a wait of which several findings speak: only the first of them is brought to the front."""
+    shown = get_findings_info(analyse_traces([trace_file(name)]))
+    stated = ["of the step" in advice.gain for advice in shown]
+    assert stated == sorted(stated, reverse=True)
+
+
+def stalls_beside_launches(rank: int, step: int, place: int) -> list[Do]:
+    return [Do(kind="pause", host=2500.0, cause="stalls", stays=10.0)] if place == 60 else []
+
+
+def test_what_others_have_to_precede_is_not_shown_first(tmp_path: Path) -> None:
+    """The host is what the step waits for, mostly for launches, but stalls have to go first."""
+    analysis, findings = found(tmp_path, training(host=45.0, device=12.0, operations=100, extra=stalls_beside_launches))
+    assert findings["launch_bound"].message.startswith("after stalls")
+    assert get_findings_info(analysis)[0].message == findings["host_stall"].message
 
 
 def test_a_replayed_gain_is_shown_with_what_it_saves(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import msgspec
 from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
 from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
-from steptune.tuner.profiling.gains import ASIDE, Gain, gain_of, precedence
+from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, gain_of, precedence
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
@@ -56,6 +56,8 @@ STALL_THRESHOLDS = (0.02, 0.05, 0.15)
 UNPACED = 0.3
 """Share of its waits for the host from which on stalls and batches, not dispatch, pace the device: in launch-bound
 steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 and 58 %."""
+NOTABLE = 0.01
+"""Share of the step by which a gain beside other causes has to exceed that without them to be told."""
 RECURRING = 0.6
 """Stalls in at least this share of the steps belong to every step; fewer are events of their own."""
 HIDDEN = 0.2
@@ -127,7 +129,12 @@ class Evidence:
 
     def gain(self, cause: str, share: float) -> Gain | None:
         """Gain of removing a cause: replayed, or a range of at most a share of the step."""
-        return gain_of(self.breakdown.replay, cause, share)
+        return gain_of(self.breakdown.replay, cause, share, self.idle_share)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the step in which the device does not compute."""
+        return 1.0 - self.breakdown.share(*COMPUTING)
 
     @property
     def stalled_share(self) -> float:
@@ -798,7 +805,7 @@ def diagnose_ranks(
     if late is None or waiting is None:
         return []
     share = evidence[waiting].late_share
-    gain = gain_of(replay, LATE_RANKS, share)
+    gain = gain_of(replay, LATE_RANKS, share, evidence[waiting].idle_share)
     if gain is not None and gain.expected is not None:
         share = gain.expected
     if share < SKEW_THRESHOLDS[0]:
@@ -841,10 +848,10 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
     if evidence.device_kind not in rule.devices or share is None:
         return None
     gain = evidence.gain(rule.replayed, share) if rule.replayed else None
-    said, text = f"{share:.0%}", rule.message
-    if gain is not None and gain.expected is not None:
-        share, said, text = gain.expected, gain.share, rule.replayed_message
     aside = rule.aside(evidence)
+    message = _message(rule, gain, share, aside=aside)
+    if gain is not None and gain.expected is not None:
+        share = gain.expected
     if share < rule.thresholds[0] or not rule.applies(evidence):
         return None
     level = 0 if aside else sum(share >= threshold for threshold in rule.thresholds) - 1
@@ -853,16 +860,17 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
     remedies = [remedy for remedy in (cause.remedies if cause else rule.remedies) if remedy.useful(facts)]
     if not remedies:
         return None
-    message = (rule.aside_message if aside else text).format(share=said)
+    beside = evidence.gain(rule.bounded_by, share) if rule.bounded_by else None
     return Finding(
         rule=rule.name,
         severity=SEVERITIES[level],
         message=f"{message}; {cause.message}" if cause else message,
         advice=", ".join(remedy.advice for remedy in remedies),
         strategies=tuple(dict.fromkeys(name for remedy in remedies for name in remedy.strategies)),
-        bound=_most(rule, evidence, gain, share),
+        bound=max(_most(rule, evidence, gain, share), _beside(beside)),
         evidence={
             **(gain.evidence if gain is not None else {}),
+            **({BESIDE: f"{beside.high:.1%}"} if beside and gain and _beside(beside) > gain.bound + NOTABLE else {}),
             **({ASIDE: "others come first"} if aside else {}),
             **_times(rule, evidence),
             **({"cause": cause.name} if cause else {}),
@@ -871,12 +879,22 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
     )
 
 
+def _message(rule: Rule, gain: Gain | None, share: float, *, aside: bool) -> str:
+    """The words of a finding, of its gain where that was simulated."""
+    if gain is None or gain.expected is None:
+        return (rule.aside_message if aside else rule.message).format(share=f"{'at most ' if aside else ''}{share:.0%}")
+    return (rule.aside_message if aside else rule.replayed_message).format(share=gain.share)
+
+
 def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> float:
     """The most that a rule's advice could save."""
     removable = evidence.removable_share(*rule.categories)
-    bound = _bound(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
-    other = evidence.gain(rule.bounded_by, share) if rule.bounded_by else None
-    return max(bound, other.bound) if other is not None and other.expected is not None else bound
+    return _bound(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
+
+
+def _beside(gain: Gain | None) -> float:
+    """The most that the advice could save beside what else the step waits for; none where that was not simulated."""
+    return gain.bound if gain is not None and gain.expected is not None else 0.0
 
 
 def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:

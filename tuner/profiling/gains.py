@@ -23,6 +23,8 @@ this factor."""
 SPREAD_OUT = ("launch_bound",)
 ASIDE = "aside"
 """Evidence of a finding that another one precedes, whatever their gains: which cause is removed first."""
+BESIDE = "beside_others"
+"""Evidence of a finding whose advice could save more while other causes stay: how much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +64,21 @@ class Gain:
         }
 
 
-def gain_of(replay: Replay | None, cause: str, share: float) -> Gain | None:
+def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) -> Gain | None:
     """Gain of removing a cause; None where steps are not replayed at all, as on a CPU.
 
     Args:
         share: The most that the categories allow.
+        idle: Share of the step in which the device does not compute: no range promises more.
     """
     if replay is None:
         return None
     simulated, why_range = saved_range(replay, cause), not_replayed(replay, cause)
-    low, high = simulated or (0.0, share)
-    return Gain(low=low, high=high, expected=replay.saved[cause] if simulated else None, why_range=why_range)
+    if simulated is None:
+        return Gain(low=0.0, high=share, expected=None, why_range=why_range)
+    low, high = simulated
+    expected = replay.saved[cause]
+    return Gain(low=low, high=max(expected, min(high, idle)), expected=expected, why_range=why_range)
 
 
 def precedence(finding: Finding) -> tuple[int, float, float]:

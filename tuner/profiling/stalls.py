@@ -105,7 +105,9 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
     low, high, whole, _ = pieces(start, end, idle)
     np.add.at(waited, whole, high - low)
     felt = np.flatnonzero(waited > 0)
-    step = np.clip(np.searchsorted(capture.steps.boundaries, start, side="right"), 1, len(capture.steps))
+    steps = capture.steps
+    begins = steps.host_starts if len(steps.host_starts) else steps.boundaries
+    step = np.clip(np.searchsorted(begins, start, side="right"), 1, len(steps))
     longest = felt[np.argsort(-waited[felt], kind="stable")][:KEPT]
     return Stalls(
         limit_ns=limit_ns,

@@ -107,8 +107,8 @@ def not_replayed(replay: Replay, cause: str) -> str:
     """Why the gain of a cause's removal is not known; empty where it is."""
     if replay.refusal:
         return replay.refusal
-    if (replay.unprofiled_error or 0.0) > MOST_ERROR:
-        return "the replay does not take the unprofiled step"
+    if replay.unprofiled_error is not None and replay.unprofiled_error > MOST_ERROR:
+        return f"the replay misses the time of the unprofiled step by {replay.unprofiled_error:.0%}"
     return "" if cause in replay.saved else "the replayed steps do not show it"
 
 

@@ -373,11 +373,11 @@ class TestReserving:
         assert queue.entry("study").device_seconds == pytest.approx(7200, rel=0.01)
 
     def test_a_host_that_is_lost_counts_until_then_and_what_replaces_it_from_then_on(self, engine, queue):
-        """The hosts that are left are the study's all the time."""
+        """The hosts that are left are the study's all the time; a place that says nothing is one host."""
         over_hosts(queue, add_user(engine, "ada"))
         lease = claimed(queue, cluster_worker(queue)).lease
         expected = 0
-        for place, hours in (("here and there", 2), ("here", 1), ("here and elsewhere", 2)):
+        for place, hours in (("here and there", 2), ("here", 1), ("", 1), ("here and elsewhere", 2)):
             assert queue.begin(lease, place) == ""
             with writing(engine) as session:
                 session.get(QueueEntryRow, "study").claimed_at -= timedelta(hours=1)

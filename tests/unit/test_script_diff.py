@@ -206,3 +206,44 @@ def test_an_edited_file_is_refused(tmp_path: Path) -> None:
 def test_a_recommendation_of_a_workload_has_no_script() -> None:
     with pytest.raises(RecommendationError, match="is for a workload"):
         script_diff(sample_recommendation())
+
+
+AUTOCAST: Choice = {"level": "O1", "dtype": "bfloat16"}
+ALL: dict[str, Choice] = {
+    "data_loading": WORKERS,
+    "precision": AUTOCAST,
+    "compile": {"mode": "default"},
+}
+
+
+def test_indentation_and_line_ends_stay_those_of_the_file(tmp_path: Path) -> None:
+    """Tabs, Windows' line ends, a form feed between functions, and letters of two bytes before what is edited."""
+    text = SCRIPT.replace("    ", "\t").replace("import argparse\n", "import argparse  # für alle\x0c\n")
+    text = text.replace("\n", "\r\n")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    recommendation = recommended(tmp_path, text, **ALL)
+    (tmp_path / "train.py").write_bytes(text.encode())
+
+    diff = script_diff(recommendation)
+    subprocess.run(["git", "apply", "-"], input=diff.diff.encode(), cwd=tmp_path, check=True)
+
+    assert diff.expressed == tuple(ALL)
+    edited = (tmp_path / "train.py").read_bytes().decode()
+    assert edited == diff.texts["train.py"]
+    assert edited.count("\n") == edited.count("\r\n")
+    assert not any(line.startswith(" ") for line in edited.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        pytest.param("        loss = torch", '        note = """of\nseveral lines"""\n        loss = torch', id="text"),
+        pytest.param("        optimizer.zero_grad()\n", "        optimizer.zero_grad(); ", id="semicolon"),
+    ],
+)
+def test_statements_that_cannot_be_indented_as_they_are_are_left_alone(tmp_path: Path, line: str, other: str) -> None:
+    text = SCRIPT.replace(line, other).replace("; " + " " * 8, "; ")
+    assert text != SCRIPT
+
+    with pytest.raises(RecommendationError, match="cannot be indented as they are"):
+        script_diff(recommended(tmp_path, text, precision=AUTOCAST))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +94,7 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
 
 def unified(name: str, before: str, after: str) -> str:
     """The difference of two texts of a file, as `git apply` and `patch -p1` take it."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -240,7 +239,7 @@ def _backward(block: list[ast.stmt], first: int) -> int | None:
 def _unchanged(script: ScriptFacts, name: str) -> str:
     path = Path(script.folder) / name
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecommendationError(
             f"{path} cannot be read ({error}): a diff is made of the file that was tuned"
@@ -267,5 +266,10 @@ def _imports_torch(tree: ast.AST) -> bool:
 
 
 def _num_changed(before: str, after: str) -> int:
-    lines = difflib.ndiff(before.splitlines(), after.splitlines())
-    return sum(line.startswith(("- ", "+ ")) for line in lines)
+    lines = list(difflib.unified_diff(_lines(before), _lines(after), n=0))
+    return sum(line.startswith(("-", "+")) for line in lines[2:])
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as a patch has them: Windows' line ends are kept."""
+    return io.StringIO(text, newline="\n").readlines()

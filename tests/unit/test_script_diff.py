@@ -92,7 +92,6 @@ def added(diff: ScriptDiff) -> list[str]:
                 'with torch.autocast("cpu", dtype=torch.bfloat16):',
                 "output = model(x)",
                 "loss = torch.nn.functional.cross_entropy(output, y)",
-                "optimizer.zero_grad()",
             ],
             id="autocast",
         ),
@@ -238,12 +237,81 @@ def test_indentation_and_line_ends_stay_those_of_the_file(tmp_path: Path) -> Non
     ("line", "other"),
     [
         pytest.param("        loss = torch", '        note = """of\nseveral lines"""\n        loss = torch', id="text"),
-        pytest.param("        optimizer.zero_grad()\n", "        optimizer.zero_grad(); ", id="semicolon"),
+        pytest.param("y)\n        optimizer.zero_grad()\n        loss", "y); loss", id="semicolon"),
     ],
 )
 def test_statements_that_cannot_be_indented_as_they_are_are_left_alone(tmp_path: Path, line: str, other: str) -> None:
-    text = SCRIPT.replace(line, other).replace("; " + " " * 8, "; ")
+    text = SCRIPT.replace(line, other)
     assert text != SCRIPT
 
     with pytest.raises(RecommendationError, match="cannot be indented as they are"):
         script_diff(recommended(tmp_path, text, precision=AUTOCAST))
+
+
+LOSS = "        loss = torch.nn.functional.cross_entropy(output, y)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "reason"),
+    [
+        pytest.param(
+            "        output = model(x)\n",
+            "        with torch.autocast('cpu', enabled=args.amp): output = model(x)\n",
+            "autocast of the script's own",
+            id="switched_off",
+        ),
+        pytest.param(
+            "        output = model(x)\n",
+            "        with context: output = model(x)\n        context = torch.autocast('cpu', enabled=args.amp)\n",
+            "autocast of the script's own",
+            id="switched_off_before",
+        ),
+        pytest.param(
+            "        optimizer.step()\n",
+            "        optimizer.first_step()\n        torch.nn.functional.mse_loss(model(x), y).backward()\n",
+            "backward several times",
+            id="two_passes",
+        ),
+        pytest.param(
+            LOSS, "        torch.nn.functional.mse_loss(output, y).backward()\n", "backward several", id="twice"
+        ),
+        pytest.param(
+            f"{LOSS}        optimizer.zero_grad()\n        loss.backward()\n",
+            "        scaler.scale(torch.nn.functional.cross_entropy(output, y)).backward()\n",
+            "computed in the statement",
+            id="loss_in_backward",
+        ),
+        pytest.param(
+            "        optimizer.step()\n",
+            "        optimizer.step()\n        shown = output.detach().cpu().numpy()\n",
+            "NumPy",
+            id="numpy",
+        ),
+    ],
+)
+def test_autocast_that_would_be_another_training_is_left_alone(
+    tmp_path: Path, line: str, other: str, reason: str
+) -> None:
+    text = SCRIPT.replace(line, other)
+    assert text != SCRIPT
+
+    with pytest.raises(RecommendationError, match=reason):
+        script_diff(recommended(tmp_path, text, precision=AUTOCAST))
+
+
+def test_autocast_ends_where_the_loss_is_made(tmp_path: Path) -> None:
+    """The next batch, which nanoGPT loads before backward, is not made in bfloat16."""
+    text = SCRIPT.replace("        loss.backward()\n", "        x = augmented(x)\n        (loss / 2).backward()\n")
+
+    diff = script_diff(recommended(tmp_path, text, precision=AUTOCAST))
+
+    assert len(added(diff)) == 3
+
+
+def test_autocast_around_one_of_several_models_is_left_alone(tmp_path: Path) -> None:
+    recommendation = recommended(tmp_path, precision=AUTOCAST)
+    assert recommendation.in_script is not None
+    script = replace(recommendation.in_script.script, models=("Discriminator", "Generator"))
+
+    with pytest.raises(RecommendationError, match="a step calls 2 models"):
+        script_diff(replace(recommendation, in_script=replace(recommendation.in_script, script=script)))

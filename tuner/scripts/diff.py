@@ -16,6 +16,7 @@ from pathlib import Path
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
+from steptune.tuner.scripts.forward_block import forward_and_loss
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, option_of
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
@@ -184,16 +185,14 @@ class _Writer:
         self._add_lines([f"{self._model()}.to(memory_format=torch.channels_last)"])
 
     def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
-        """Forward and loss, from the model's call to the statement before backward."""
+        """Autocast around forward and loss."""
+        if len(self._script.models) != 1:
+            raise NotEditableError(f"a step calls {len(self._script.models)} models")
         file, line = self._at("model")
-        found: tuple[list[ast.stmt], int] | None = file.block_of(line)
-        while found is not None and _backward(*found) is None:
-            found = file.around(found[0])
-        if found is None or not _imports_torch(file.tree):
-            raise NotEditableError("the model's call and backward do not stand in one block")
-        block, first = found
+        if not _imports_torch(file.tree):
+            raise NotEditableError("the file of the model's call does not import torch")
         opening = f'with torch.autocast("{self._script.device}", dtype=torch.{changes["autocast"]}):'
-        file.put_under(block[first : _backward(block, first)], opening)
+        file.put_under(forward_and_loss(file, line), opening)
 
     def _add_lines(self, lines: list[str], *, uses_torch: bool = True) -> None:
         """Lines after the optimizer is made: before the first step, and after the script's own settings."""
@@ -228,12 +227,6 @@ class _Writer:
             self.files[path] = SourceFile(_unchanged(self._script, path))
         file = self.files[path]
         return file, counted_lines(file.text)[position]
-
-
-def _backward(block: list[ast.stmt], first: int) -> int | None:
-    """Position of the statement of a block, behind another one, that runs backward."""
-    later = (n for n, statement in enumerate(block) if n > first and ".backward(" in ast.unparse(statement))
-    return next(later, None)
 
 
 def _unchanged(script: ScriptFacts, name: str) -> str:

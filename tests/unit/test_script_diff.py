@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ WORKERS: Choice = {"num_workers": 4, "pin_memory": True}
 FUSED: Choice = {"implementation": "fused"}
 
 
-def recommended(folder: Path, text: str = SCRIPT, **choices: Choice) -> Recommendation:
-    """The choices for a script in a folder, whose objects are made at `LINES`."""
+def recommended(folder: Path, text: str = SCRIPT, at: Mapping[str, int] = LINES, **choices: Choice) -> Recommendation:
+    """The choices for a script in a folder, whose objects are made at these lines."""
     (folder / "train.py").write_text(text)
     counted = counted_lines(text)
     script = ScriptFacts(
@@ -54,9 +55,9 @@ def recommended(folder: Path, text: str = SCRIPT, **choices: Choice) -> Recommen
         optimizers=("AdamW",),
         optimizer_numbers=(0,),
         models=("Net",),
-        places={name: f"{folder}/train.py:{line} in main" for name, line in LINES.items()},
+        places={name: f"{folder}/train.py:{line} in main" for name, line in at.items()},
         files={"train.py": source_digest(text)},
-        lines={name: ("train.py", counted.index(line)) for name, line in LINES.items() if line in counted},
+        lines={name: ("train.py", counted.index(line)) for name, line in at.items() if line in counted},
     )
     complete = {s.name: {**s.defaults, **choices.get(s.name, {})} for s in STRATEGIES}
     candidate = Candidate(choices=choices)
@@ -315,3 +316,99 @@ def test_autocast_around_one_of_several_models_is_left_alone(tmp_path: Path) -> 
 
     with pytest.raises(RecommendationError, match="a step calls 2 models"):
         script_diff(replace(recommendation, in_script=replace(recommendation.in_script, script=script)))
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "choices", "reason"),
+    [
+        pytest.param(
+            "torch.optim.AdamW(",
+            "AdamW(",
+            {"optimizer_implementation": FUSED},
+            "AdamW is not a class of torch",
+            id="optimizer",
+        ),
+        pytest.param(
+            "from torch.utils.data import DataLoader",
+            "from mine import DataLoader",
+            {"data_loading": WORKERS},
+            "DataLoader is not a class of torch",
+            id="loader",
+        ),
+    ],
+)
+def test_a_class_of_another_library_is_given_no_argument_that_it_may_not_take(
+    tmp_path: Path, line: str, other: str, choices: dict[str, Choice], reason: str
+) -> None:
+    with pytest.raises(RecommendationError, match=reason):
+        script_diff(recommended(tmp_path, SCRIPT.replace(line, other), **choices))
+
+
+def test_a_class_is_known_by_its_imports(tmp_path: Path) -> None:
+    text = SCRIPT.replace("import argparse\n", "from torch import optim as choices\n")
+    text = text.replace("torch.optim.AdamW(", "choices.AdamW(")
+
+    assert script_diff(recommended(tmp_path, text, optimizer_implementation=FUSED)).expressed
+
+
+@pytest.mark.parametrize(
+    ("today", "wanted", "expected"),
+    [
+        ("foreach=True", "fused", "foreach=False, fused=True)"),
+        ("fused=True", "foreach", "fused=False, foreach=True)"),
+        ("fused=True", "for_loop", "fused=False, foreach=False)"),
+    ],
+)
+def test_the_implementation_that_stands_there_goes(tmp_path: Path, today: str, wanted: str, expected: str) -> None:
+    """torch refuses `fused` beside `foreach`, and a fused update stays one beside `foreach=False`."""
+    text = SCRIPT.replace("lr=1e-3)", f"lr=1e-3, {today})")
+
+    diff = script_diff(recommended(tmp_path, text, optimizer_implementation={"implementation": wanted}))
+
+    assert added(diff)[0].endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "reason"),
+    [
+        pytest.param(
+            "        output = model(x)\n",
+            "        output = wrapper(x)\n",
+            "does not call model",
+            id="inside_another",
+        ),
+        pytest.param(
+            "    for x, y in loader:\n",
+            "    model = Wrapper(model)\n    for x, y in loader:\n",
+            "model is another one later",
+            id="wrapped_later",
+        ),
+        pytest.param(
+            "torch.optim.AdamW(model.parameters(), lr=1e-3)",
+            "[torch.optim.AdamW(model.parameters()) for model in models]",
+            "in an expression of its own",
+            id="comprehension",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "choices",
+    [{"compile": {"mode": "default"}}, {"memory_format": {"layout": "channels_last"}}],
+    ids=["compile", "layout"],
+)
+def test_a_model_that_is_not_surely_the_one_that_is_called_is_left_alone(
+    tmp_path: Path, line: str, other: str, reason: str, choices: dict[str, Choice]
+) -> None:
+    text = SCRIPT.replace(line, other)
+    at = {**LINES, "model": next(n for n, each in enumerate(text.split("\n"), start=1) if "output = " in each)}
+
+    with pytest.raises(RecommendationError, match=reason):
+        script_diff(recommended(tmp_path, text, at, **choices))
+
+
+def test_a_model_that_is_only_moved_later_is_the_same(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "        optimizer.step()\n", "        optimizer.step()\n        model = model.to(x.device).train()\n"
+    )
+
+    assert script_diff(recommended(tmp_path, text, compile={"mode": "default"})).expressed

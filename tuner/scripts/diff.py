@@ -17,7 +17,8 @@ from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.forward_block import forward_and_loss
-from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, option_of
+from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
+from steptune.tuner.scripts.source_meaning import calls, full_name, is_called, is_replaced
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
@@ -161,6 +162,7 @@ class _Writer:
     def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
         file, line = self._at("loader")
         call = file.call(line, [self._script.loader or ""])
+        _of_torch(file, call, "torch.utils.data.")
         if len(call.args) >= POSITIONAL:
             raise NotEditableError("its arguments are given by position")
         present = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
@@ -174,7 +176,10 @@ class _Writer:
 
     def _write_optimizer(self, changes: Mapping[str, Scalar]) -> None:
         file, call = self._optimizer()
-        file.set_arguments(call, OPTIMIZER[str(changes["optimizer"])])
+        _of_torch(file, call, "torch.optim.")
+        wanted = OPTIMIZER[str(changes["optimizer"])]
+        others = [k.arg for k in call.keywords if k.arg in ("fused", "foreach") and k.arg not in wanted]
+        file.set_arguments(call, {**dict.fromkeys(others, False), **wanted})
 
     def _write_compile(self, changes: Mapping[str, Scalar]) -> None:
         said = [] if changes["compile"] == "default" else [f"mode={changes['compile']!r}"]
@@ -208,14 +213,20 @@ class _Writer:
         return file, file.call(line, self._script.optimizers)
 
     def _model(self) -> str:
-        """The variable whose parameters the optimizer was given."""
+        """The variable whose parameters the optimizer was given, if it is the one that is called."""
         if len(self._script.models) != 1 or self._script.wrappers:
             raise NotEditableError("which variable holds the model that is called is not known")
         file, call = self._optimizer()
-        calls = [node.func for node in ast.walk(call) if isinstance(node, ast.Call)]
-        owners = {file.source_of(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr == "parameters"}
+        functions = [inner.func for inner in calls([call])]
+        owners = {file.source_of(f.value) for f in functions if isinstance(f, ast.Attribute) and f.attr == "parameters"}
         if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
             raise NotEditableError("the optimizer's parameters come from no variable of their own")
+        last = name.removeprefix("self.")
+        caller, line = self._at("model")
+        if not is_called(caller.tree, line, last):
+            raise NotEditableError(f"the loop does not call {name}, whose parameters the optimizer has")
+        if any(is_replaced(each.tree, call.lineno if each is file else 0, last) for each in (file, caller)):
+            raise NotEditableError(f"{name} is another one later")
         return name
 
     def _at(self, name: str) -> tuple[SourceFile, int]:
@@ -227,6 +238,12 @@ class _Writer:
             self.files[path] = SourceFile(_unchanged(self._script, path))
         file = self.files[path]
         return file, counted_lines(file.text)[position]
+
+
+def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
+    """Refuse a class that may not take the arguments of torch's."""
+    if not full_name(file.tree, call.func).startswith(module):
+        raise NotEditableError(f"{last_name(call.func)} is not a class of {module.rstrip('.')} by the file's imports")
 
 
 def _unchanged(script: ScriptFacts, name: str) -> str:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name
+from steptune.tuner.scripts.source_meaning import calls, function_of, names
 
 SCALING = ("backward", "scale")
 """Calls in a backward statement that compute no loss."""
@@ -34,13 +35,13 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
     if len(passes) != 1 or passes[0] <= first:
         raise NotEditableError("the block of the model's call runs backward several times, or in the same statement")
     forward, backward = block[first : passes[0]], list(_backward_calls([block[passes[0]]]))
-    made, used = _names(forward, ast.Store), _names(backward, ast.Load)
+    made, used = names(forward, ast.Store), names(backward, ast.Load)
     if any(
-        last_name(c.func) not in SCALING and _names([*c.args, *c.keywords], ast.Load) & made for c in _calls(backward)
+        last_name(c.func) not in SCALING and names([*c.args, *c.keywords], ast.Load) & made for c in calls(backward)
     ):
         raise NotEditableError("the loss is computed in the statement that runs backward")
-    _refuse_numpy(_function_of(file.tree, line), made - used)
-    ends = [n for n, statement in enumerate(forward) if _names([statement], ast.Store) & used]
+    _refuse_numpy(function_of(file.tree, line), made - used)
+    ends = [n for n, statement in enumerate(forward) if names([statement], ast.Store) & used]
     return forward[: ends[-1] + 1] if ends else forward
 
 
@@ -48,36 +49,19 @@ def _refuse_own_autocast(tree: ast.AST, line: int) -> None:
     """A context that switches autocast off would undo what is written around it."""
     contexts = [n for n in ast.walk(tree) if isinstance(n, ast.With) and n.lineno <= line <= (n.end_lineno or n.lineno)]
     items = [ast.unparse(item.context_expr) for context in contexts for item in context.items]
-    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _names(n.targets, ast.Store) & set(items)]
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names(n.targets, ast.Store) & set(items)]
     switches = [text for text in map(ast.unparse, assigned) if "autocast" in text and "enabled" in text]
     if switches or any("autocast" in text for text in items):
         raise NotEditableError("the model is called in an autocast of the script's own, which is off")
 
 
 def _refuse_numpy(function: ast.AST, outputs: set[str]) -> None:
-    for call in _calls([function]):
-        if last_name(call.func) == "numpy" and _names([call], ast.Load) & outputs:
-            methods = {last_name(inner.func) for inner in _calls([call])}
+    for call in calls([function]):
+        if last_name(call.func) == "numpy" and names([call], ast.Load) & outputs:
+            methods = {last_name(inner.func) for inner in calls([call])}
             if not methods & set(TO_OTHERS):
                 raise NotEditableError("outputs of the model go to NumPy, which has no bfloat16")
 
 
-def _function_of(tree: ast.AST, line: int) -> ast.AST:
-    """The innermost function around a line, or the whole file."""
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    around = [n for n in functions if n.lineno <= line <= (n.end_lineno or n.lineno)]
-    return max(around, key=lambda n: n.lineno, default=tree)
-
-
 def _backward_calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
-    return (call for call in _calls(nodes) if last_name(call.func) == "backward")
-
-
-def _calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
-    return (inner for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Call))
-
-
-def _names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]:
-    """Variables and attributes that are read or assigned, as they are written."""
-    inside = [inner for node in nodes for inner in ast.walk(node)]
-    return {ast.unparse(n) for n in inside if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, context)}
+    return (call for call in calls(nodes) if last_name(call.func) == "backward")

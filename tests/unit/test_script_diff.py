@@ -412,3 +412,46 @@ def test_a_model_that_is_only_moved_later_is_the_same(tmp_path: Path) -> None:
     )
 
     assert script_diff(recommended(tmp_path, text, compile={"mode": "default"})).expressed
+
+
+@pytest.mark.parametrize(
+    "own", ["torch.set_flush_denormal(args.flush)", "torch.backends.cudnn.benchmark = True"], ids=["wanted", "default"]
+)
+def test_flags_that_the_script_sets_itself_are_left_alone(tmp_path: Path, own: str) -> None:
+    """Below the optimizer, as in the ImageNet example, they would win; a default is none where the script sets it."""
+    text = SCRIPT.replace("    for x, y in loader:\n", f"    {own}\n    for x, y in loader:\n")
+    at = {**LINES, "model": 16, "step": 20}
+
+    with pytest.raises(RecommendationError, match="the script sets"):
+        script_diff(recommended(tmp_path, text, at, backend_flags={"flush_denormals": True}))
+
+
+def test_torch_is_imported_where_only_another_function_does(tmp_path: Path) -> None:
+    text = SCRIPT.replace("import torch\n", "from torch.optim import AdamW\n", 1).replace("torch.optim.AdamW", "AdamW")
+    text = f"{text}\n\ndef other():\n    import torch\n    return torch\n"
+
+    diff = script_diff(recommended(tmp_path, text, cpu_threads={"num_threads": 1}))
+
+    assert added(diff) == ["import torch", "torch.set_num_threads(1)"]
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        pytest.param(("python", "train.py"), "    args.workers = args.workers // 2\n", id="assigned"),
+        pytest.param(("bash", "run.sh"), "", id="shell"),
+    ],
+)
+def test_an_option_that_may_not_arrive_is_written_as_an_argument(
+    tmp_path: Path, command: tuple[str, ...], line: str
+) -> None:
+    parser = f'{line}    parser.add_argument("-j", "--workers", type=int, default=0)\n'
+    text = SCRIPT.replace("        shuffle=True,\n", "        shuffle=True, num_workers=args.workers,\n") + parser
+    recommendation = recommended(tmp_path, text, data_loading=WORKERS)
+    assert recommendation.in_script is not None
+    script = replace(recommendation.in_script.script, command=command)
+
+    diff = script_diff(replace(recommendation, in_script=replace(recommendation.in_script, script=script)))
+
+    assert not diff.options
+    assert added(diff) == ["shuffle=True, num_workers=4, pin_memory=True,"]

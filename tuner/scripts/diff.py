@@ -16,9 +16,10 @@ from pathlib import Path
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
+from steptune.tuner.scripts.flag_lines import FLAGS, flag_lines
 from steptune.tuner.scripts.forward_block import forward_and_loss
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
-from steptune.tuner.scripts.source_meaning import calls, full_name, is_called, is_replaced
+from steptune.tuner.scripts.source_meaning import calls, full_name, is_called, is_replaced, knows_torch
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
@@ -35,14 +36,6 @@ NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
 POSITIONAL = 6
 """Positional arguments of a DataLoader from which on one of them may be its workers."""
 OPTIMIZER = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}
-FLAGS = {
-    "num_threads": "torch.set_num_threads({})",
-    "cudnn_benchmark": "torch.backends.cudnn.benchmark = {}",
-    "cudnn_tf32": "torch.backends.cudnn.allow_tf32 = {}",
-    "matmul_precision": "torch.set_float32_matmul_precision({})",
-    "flush_denormals": "torch.set_flush_denormal({})",
-}
-FLAG_DEFAULTS = {"cudnn_benchmark": False, "matmul_precision": "highest", "flush_denormals": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +136,8 @@ class _Writer:
         loading = {n.removeprefix(LOADER): value for n, value in changes.items() if n.startswith(LOADER)}
         if loading:
             self._write_loader(loading)
-        flags = {name: value for name, value in changes.items() if name in FLAGS}
-        lines = [FLAGS[name].format(repr(v)) for name, v in flags.items() if FLAG_DEFAULTS.get(name) != v]
-        if flags and not lines:
-            raise NotEditableError("it puts PyTorch's own settings back")
-        if lines:
-            self._add_lines(lines)
+        if FLAGS.keys() & changes.keys():
+            self._write_flags(changes)
         writers: dict[str, Callable[[Mapping[str, Scalar]], None]] = {
             "optimizer": self._write_optimizer,
             "compile": self._write_compile,
@@ -159,6 +148,12 @@ class _Writer:
             if changes.get(name):
                 write(changes)
 
+    def _write_flags(self, changes: Mapping[str, Scalar]) -> None:
+        file, call = self._optimizer()
+        named = (name for name in self._script.files if name.endswith(".py"))
+        others = [other.tree for other in map(self._file, named) if other is not file]
+        self._add_lines(flag_lines(changes, file.tree, call.lineno, others))
+
     def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
         file, line = self._at("loader")
         call = file.call(line, [self._script.loader or ""])
@@ -167,8 +162,9 @@ class _Writer:
             raise NotEditableError("its arguments are given by position")
         present = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         changed: dict[str, object] = {}
+        takes_options = not any(part.endswith(".sh") for part in self._script.command)
         for name, value in wanted.items():
-            if name in present and (option := _option(file.tree, present[name], value)):
+            if takes_options and name in present and (option := _option(file.tree, present[name], value)):
                 self.options.append(option)
             elif name in present or value not in NEED_NOT_BE_SAID[name]:
                 changed[name] = value
@@ -194,7 +190,7 @@ class _Writer:
         if len(self._script.models) != 1:
             raise NotEditableError(f"a step calls {len(self._script.models)} models")
         file, line = self._at("model")
-        if not _imports_torch(file.tree):
+        if not knows_torch(file.tree, line):
             raise NotEditableError("the file of the model's call does not import torch")
         opening = f'with torch.autocast("{self._script.device}", dtype=torch.{changes["autocast"]}):'
         file.put_under(forward_and_loss(file, line), opening)
@@ -203,7 +199,7 @@ class _Writer:
         """Lines after the optimizer is made: before the first step, and after the script's own settings."""
         file, call = self._optimizer()
         block, position = file.block_of(call.lineno)
-        imported = [] if not uses_torch or _imports_torch(file.tree) else ["import torch"]
+        imported = [] if not uses_torch or knows_torch(file.tree, call.lineno) else ["import torch"]
         file.add_after(block[position], [*imported, *lines])
 
     def _optimizer(self) -> tuple[SourceFile, ast.Call]:
@@ -234,10 +230,13 @@ class _Writer:
         if name not in self._script.lines:
             raise NotEditableError(f"the {name}'s line is in no file of your folder")
         path, position = self._script.lines[name]
+        file = self._file(path)
+        return file, counted_lines(file.text)[position]
+
+    def _file(self, path: str) -> SourceFile:
         if path not in self.files:
             self.files[path] = SourceFile(_unchanged(self._script, path))
-        file = self.files[path]
-        return file, counted_lines(file.text)[position]
+        return self.files[path]
 
 
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
@@ -268,11 +267,6 @@ def _option(tree: ast.AST, present: ast.expr, value: Scalar) -> str:
     if action is None and not isinstance(value, bool):
         return f"{option} {value}"
     return option if action == "store_true" and value is True else ""
-
-
-def _imports_torch(tree: ast.AST) -> bool:
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    return any(alias.name.partition(".")[0] == "torch" and alias.asname is None for alias in imports)
 
 
 def _num_changed(before: str, after: str) -> int:

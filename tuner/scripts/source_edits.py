@@ -180,6 +180,9 @@ def option_of(tree: ast.AST, value: ast.expr) -> tuple[str, str | None] | None:
     """The option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
     if not isinstance(value, ast.Attribute):
         return None
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    if any(node.attr == value.attr for node in assigned):  # it is not what was typed
+        return None
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or last_name(node.func) != "add_argument":
             continue

@@ -23,6 +23,18 @@ def full_name(tree: ast.AST, function: ast.expr) -> str:
     return f"{imported[first] or first}{dot}{rest}" if first in imported else ""
 
 
+def knows_torch(tree: ast.AST, line: int) -> bool:
+    """Say whether the name `torch` is known in a line: imported there or for the whole file, or by a star."""
+    nodes = list(ast.walk(tree))
+    stars = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
+    if stars and "torch" in names([tree], ast.Load):
+        return True
+    scopes = (tree, function_of(tree, line))
+    here = [n for n in nodes if isinstance(n, ast.Import) and function_of(tree, n.lineno) in scopes]
+    aliases = [alias for node in here for alias in node.names]
+    return any(alias.name.partition(".")[0] == "torch" and alias.asname is None for alias in aliases)
+
+
 def names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]:
     """Variables and attributes that are read or assigned, as they are written."""
     inside = [inner for node in nodes for inner in ast.walk(node)]

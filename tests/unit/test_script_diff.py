@@ -386,7 +386,7 @@ def test_the_implementation_that_stands_there_goes(tmp_path: Path, today: str, w
         pytest.param(
             "torch.optim.AdamW(model.parameters(), lr=1e-3)",
             "[torch.optim.AdamW(model.parameters()) for model in models]",
-            "in an expression of its own",
+            "variable of one expression",
             id="comprehension",
         ),
     ],
@@ -455,3 +455,11 @@ def test_an_option_that_may_not_arrive_is_written_as_an_argument(
 
     assert not diff.options
     assert added(diff) == ["shuffle=True, num_workers=4, pin_memory=True,"]
+
+
+def test_loaders_that_a_comprehension_makes_are_changed_as_in_the_trial(tmp_path: Path) -> None:
+    """The trial changes all loaders that are made in the line."""
+    text = SCRIPT.replace("    loader = DataLoader(  # as it was\n", "    loaders = [DataLoader(  # as it was\n")
+    text = text.replace("        shuffle=True,\n    )\n", "        shuffle=True,\n    ) for data in sets]\n")
+
+    assert script_diff(recommended(tmp_path, text, data_loading=WORKERS)).expressed

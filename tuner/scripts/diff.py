@@ -19,7 +19,14 @@ from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.flag_lines import FLAGS, flag_lines
 from steptune.tuner.scripts.forward_block import forward_and_loss
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
-from steptune.tuner.scripts.source_meaning import calls, full_name, is_called, is_replaced, knows_torch
+from steptune.tuner.scripts.source_meaning import (
+    calls,
+    full_name,
+    is_called,
+    is_in_scope_of_its_own,
+    is_replaced,
+    knows_torch,
+)
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
@@ -217,6 +224,8 @@ class _Writer:
         owners = {file.source_of(f.value) for f in functions if isinstance(f, ast.Attribute) and f.attr == "parameters"}
         if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
             raise NotEditableError("the optimizer's parameters come from no variable of their own")
+        if is_in_scope_of_its_own(file.tree, call):
+            raise NotEditableError(f"{name} is a variable of one expression only")
         last = name.removeprefix("self.")
         caller, line = self._at("model")
         if not is_called(caller.tree, line, last):

@@ -10,6 +10,8 @@ from steptune.tuner.scripts.source_edits import last_name
 SAME = ("to", "cuda", "cpu", "float", "double", "train", "eval", "prepare")
 """Calls that give the module back that they were called for; of Accelerate, whose wrappers are known otherwise."""
 
+SCOPES = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
+
 
 def full_name(tree: ast.AST, function: ast.expr) -> str:
     """`torch.optim.AdamW` of `optim.AdamW`, by the imports of the file; empty where none brings it."""
@@ -44,6 +46,11 @@ def names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]
 def calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
     """All calls within."""
     return (inner for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Call))
+
+
+def is_in_scope_of_its_own(tree: ast.AST, node: ast.AST) -> bool:
+    """Say whether a node stands in a comprehension or a lambda, whose variables are known there only."""
+    return any(node in ast.walk(scope) for scope in ast.walk(tree) if isinstance(scope, SCOPES))
 
 
 def function_of(tree: ast.AST, line: int) -> ast.AST:

@@ -135,6 +135,22 @@ def test_without_the_file_the_script_trains_as_it_is_and_says_so(folder: ScriptF
     assert done.stderr == "steptune: no change, because there is no steptune.json: the script trains as it is\n"
 
 
+def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    written(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED))
+    Path("start.py").write_text(
+        f"import multiprocessing\n{LINES}\nif __name__ == '__main__':\n"
+        "    started = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    started.start()\n    started.join()\n"
+    )
+
+    done = trained(interpreter(None), "start.py")
+
+    first, second = done.stderr.splitlines()
+    assert "AdamW(fused=True)" in first
+    assert second == "steptune: no change in this process: nothing trained in it"
+
+
 @pytest.mark.parametrize("changed_first", [True, False], ids=["out of the change", "into the change"])
 def test_checkpoints_load_across_the_change(folder: ScriptFolder, tmp_path: Path, *, changed_first: bool) -> None:
     command = (interpreter(None), folder.add("continued.py"))

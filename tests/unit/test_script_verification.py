@@ -55,3 +55,11 @@ def test_without_a_backward_pass_nothing_is_compared_and_the_verdict_says_so() -
 
     assert found.num_losses == 0
     assert "not compared" in found.reason
+
+
+def test_an_unchanged_script_without_a_finite_loss_is_not_laid_on_the_changed_one() -> None:
+    broken = [*FALLING[:99], math.nan]
+
+    found = compare_losses([broken, broken], [broken, broken], GAIN)
+
+    assert "the loss of the unchanged script is not finite" in found.reason

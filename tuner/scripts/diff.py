@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,17 @@ from pathlib import Path
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
-from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, option_of
+from steptune.tuner.scripts.flag_lines import FLAGS, flag_lines
+from steptune.tuner.scripts.forward_block import forward_and_loss
+from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
+from steptune.tuner.scripts.source_meaning import (
+    calls,
+    full_name,
+    is_called,
+    is_in_scope_of_its_own,
+    is_replaced,
+    knows_torch,
+)
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
@@ -32,14 +43,6 @@ NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
 POSITIONAL = 6
 """Positional arguments of a DataLoader from which on one of them may be its workers."""
 OPTIMIZER = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}
-FLAGS = {
-    "num_threads": "torch.set_num_threads({})",
-    "cudnn_benchmark": "torch.backends.cudnn.benchmark = {}",
-    "cudnn_tf32": "torch.backends.cudnn.allow_tf32 = {}",
-    "matmul_precision": "torch.set_float32_matmul_precision({})",
-    "flush_denormals": "torch.set_flush_denormal({})",
-}
-FLAG_DEFAULTS = {"cudnn_benchmark": False, "matmul_precision": "highest", "flush_denormals": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +96,7 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
 
 def unified(name: str, before: str, after: str) -> str:
     """The difference of two texts of a file, as `git apply` and `patch -p1` take it."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -142,12 +143,8 @@ class _Writer:
         loading = {n.removeprefix(LOADER): value for n, value in changes.items() if n.startswith(LOADER)}
         if loading:
             self._write_loader(loading)
-        flags = {name: value for name, value in changes.items() if name in FLAGS}
-        lines = [FLAGS[name].format(repr(v)) for name, v in flags.items() if FLAG_DEFAULTS.get(name) != v]
-        if flags and not lines:
-            raise NotEditableError("it puts PyTorch's own settings back")
-        if lines:
-            self._add_lines(lines)
+        if FLAGS.keys() & changes.keys():
+            self._write_flags(changes)
         writers: dict[str, Callable[[Mapping[str, Scalar]], None]] = {
             "optimizer": self._write_optimizer,
             "compile": self._write_compile,
@@ -158,15 +155,23 @@ class _Writer:
             if changes.get(name):
                 write(changes)
 
+    def _write_flags(self, changes: Mapping[str, Scalar]) -> None:
+        file, call = self._optimizer()
+        named = (name for name in self._script.files if name.endswith(".py"))
+        others = [other.tree for other in map(self._file, named) if other is not file]
+        self._add_lines(flag_lines(changes, file.tree, call.lineno, others))
+
     def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
         file, line = self._at("loader")
         call = file.call(line, [self._script.loader or ""])
+        _of_torch(file, call, "torch.utils.data.")
         if len(call.args) >= POSITIONAL:
             raise NotEditableError("its arguments are given by position")
         present = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         changed: dict[str, object] = {}
+        takes_options = not any(part.endswith(".sh") for part in self._script.command)
         for name, value in wanted.items():
-            if name in present and (option := _option(file.tree, present[name], value)):
+            if takes_options and name in present and (option := _option(file.tree, present[name], value)):
                 self.options.append(option)
             elif name in present or value not in NEED_NOT_BE_SAID[name]:
                 changed[name] = value
@@ -174,7 +179,10 @@ class _Writer:
 
     def _write_optimizer(self, changes: Mapping[str, Scalar]) -> None:
         file, call = self._optimizer()
-        file.set_arguments(call, OPTIMIZER[str(changes["optimizer"])])
+        _of_torch(file, call, "torch.optim.")
+        wanted = OPTIMIZER[str(changes["optimizer"])]
+        others = [k.arg for k in call.keywords if k.arg in ("fused", "foreach") and k.arg not in wanted]
+        file.set_arguments(call, {**dict.fromkeys(others, False), **wanted})
 
     def _write_compile(self, changes: Mapping[str, Scalar]) -> None:
         said = [] if changes["compile"] == "default" else [f"mode={changes['compile']!r}"]
@@ -185,22 +193,20 @@ class _Writer:
         self._add_lines([f"{self._model()}.to(memory_format=torch.channels_last)"])
 
     def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
-        """Forward and loss, from the model's call to the statement before backward."""
+        """Autocast around forward and loss."""
+        if len(self._script.models) != 1:
+            raise NotEditableError(f"a step calls {len(self._script.models)} models")
         file, line = self._at("model")
-        found: tuple[list[ast.stmt], int] | None = file.block_of(line)
-        while found is not None and _backward(*found) is None:
-            found = file.around(found[0])
-        if found is None or not _imports_torch(file.tree):
-            raise NotEditableError("the model's call and backward do not stand in one block")
-        block, first = found
+        if not knows_torch(file.tree, line):
+            raise NotEditableError("the file of the model's call does not import torch")
         opening = f'with torch.autocast("{self._script.device}", dtype=torch.{changes["autocast"]}):'
-        file.put_under(block[first : _backward(block, first)], opening)
+        file.put_under(forward_and_loss(file, line), opening)
 
     def _add_lines(self, lines: list[str], *, uses_torch: bool = True) -> None:
         """Lines after the optimizer is made: before the first step, and after the script's own settings."""
         file, call = self._optimizer()
         block, position = file.block_of(call.lineno)
-        imported = [] if not uses_torch or _imports_torch(file.tree) else ["import torch"]
+        imported = [] if not uses_torch or knows_torch(file.tree, call.lineno) else ["import torch"]
         file.add_after(block[position], [*imported, *lines])
 
     def _optimizer(self) -> tuple[SourceFile, ast.Call]:
@@ -210,14 +216,22 @@ class _Writer:
         return file, file.call(line, self._script.optimizers)
 
     def _model(self) -> str:
-        """The variable whose parameters the optimizer was given."""
+        """The variable whose parameters the optimizer was given, if it is the one that is called."""
         if len(self._script.models) != 1 or self._script.wrappers:
             raise NotEditableError("which variable holds the model that is called is not known")
         file, call = self._optimizer()
-        calls = [node.func for node in ast.walk(call) if isinstance(node, ast.Call)]
-        owners = {file.source_of(f.value) for f in calls if isinstance(f, ast.Attribute) and f.attr == "parameters"}
+        functions = [inner.func for inner in calls([call])]
+        owners = {file.source_of(f.value) for f in functions if isinstance(f, ast.Attribute) and f.attr == "parameters"}
         if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
             raise NotEditableError("the optimizer's parameters come from no variable of their own")
+        if is_in_scope_of_its_own(file.tree, call):
+            raise NotEditableError(f"{name} is a variable of one expression only")
+        last = name.removeprefix("self.")
+        caller, line = self._at("model")
+        if not is_called(caller.tree, line, last):
+            raise NotEditableError(f"the loop does not call {name}, whose parameters the optimizer has")
+        if any(is_replaced(each.tree, call.lineno if each is file else 0, last) for each in (file, caller)):
+            raise NotEditableError(f"{name} is another one later")
         return name
 
     def _at(self, name: str) -> tuple[SourceFile, int]:
@@ -225,22 +239,25 @@ class _Writer:
         if name not in self._script.lines:
             raise NotEditableError(f"the {name}'s line is in no file of your folder")
         path, position = self._script.lines[name]
-        if path not in self.files:
-            self.files[path] = SourceFile(_unchanged(self._script, path))
-        file = self.files[path]
+        file = self._file(path)
         return file, counted_lines(file.text)[position]
 
+    def _file(self, path: str) -> SourceFile:
+        if path not in self.files:
+            self.files[path] = SourceFile(_unchanged(self._script, path))
+        return self.files[path]
 
-def _backward(block: list[ast.stmt], first: int) -> int | None:
-    """Position of the statement of a block, behind another one, that runs backward."""
-    later = (n for n, statement in enumerate(block) if n > first and ".backward(" in ast.unparse(statement))
-    return next(later, None)
+
+def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
+    """Refuse a class that may not take the arguments of torch's."""
+    if not full_name(file.tree, call.func).startswith(module):
+        raise NotEditableError(f"{last_name(call.func)} is not a class of {module.rstrip('.')} by the file's imports")
 
 
 def _unchanged(script: ScriptFacts, name: str) -> str:
     path = Path(script.folder) / name
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecommendationError(
             f"{path} cannot be read ({error}): a diff is made of the file that was tuned"
@@ -261,11 +278,11 @@ def _option(tree: ast.AST, present: ast.expr, value: Scalar) -> str:
     return option if action == "store_true" and value is True else ""
 
 
-def _imports_torch(tree: ast.AST) -> bool:
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    return any(alias.name.partition(".")[0] == "torch" and alias.asname is None for alias in imports)
-
-
 def _num_changed(before: str, after: str) -> int:
-    lines = difflib.ndiff(before.splitlines(), after.splitlines())
-    return sum(line.startswith(("- ", "+ ")) for line in lines)
+    lines = list(difflib.unified_diff(_lines(before), _lines(after), n=0))
+    return sum(line.startswith(("-", "+")) for line in lines[2:])
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as a patch has them: Windows' line ends are kept."""
+    return io.StringIO(text, newline="\n").readlines()

@@ -30,6 +30,7 @@ class SourceFile:
         self._starts = [0]
         for line in self._source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        self._line_end = "\r\n" if b"\r\n" in self._source else "\n"
         self._edits: list[tuple[int, int, bytes]] = []
         try:
             self.tree = ast.parse(text)
@@ -108,17 +109,32 @@ class SourceFile:
     def add_after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
         """Add lines after a statement, in its block."""
         end = self._starts[statement.end_lineno or statement.lineno]
-        before = b"" if self._source[:end].endswith(b"\n") else b"\n"
-        added = "".join(f"{' ' * statement.col_offset}{line}\n" for line in lines)
+        before = b"" if self._source[:end].endswith(b"\n") else self._line_end.encode()
+        margin = self._margin(statement)
+        added = "".join(f"{margin}{line}{self._line_end}" for line in lines)
         self._edits.append((end, end, before + added.encode()))
 
     def put_under(self, statements: Sequence[ast.stmt], opening: str) -> None:
-        """Put statements that follow each other under a compound statement like `with ...:`."""
+        """Put statements that follow each other under a compound statement like `with ...:`.
+
+        Raises:
+            NotEditableError: Indented, they would be others: a string that goes over several lines changes with them.
+        """
+        margin = self._margin(statements[0])
         begin = self._starts[statements[0].lineno - 1]
         end = self._starts[statements[-1].end_lineno or statements[-1].lineno]
-        margin = " " * statements[0].col_offset
-        block = self._source[begin:end].decode()
-        self._edits.append((begin, end, f"{margin}{opening}\n{textwrap.indent(block, INDENT)}".encode()))
+        block = textwrap.indent(self._source[begin:end].decode(), "\t" if "\t" in margin else INDENT)
+        if not _reads_as(block, statements):
+            raise NotEditableError(f"the lines from {statements[0].lineno} on cannot be indented as they are")
+        self._edits.append((begin, end, f"{margin}{opening}{self._line_end}{block}".encode()))
+
+    def _margin(self, statement: ast.stmt) -> str:
+        """The indentation of a statement that begins a line."""
+        begin = self._starts[statement.lineno - 1]
+        margin = self._source[begin : begin + statement.col_offset].decode()
+        if margin.strip():
+            raise NotEditableError(f"line {statement.lineno} holds several statements")
+        return margin
 
     def _replace(self, node: Place, text: str) -> None:
         self._edits.append((self._begin(node), self._end(node), text.encode()))
@@ -130,6 +146,16 @@ class SourceFile:
         assert node.end_lineno is not None, "a tree that was parsed has all positions"
         assert node.end_col_offset is not None, "a tree that was parsed has all positions"
         return self._starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def _reads_as(block: str, statements: Sequence[ast.stmt]) -> bool:
+    """Say whether an indented text holds exactly these statements."""
+    try:
+        (found,) = ast.parse(f"if True:\n{block}").body
+    except (SyntaxError, ValueError):
+        return False
+    assert isinstance(found, ast.If), "it opens with one"
+    return [ast.dump(s) for s in found.body] == [ast.dump(s) for s in statements]
 
 
 def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -150,6 +176,9 @@ def last_name(function: ast.expr) -> str:
 def option_of(tree: ast.AST, value: ast.expr) -> tuple[str, str | None] | None:
     """The option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
     if not isinstance(value, ast.Attribute):
+        return None
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    if any(node.attr == value.attr for node in assigned):  # it is not what was typed
         return None
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or last_name(node.func) != "add_argument":

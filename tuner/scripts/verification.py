@@ -126,7 +126,9 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     same = math.isfinite(difference) and abs(difference) <= tolerance
     side = "higher" if difference > 0 else "lower"
     reason = f"same loss over the first {num} backward passes"
-    if not math.isfinite(difference):
+    if not all(map(math.isfinite, ends)):
+        reason = "the loss of the unchanged script is not finite: no other can be compared with it"
+    elif not math.isfinite(difference):
         reason = "the loss of the changed script is not finite"
     elif not same:
         reason = f"the changed script's loss is {side} by {abs(difference):.3g}, beyond {tolerance:.3g}"

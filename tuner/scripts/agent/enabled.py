@@ -63,7 +63,8 @@ def _read(path: Path, error: type[ValueError]) -> dict[str, Any]:
 
 def is_first() -> bool:
     """Say whether this process speaks for all of the script."""
-    return multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    is_main = multiprocessing.current_process().name == "MainProcess"  # a spawned one has a parent only later
+    return is_main and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
 
 
 class _Sources:
@@ -103,7 +104,7 @@ class _Measured:
         self._record = record
         self._script = record["in_script"]["script"]
         self._error = error
-        self._is_device_checked = False
+        self.is_device_checked = False
 
     def check_start(self, sources: _Sources) -> None:
         """Refuse where something differs that is known before the script begins."""
@@ -121,9 +122,9 @@ class _Measured:
 
     def check_device(self, device: torch.device) -> None:
         """Refuse another device, once the script is seen to use one, and another number of ranks."""
-        if self._is_device_checked:
+        if self.is_device_checked:
             return
-        self._is_device_checked = True
+        self.is_device_checked = True
         self._check_size(rank_and_size()[1])
         then = self._script["device"], self._script["device_name"]
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
@@ -214,7 +215,11 @@ class Enabled:
 
     def _tell_missing(self) -> None:
         missing = self.missing()
-        if missing and is_first():
+        if not missing or not is_first():
+            return
+        if not (self._num_loaders or self._num_optimizers or self._measured.is_device_checked):
+            sys.stderr.write("steptune: no change in this process: nothing trained in it\n")
+        else:
             sys.stderr.write(f"steptune: not changed: {', '.join(missing)}. The script never came to it\n")
 
 

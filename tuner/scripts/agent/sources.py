@@ -8,17 +8,29 @@ from __future__ import annotations
 import hashlib
 import re
 
-_STEPTUNES = re.compile(r"\s*(import steptune\b|from steptune import\b|(steptune\.)?enable\()")
+_IMPORTED_AS = re.compile(r"^\s*import steptune as (\w+)", re.MULTILINE)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as Python counts them: a form feed or a separator in a string begins none."""
+    return re.split(r"\r\n|\r|\n", text)
 
 
 def counted_lines(text: str) -> list[int]:
     """Numbers, in the file, of the lines that count."""
-    lines = enumerate(text.splitlines(), start=1)
-    return [number for number, line in lines if line.strip() and not _STEPTUNES.match(line)]
+    names = "|".join(["steptune", *_IMPORTED_AS.findall(text)])
+    steptunes = re.compile(rf"\s*(import steptune\b|from steptune import\b|(({names})\.)?enable\()")
+    counted, num_open = [], 0
+    for number, line in enumerate(_lines(text), start=1):
+        if num_open > 0 or steptunes.match(line):
+            num_open += line.count("(") - line.count(")")
+        elif line.strip():
+            counted.append(number)
+    return counted
 
 
 def source_digest(text: str) -> str:
     """Digest of the lines that count."""
-    lines = text.splitlines()
+    lines = _lines(text)
     counted = "\n".join(lines[number - 1].rstrip() for number in counted_lines(text))
     return hashlib.sha256(counted.encode()).hexdigest()[:16]

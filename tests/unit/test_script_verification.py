@@ -50,10 +50,11 @@ def test_starts_of_other_lengths_are_compared_as_far_as_all_go() -> None:
     assert compare_losses([FALLING, FALLING[:40]], [FALLING, FALLING[:60]], GAIN).num_losses == 40
 
 
-def test_without_a_backward_pass_nothing_is_compared_and_the_verdict_says_so() -> None:
+def test_without_a_backward_pass_nothing_is_compared_and_nothing_is_verified() -> None:
     found = compare_losses([[], []], [[], []], GAIN)
 
     assert found.num_losses == 0
+    assert not found.same
     assert "not compared" in found.reason
 
 

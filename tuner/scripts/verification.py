@@ -35,7 +35,7 @@ class ScriptVerification(Record):
 
     Attributes:
         gain: Speed of the changed script over the unchanged one.
-        same: Whether the losses agree.
+        same: Whether the losses agree; False where none could be compared.
         reason: Of that, for people.
         num_losses: First backward passes of each start, whose losses were compared.
         difference: Of the mean losses over their last quarter.
@@ -117,7 +117,7 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     num = min(len(losses) for losses in (*today, *changed))
     if not num:
         reason = "no backward pass was seen: the losses were not compared"
-        return ScriptVerification(gain=gain, same=True, reason=reason, num_losses=0, difference=0.0, tolerance=0.0)
+        return ScriptVerification(gain=gain, same=False, reason=reason, num_losses=0, difference=0.0, tolerance=0.0)
     ends, ends_changed = ([last_quarter(losses[:num]) for losses in side] for side in (today, changed))
     fall = max(0.0, statistics.fmean(losses[0] for losses in today) - statistics.fmean(ends))
     size = abs(statistics.fmean(ends))

@@ -9,11 +9,13 @@ import ast
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
+from steptune.tuner.errors import SteptuneError
+
 Place = ast.expr | ast.stmt | ast.keyword
 INDENT = "    "
 
 
-class NotEditableError(ValueError):
+class NotEditableError(SteptuneError):
     """The source has no place for an edit; the message says why."""
 
 

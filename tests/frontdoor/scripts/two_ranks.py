@@ -33,6 +33,8 @@ def main():
         if rank == 0:
             print(f"loss {loss.item():.7f}", flush=True)
             torch.save(model.state_dict(), "out/last.pt")
+    del loss, model, optimizer  # a reducer that outlives its process group may wait for it for ever
+    dist.barrier()
     dist.destroy_process_group()
 
 

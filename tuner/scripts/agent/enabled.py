@@ -26,11 +26,7 @@ from .ranks import rank_and_size
 from .sources import counted_lines, source_digest
 
 
-class CannotEnableError(ValueError):
-    """The script, or the machine, is not the one that was tuned."""
-
-
-def enable_from(path: Path, error: type[ValueError] = CannotEnableError) -> None:
+def enable_from(path: Path, error: type[Exception] = RuntimeError) -> None:
     """Install the changes of a recommendation that was exported as JSON.
 
     Args:
@@ -51,7 +47,7 @@ def enable_from(path: Path, error: type[ValueError] = CannotEnableError) -> None
         sys.stderr.write(f"steptune: {'; '.join(found['words']) or 'no change'} (from {path})\n")
 
 
-def _read(path: Path, error: type[ValueError]) -> dict[str, Any]:
+def _read(path: Path, error: type[Exception]) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as reason:
@@ -100,7 +96,7 @@ class _Sources:
 class _Measured:
     """Conditions under which the recommendation was measured."""
 
-    def __init__(self, record: dict[str, Any], error: type[ValueError]) -> None:
+    def __init__(self, record: dict[str, Any], error: type[Exception]) -> None:
         self._record = record
         self._script = record["in_script"]["script"]
         self._error = error

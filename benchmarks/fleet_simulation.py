@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -246,21 +246,13 @@ def simulate(
     """Run the fleet until all studies have ended, and return what it took."""
     migrate(url)
     engine = create_engine_for(url)
-    users = UserStore(engine)
-    owners = [users.create(f"user{number}", [Scope.SUBMIT, Scope.READ]).user_id for number in range(USERS)]
-    prober = users.create("probe", [Scope.SUBMIT]).user_id
-    admin = users.create("benchmark", [Scope.ADMIN]).user_id
-    tokens = TokenStore(engine, lambda: datetime.now(UTC))
-    issue = functools.partial(tokens.issue, name="", days=1)
+    owners, prober, followers_of = _people(engine)
     with engine.connect() as connection:
         before = table_sizes(connection)
     options = {"trial_s": trial_s, "ramp_s": ramp_s, "lease_s": lease_s, "heartbeat_s": heartbeat_s}
     share = -(-workers // processes)
     with server(url, folder) as (port, serving):
-        followers = [
-            Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text),
-            *(Follower(port, issue(owner, scopes=[Scope.READ])[1].text) for owner in owners[:FOLLOWERS]),
-        ]
+        followers = followers_of(port)
         for follower in followers:
             follower.start()
             follower.connected.wait(60)
@@ -281,20 +273,11 @@ def simulate(
             submitting.join()
             for follower in followers:
                 follower.ended.set()
-        found = [part.counted() for part in parts]
-        probes_s = sorted(probe.counted())
-        with engine.connect() as connection:
-            after = table_sizes(connection)
-            lost_trials, num_lost, held_s = connection.execute(text(SUMS)).one()
+        counted, probes_s = [part.counted() for part in parts], sorted(probe.counted())
+        stored = _stored(engine, before, studies)
         lost_events = len(undelivered(engine, followers[0]))
     engine.dispose()
-    taken_s = sorted(second for taken, _, _ in found for second in taken)
-    lags_s = sorted(lag for follower in followers for lag in follower.lags_s)
-    trials = after["trials"]["rows"]
-    held_s = float(held_s or 0.0)
-    rows = sum(after[name]["rows"] - before[name]["rows"] for name in TABLES)
-    size = sum(after[name]["bytes"] - before[name]["bytes"] for name in TABLES)
-    expected = model(studies, trials, held_s)
+    taken_s = sorted(second for taken, _, _ in counted for second in taken)
     return {
         "studies": studies,
         "workers": workers,
@@ -307,41 +290,80 @@ def simulate(
         "elapsed_s": round(elapsed_s, 1),
         "at_a_time": running,
         "states": states,
-        "lost": {
-            "studies": studies - states.get("completed", 0),
-            "trials": int(lost_trials or 0),
-            "claims": int(num_lost or 0),
-            "events": lost_events,
-        },
+        "lost": {"studies": studies - states.get("completed", 0), **stored.pop("lost"), "events": lost_events},
         "throughput": {
             "studies_per_min": round(60 * studies / elapsed_s, 1),
-            "trials_per_s": round(trials / elapsed_s, 2),
-            "events_per_s": round(after["events"]["rows"] / elapsed_s, 1),
+            "trials_per_s": round(stored["trials"] / elapsed_s, 2),
+            "events_per_s": round(stored["tables"]["events"]["rows"] / elapsed_s, 1),
         },
         "claims": {"number": len(probes_s), **percentiles(probes_s)},
         "claims_in_threads": {
             "number": len(taken_s),
             **percentiles(taken_s),
-            "looks_that_found_nothing": sum(idle for _, idle, _ in found),
+            "looks_that_found_nothing": sum(idle for _, idle, _ in counted),
         },
-        "event_lag": {
-            "delivered": len(lags_s),
-            **percentiles(lags_s),
-            "reconnected": sum(follower.reconnected for follower in followers),
-        },
+        "event_lag": _lag(followers),
         "cpu_s": {
-            "workers_per_study": round(sum(cpu for _, _, cpu in found) / studies, 3),
+            "workers_per_study": round(sum(cpu for _, _, cpu in counted) / studies, 3),
             "api": round(api_cpu_s, 1),
         },
+        **stored,
+    }
+
+
+def _people(engine: Engine) -> tuple[list[str], str, Callable[[int], list[Follower]]]:
+    """Users who submit, the one who times claims, and followers of events at a port: an administrator's first."""
+    users = UserStore(engine)
+    owners = [users.create(f"user{number}", [Scope.SUBMIT, Scope.READ]).user_id for number in range(USERS)]
+    prober = users.create("probe", [Scope.SUBMIT]).user_id
+    admin = users.create("benchmark", [Scope.ADMIN]).user_id
+    tokens = TokenStore(engine, lambda: datetime.now(UTC))
+    issue = functools.partial(tokens.issue, name="", days=1)
+
+    def followers_of(port: int) -> list[Follower]:
+        return [
+            Follower(port, issue(admin, scopes=[Scope.ADMIN])[1].text),
+            *(Follower(port, issue(owner, scopes=[Scope.READ])[1].text) for owner in owners[:FOLLOWERS]),
+        ]
+
+    return owners, prober, followers_of
+
+
+def _stored(engine: Engine, before: dict[str, dict[str, int]], studies: int) -> dict[str, Any]:
+    """Rows and bytes that the studies left, beside the model, and trials and claims that were lost."""
+    with engine.connect() as connection:
+        after = table_sizes(connection)
+        lost_trials, num_lost, held_s = connection.execute(text(SUMS)).one()
+    grown = {
+        kind: {name: after[name][kind] - before[name][kind] for name in TABLES}
+        for kind in ("rows", "bytes", "disk_bytes")
+    }
+    trials, held_s = after["trials"]["rows"], float(held_s or 0.0)
+    expected = model(studies, trials, held_s)
+    return {
         "trials": trials,
         "held_s": round(held_s),
-        "per_trial": {"rows": round(rows / trials, 3), "bytes": round(size / trials)},
+        "per_trial": {
+            "rows": round(sum(grown["rows"].values()) / trials, 3),
+            "bytes": round(sum(grown["bytes"].values()) / trials),
+        },
         "model": {
             "rows": round(expected["rows"] / trials, 3),
             "bytes": round(expected["bytes"] / trials),
         },
         "tables": after,
-        "growth_disk_bytes": {name: after[name]["disk_bytes"] - before[name]["disk_bytes"] for name in TABLES},
+        "growth_disk_bytes": grown["disk_bytes"],
+        "lost": {"trials": int(lost_trials or 0), "claims": int(num_lost or 0)},
+    }
+
+
+def _lag(followers: Sequence[Follower]) -> dict[str, Any]:
+    """Time until followers had the events."""
+    lags_s = sorted(lag for follower in followers for lag in follower.lags_s)
+    return {
+        "delivered": len(lags_s),
+        **percentiles(lags_s),
+        "reconnected": sum(follower.reconnected for follower in followers),
     }
 
 

@@ -121,7 +121,7 @@ def in_turns(
 
 
 def stated(analysis: RankAnalysis, cause: Cause) -> dict:
-    """What the findings say of a cause, and the replay behind them."""
+    """Statement of the findings about a cause, and the replay behind it."""
     findings = analysis.findings
     breakdown = busiest(analysis.breakdowns)
     replay = breakdown.replay

@@ -40,8 +40,8 @@ CAP_S = 1.5
 
 
 def study(link: str, budget_s: float, seed: int) -> dict:
-    """What one study found. It is right where what is right for the link is recommended; what the measured links rule
-    out need not be tried for that.
+    """Run one study, and return its row. The study is right where it recommends the choice that suits the link; choices
+    that the measured links rule out need not be tried for that.
     """
     rate, right = LINKS[link]
     settings = StudySettings(

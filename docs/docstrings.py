@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src")
+PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src", "benchmarks", "docs", "examples")
 BEGINNINGS = ("Of", "What", "By", "Whether", "That")
 
 

@@ -413,7 +413,7 @@ class Chaos:
             self.disk.free()
 
     def wish(self) -> None:
-        """What users do meanwhile: pause a study, go on with those that are paused, seldom cancel one."""
+        """Act as users do meanwhile: pause a study, go on with those that are paused, seldom cancel one."""
         try:
             states = self.service.states()
         except StoreUnavailableError:
@@ -456,7 +456,7 @@ class Chaos:
         self.server.start()
 
     def look(self) -> None:
-        """What was complete is complete, as it was."""
+        """Check that results that were complete still are, and are the same."""
         try:
             now = self.service.results()
         except StoreUnavailableError:
@@ -502,7 +502,7 @@ class Chaos:
             tally.streams += user.num_streams
 
     def count(self) -> None:
-        """What is left, and whether what was recorded adds up."""
+        """Count processes and files that are left, and check that the records add up."""
         service, tally = self.service, self.tally
         deadline = time.monotonic() + 120
         while marked(service.mark) and time.monotonic() < deadline:

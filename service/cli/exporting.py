@@ -164,7 +164,9 @@ def _diff(recommendation: Recommendation) -> Exported:
         format=DIFF,
         file_name=DIFF_FILE,
         content=(comments + found.diff).encode(),
-        usage=f"In the script's folder: git apply {DIFF_FILE}, or patch -p1 < {DIFF_FILE}",
+        usage=f"In the script's folder: git apply {DIFF_FILE}, or patch -p1 < {DIFF_FILE}"
+        if found.diff
+        else f"Add to the command: {' '.join(found.options)}",
         not_expressible=left_out,
     )
 

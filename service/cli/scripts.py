@@ -33,5 +33,5 @@ def look_of(command: tuple[str, ...], folder: Path, variables: Mapping[str, str]
         if look is not None:
             return look
         sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
-    say(f"not tuned: {refusal_of(ended)}", style="yellow")
+    say(f"no steps were recorded: {refusal_of(ended)}", style="yellow")
     raise typer.Exit(ended.status or NOT_PROFILED)

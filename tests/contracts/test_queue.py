@@ -1,4 +1,4 @@
-"""What the queue does, on SQLite and on PostgreSQL alike."""
+"""The queue behaves alike on SQLite and on PostgreSQL."""
 
 import json
 import multiprocessing
@@ -689,7 +689,7 @@ class TestLeases:
 
 
 def trial_ends(engine: Engine) -> list[tuple[str, str | None, bool]]:
-    """Of each trial its state, and of its attempt the outcome and whether it has ended."""
+    """State of each trial, with the outcome of its attempt and whether that has ended."""
     query = select(TrialRow.state, TrialAttemptRow.outcome, TrialAttemptRow.ended_at.is_not(None)).join(TrialAttemptRow)
     with reading(engine) as session:
         return [(row[0], row[1], row[2]) for row in session.execute(query)]
@@ -779,7 +779,7 @@ class TestStopping:
         assert SqlStudyStore(engine).events("study") == events, "the last one was there with the state"
 
     def test_a_study_learns_from_those_of_its_owner(self, engine, queue):
-        """What is fastest for another's model is theirs to know."""
+        """Answers for another user's model are theirs alone."""
         with writing(engine) as session:
             session.add_all(
                 UserRow(user_id=name, name=name, scopes="submit", created_at=datetime.now(UTC))

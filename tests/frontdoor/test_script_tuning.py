@@ -67,7 +67,7 @@ def test_a_script_that_fails_comes_through_word_by_word(folder: ScriptFolder) ->
 
     assert done.returncode == plain.returncode
     assert plain.stderr.splitlines()[-1] in done.stderr.splitlines()
-    assert "not tuned: the command ended with status 1" in done.stderr
+    assert "no steps were recorded: the command ended with status 1" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -67,7 +67,7 @@ class Stack:
         return started
 
     def output_of(self, name: str, *command: str) -> str:
-        """What a command in a service's container writes; it has to succeed."""
+        """Output of a command in a service's container; it has to succeed."""
         started = self.start(name, *command)
         status = started.process.wait(START_S)
         assert status == 0, started.output

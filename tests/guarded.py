@@ -200,15 +200,18 @@ def make_study(
     unit_roundoffs: tuple[float, ...] = (FP32, BF16),
     device: str = "cpu",
     seed: int = 0,
+    twin_s: float | None = None,
 ) -> Study:
     """
     Args:
+        twin_s: Seconds that the runs of the reference's twin may take.
         seed: Of the initial parameters, the order of samples and the guard's masks.
     """
     files = make_files(directory, make_workload, seed)
     request = request_of(
         directory, make_workload, protocol, bias_corrections, choices or {}, unit_roundoffs, device, seed
     )
+    request = msgspec.structs.replace(request, twin_s=twin_s)
     reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
     assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
     return Study(files=files, reference=reference, make_workload=make_workload, device=device)

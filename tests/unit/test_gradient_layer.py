@@ -124,6 +124,27 @@ def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agr
     assert "gradients in FP32" in failed
 
 
+@pytest.mark.parametrize("lacking", ["time", "memory"])
+def test_a_verdict_says_that_the_reference_had_no_time_or_memory_for_a_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    if lacking == "memory":
+        monkeypatch.setattr("steptune.tuner.trials.reference.make_twin", run_out)
+    short, longest_s = replace(PROTOCOL, num_curve=0), 0.0 if lacking == "time" else None
+    study = make_study(
+        tmp_path / "study", Regression, protocol=short, unit_roundoffs=(BF16,), choices=O1, twin_s=longest_s
+    )
+    judged = study.judged(study.job(**O1), unit_roundoff=BF16, choices=O1)
+    assert [check.name for check in judged.checks if not check.passed] == []
+    assert "gradients in FP32" not in {check.name for check in judged.checks}
+    assert judged.notes == (
+        "gradients not compared in FP32: the reference was made without them, for lack of time or memory",
+    )
+
+
 def test_a_twin_runs_in_fp32_and_leaves_the_candidate_s_workload_alone(masked: Study) -> None:
     class Keeping(Masked):
         """Knows the model that it made, and the dtypes of its products."""

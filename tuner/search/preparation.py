@@ -40,6 +40,8 @@ SEARCH_SHARE = 0.62
 """Of the budget left after looking at the workload that windows are planned for."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
+TWIN_SHARE = 0.02
+"""Of the budget, for the runs of the reference's twin on a GPU."""
 REFERENCE_SHARE = 0.06
 """Of the budget that the guard's reference runs may take."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
@@ -332,17 +334,19 @@ class ReferenceMaker:
         A model whose randomness cannot be switched off draws other numbers compiled: it runs as it is.
         """
         space, choices = self._space, self._space.complete(candidate)
+        device_kind = space.environment.hardware.device_kind
         as_it_is = ReferenceRequest(
             workload=self._study.workload,
             study_directory=self._study.directory,
             choices=choices,
-            device=space.environment.hardware.device_kind,
+            device=device_kind,
             protocol=protocol,
             unit_roundoffs=space.unit_roundoffs(),
             own_roundoff=space.unit_roundoff(candidate),
             bias_corrections=space.rounds_bias_corrections(),
             memory_limit_bytes=self._study.settings.memory_limit_bytes,
             environment_variables=environment_variables(choices, space.strategies),
+            twin_s=None if device_kind == "cpu" else TWIN_SHARE * self._study.settings.budget_s,
         )
         if not compiles(choices) or protocol.randomness == "always":
             return [as_it_is]

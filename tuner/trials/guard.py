@@ -328,7 +328,7 @@ class Judge:
             checks.append(check_update(rules, update_watch, job))
         twin, no_twin = None, ""
         if curve.finite and gradient_watch is not None and self._gradients is not None:
-            if choices is not None and self._needs_twin(job, choices):
+            if choices is not None and self._changes_precision(choices):
                 twin, no_twin = self._audited_twin(job, choices, batches)
             checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
             if mask_watch is not None:
@@ -368,16 +368,20 @@ class Judge:
             return check_draws(reference, scatter, watch, unit_roundoff=unit_roundoff, device=device)
         return [check_masks(scatter, watch, device)]
 
-    def _needs_twin(self, job: TrainingJob, choices: Mapping[str, Choice]) -> bool:
-        """True where precision is in question: where all is in FP32, gradients were compared in it already."""
-        known = self._gradients is not None and bool(self._gradients.wide.steps)
-        affordable = has_twin(job.device, self._coordinator.num_ranks, self.reference.protocol)
-        return known and affordable and not (is_in_fp32(choices) and is_in_fp32(self.reference.choices))
+    def _changes_precision(self, choices: Mapping[str, Choice]) -> bool:
+        """Say whether precision is in question: where all is in FP32, gradients were compared in it already."""
+        return not (is_in_fp32(choices) and is_in_fp32(self.reference.choices))
 
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """Audit the twin; None, with the reason, where other settings need the candidate's precision."""
+        """Audit the twin; None, with the reason, where there is none or other settings need the candidate's
+        precision.
+        """
+        if not has_twin(job.device, self._coordinator.num_ranks, self.reference.protocol):
+            return None, "it needs one rank, and time for audits"
+        if self._gradients is None or not self._gradients.wide.steps:
+            return None, "the reference was made without them, for lack of time or memory"
         try:
             return audit(make_twin(job, choices, self._files), self._files, batches, self.reference.protocol), ""
         except SteptuneError as error:

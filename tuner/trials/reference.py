@@ -9,6 +9,7 @@ does.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from steptune.tuner.trials.disturbance import (
     of_bias_corrections,
     rounds_bias_corrections,
 )
+from steptune.tuner.trials.failures import is_out_of_memory
 from steptune.tuner.trials.gradient_watch import (
     Compared,
     GradientReference,
@@ -98,6 +100,8 @@ class ReferenceRequest(Record):
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic of `choices`."""
+    twin_s: float | None = None
+    """Seconds that the runs of the reference's twin may take together; None without a limit."""
     run_id: str = ""
     """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
 
@@ -369,18 +373,35 @@ class _Runs:
         return [first, *(self.run(seed=seed + number, audits=False) for number in range(1, NUM_SEEDS))]
 
     def in_fp32(self) -> Compared | None:
-        """Gradients of the audits by the reference's twin; None where it has none, and where it needs none."""
+        """Gradients of the audits by the reference's twin; None where it has none or needs none, where there is no
+        memory for it beside the reference, and where its runs would take longer than they may.
+        """
         job, protocol, choices = self._job, self._request.protocol, self._request.choices
         own = is_in_fp32(choices) and not job.workload.has_custom_step  # whose updates gradients may depend on
         if own or not has_twin(job.device, self._coordinator.num_ranks, protocol):
             return None
+        try:
+            return self._audits_of_twin()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _audits_of_twin(self) -> Compared | None:
+        """Audit the twin as it is, once more, and disturbed; None where that would take longer than it may."""
+        protocol = self._request.protocol
 
         def run(disturb: Disturbance | None = None) -> GradientWatch:
-            twin = make_twin(job, choices, self._files)  # anew, as a candidate's is
+            twin = make_twin(self._job, self._request.choices, self._files)  # anew, as a candidate's is
             with disturb.of_outputs(unwrapped(twin.model)) if disturb else nullcontext():
                 return audit(twin, self._files, self._batches, protocol, disturb)
 
-        reference, again = run(), run()
+        began = time.monotonic()
+        reference = run()
+        expected_s = (2 + protocol.num_disturbed) * (time.monotonic() - began)
+        if self._request.twin_s is not None and expected_s > self._request.twin_s:
+            return None
+        again = run()
         disturbed = [run(Disturbance(FP32_ROUNDOFF, seed=1 + number)) for number in range(protocol.num_disturbed)]
         noise = measure_noise(
             reference.gradients,

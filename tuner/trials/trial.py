@@ -195,8 +195,7 @@ class TrialRun:
     def _guard(self) -> None:
         began = self._first_step_ns = time.monotonic_ns()
         verdict = self._verdict()
-        if self._device.type == "cpu":
-            forget_peak(self._device)  # a twin of the candidate is no part of its training
+        forget_peak(self._device)  # a twin of the candidate is no part of its training
         self._guard_ns = time.monotonic_ns() - began
         self._guard_steps = verdict.num_steps
         self._coordinator.send(Guarded(verdict=verdict))

@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 
+TWIN_DEVICES = ("cpu", "cuda")
+
+
 def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
     return choices.get("precision", Precision.defaults)["level"] == Precision.defaults["level"]
 
 
 def has_twin(device: torch.device, num_ranks: int, protocol: Protocol) -> bool:
-    """True where a second job is affordable and its comparison rejects: on the CPU, on one rank."""
-    return device.type == "cpu" and num_ranks == 1 and protocol.num_audits > 0
+    """True where a second job can be built beside the first: on one rank, on devices that FP32 was tried on."""
+    return device.type in TWIN_DEVICES and num_ranks == 1 and protocol.num_audits > 0
 
 
 def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles) -> TrainingJob:

@@ -54,7 +54,7 @@ class Engine:
                     bias_corrections=corrections,
                     lossy=bool(study.settings.allow),
                     seed=study.settings.seed,
-                    draws=draws_masks(study.settings.num_ranks, space.environment.hardware.device_kind),
+                    draws=draws_masks(study.settings.num_ranks),
                 ),
                 unit_roundoffs=roundoffs,
                 bias_corrections=corrections,

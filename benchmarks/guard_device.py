@@ -15,6 +15,8 @@ No limit is fitted here: they are those of `benchmarks/guard_power.py`, which we
 
     python benchmarks/guard_device.py --rows rows.jsonl --seconds 240     # and writes results/guard_device.json
     python benchmarks/guard_device.py --device cpu --rows rows.jsonl --seconds 60 --output guard_device.json
+    python benchmarks/guard_device.py --trainings Causal --rows causal.jsonl     # of several processes on one GPU each
+                                     # a part; their rows together, with --seconds 0, make the results
 """
 
 from __future__ import annotations
@@ -131,13 +133,13 @@ class Run:
         return next(fault for fault in FAULTS if fault.name == self.name).plant(self.training)
 
 
-def runs(num_ranks: int, *, recorded: bool) -> Iterator[Run]:
-    """All trainings in turns, faults and changes in turns, so that any part has some of each."""
+def runs(trainings: Sequence[type[Training]], num_ranks: int, *, recorded: bool) -> Iterator[Run]:
+    """All of these trainings in turns, faults and changes in turns, so that any part has some of each."""
     first = [name for name in (ON_RANKS if num_ranks > 1 else PRECISIONS) if name not in LAST]
     alternating = itertools.chain(*itertools.zip_longest(((n, False) for n in CHANGES), ((n, True) for n in PLANTED)))
     named = list(filter(None, alternating))
     for precisions in (first, LAST if num_ranks == 1 else LAST[:1]):
-        for (name, is_fault), precision, training in itertools.product(named, precisions, TRAININGS):
+        for (name, is_fault), precision, training in itertools.product(named, precisions, trainings):
             if name == "micro-batches" and training is Convolutional:
                 continue  # its statistics would be those of smaller batches
             if name == "halves weighted alike" and training is Convolutional and num_ranks > 1:
@@ -187,6 +189,7 @@ class Bench:
                 "unit_roundoffs": (FP32, TF32, BF16),
                 "device": self._device,
                 "bias_corrections": True,
+                "own_roundoff": self._own_roundoff(training),
             }
             if self._num_ranks > 1:
                 study = join_study(directory, training, self._rank, self._num_ranks, **options)
@@ -202,9 +205,7 @@ class Bench:
 
     def row(self, run: Run) -> dict[str, Any]:
         """Run the guard, and see what a fault does in ten steps; the row of rank 0 has the verdict."""
-        roundoff = PRECISIONS[run.precision][1]
-        if self._device == "cuda" and run.training in CONVOLVES:
-            roundoff = max(roundoff, TF32)
+        roundoff = max(PRECISIONS[run.precision][1], self._own_roundoff(run.training))
         planted = run.planted()
         assert planted is not None
         began = time.perf_counter()
@@ -225,6 +226,9 @@ class Bench:
             **material,
             "s": round(time.perf_counter() - began, 2),
         }
+
+    def _own_roundoff(self, training: type[Training]) -> float:
+        return TF32 if self._device == "cuda" and training in CONVOLVES else FP32
 
     def _material(self, run: Run, planted: type[Training]) -> dict[str, Any]:
         plain = run.precision.removesuffix(", recorded")  # a recording draws other masks: that is no rounding
@@ -271,12 +275,12 @@ def _short(value: float) -> float:
 # --- running ----------------------------------------------------------------------------------
 
 
-def run_here(rows: Rows, device: str, deadline: float) -> int:
+def run_here(trainings: Sequence[type[Training]], rows: Rows, device: str, deadline: float) -> int:
     """Make the runs of one rank; return how many were left out."""
     left_out = 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), device)
-        for run in runs(1, recorded=device == "cuda"):
+        for run in runs(trainings, 1, recorded=device == "cuda"):
             if rows.has(run):
                 continue
             if time.monotonic() > deadline:
@@ -286,14 +290,14 @@ def run_here(rows: Rows, device: str, deadline: float) -> int:
     return left_out
 
 
-def run_on_ranks(rows: Rows, device: str, deadline: float) -> int:
+def run_on_ranks(trainings: Sequence[type[Training]], rows: Rows, device: str, deadline: float) -> int:
     """Make the runs of two ranks, each a process; return how many were left out."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        for training in TRAININGS:
+        for training in trainings:
             make_files(Path(folder) / training.__name__, training)
         queue = context.SimpleQueue()
-        arguments = [(rank, Path(folder), device, rows, deadline, queue) for rank in range(2)]
+        arguments = [(rank, trainings, Path(folder), device, rows, deadline, queue) for rank in range(2)]
         processes = [context.Process(target=_rank, args=each, daemon=True) for each in arguments]
         for process in processes:
             process.start()
@@ -303,7 +307,15 @@ def run_on_ranks(rows: Rows, device: str, deadline: float) -> int:
         return queue.get() if not queue.empty() else -1
 
 
-def _rank(rank: int, folder: Path, device: str, rows: Rows, deadline: float, queue: Any) -> None:
+def _rank(
+    rank: int,
+    trainings: Sequence[type[Training]],
+    folder: Path,
+    device: str,
+    rows: Rows,
+    deadline: float,
+    queue: Any,
+) -> None:
     if device == "cuda":
         os.environ[DEVICES_VARIABLE] = "2"
     os.environ.update(LOOPBACK)
@@ -312,10 +324,10 @@ def _rank(rank: int, folder: Path, device: str, rows: Rows, deadline: float, que
     rank_device(device, rank)
     bench = Bench(folder, device, rank, 2)
     left_out = 0
-    for training in TRAININGS:  # one after the other: ranks are together in one study at a time
-        share = (deadline - time.monotonic()) / (len(TRAININGS) - TRAININGS.index(training))
+    for number, training in enumerate(trainings):  # one after the other: ranks are together in one study at a time
+        share = (deadline - time.monotonic()) / (len(trainings) - number)
         until = time.monotonic() + share
-        for run in (run for run in runs(2, recorded=False) if run.training is training and not rows.has(run)):
+        for run in (run for run in runs([training], 2, recorded=False) if not rows.has(run)):
             coordinator = bench.study(training).coordinator
             assert coordinator is not None
             if coordinator.agree(time.monotonic() > until):
@@ -392,6 +404,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines of all runs, which grow")
+    names = [training.__name__ for training in TRAININGS]
+    parser.add_argument("--trainings", nargs="*", choices=names, default=names, help="run only these")
     parser.add_argument("--seconds", type=float, default=240.0, help="after which no further run begins")
     parser.add_argument("--share-of-ranks", type=float, default=0.4, help="of the seconds, for two ranks")
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -400,10 +414,11 @@ def main() -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     rows = Rows(arguments.rows)
+    trainings = [training for training in TRAININGS if training.__name__ in arguments.trainings]
     middle = began + (1 - arguments.share_of_ranks) * arguments.seconds
     left_out = {
-        "one rank": run_here(rows, arguments.device, middle),
-        "two ranks": run_on_ranks(rows, arguments.device, began + arguments.seconds),
+        "one rank": run_here(trainings, rows, arguments.device, middle),
+        "two ranks": run_on_ranks(trainings, rows, arguments.device, began + arguments.seconds),
     }
     kept = Rows(arguments.rows).kept
     result = {

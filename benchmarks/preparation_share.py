@@ -43,8 +43,9 @@ import torch
 from steptune.tuner.workloads.loading import load_workload
 workload, device = load_workload(sys.argv[1]), "cuda" if torch.cuda.is_available() else "cpu"
 model, dataset = workload.model().to(device), workload.dataset()
-collated = torch.utils.data.default_collate([dataset[index] for index in range(workload.global_batch)])
-batch = torch.utils._pytree.tree_map(lambda leaf: leaf.to(device), collated)
+collate = workload.collate or torch.utils.data.default_collate
+collated = collate([dataset[index] for index in range(workload.global_batch)])
+batch = workload.batch_transform(torch.utils._pytree.tree_map(lambda leaf: leaf.to(device), collated))
 with torch.autocast(device, torch.bfloat16):
     workload.loss(model, batch).backward()
 values = torch.randn(4096, device=device, requires_grad=True)

@@ -201,17 +201,19 @@ def make_study(
     device: str = "cpu",
     seed: int = 0,
     twin_s: float | None = None,
+    own_roundoff: float = 0.0,
 ) -> Study:
     """
     Args:
         twin_s: Seconds that the runs of the reference's twin may take.
+        own_roundoff: The least of the reference's arithmetic.
         seed: Of the initial parameters, the order of samples and the guard's masks.
     """
     files = make_files(directory, make_workload, seed)
     request = request_of(
         directory, make_workload, protocol, bias_corrections, choices or {}, unit_roundoffs, device, seed
     )
-    request = msgspec.structs.replace(request, twin_s=twin_s)
+    request = msgspec.structs.replace(request, twin_s=twin_s, own_roundoff=max(request.own_roundoff, own_roundoff))
     reference = make_reference(request, 0, 1, _Nobody())  # type: ignore[arg-type]
     assert reference == msgspec.json.decode(files.reference.read_bytes(), type=GuardReference)
     return Study(files=files, reference=reference, make_workload=make_workload, device=device)
@@ -227,12 +229,14 @@ def join_study(
     bias_corrections: bool = False,
     unit_roundoffs: tuple[float, ...] = (FP32, BF16),
     device: str = "cpu",
+    own_roundoff: float = 0.0,
 ) -> Study:
     """Make the reference on several ranks, of which this process is one; `make_files` came before.
 
     The ranks stay together, until the study's coordinator leaves.
     """
     request = request_of(directory, make_workload, protocol, bias_corrections, {}, unit_roundoffs, device, 0)
+    request = msgspec.structs.replace(request, own_roundoff=max(request.own_roundoff, own_roundoff))
     reference = make_reference(request, rank, num_ranks, _Nobody())  # type: ignore[arg-type]
     torch.distributed.destroy_process_group()
     files = StudyFiles(directory)

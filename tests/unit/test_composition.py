@@ -241,8 +241,9 @@ class TestUnitRoundoff:
         assert unit_roundoff_of(tf32, CPU, PLAIN) == TF32_ROUNDOFF
         assert unit_roundoff_of(tf32, CPU, USERS) == BF16_ROUNDOFF
 
-    def test_convolutions_on_cuda_use_tf32_by_default(self) -> None:
-        convolves = replace(PLAIN, model=replace(PLAIN.model, module_types={"Conv2d": 1}))
+    @pytest.mark.parametrize("module", ["Conv2d", "LSTM", "GRU", "RNN"])
+    def test_what_cudnn_computes_uses_tf32_by_default(self, module: str) -> None:
+        convolves = replace(PLAIN, model=replace(PLAIN.model, module_types={module: 1}))
         assert unit_roundoff_of(BASELINE, CUDA, convolves) == TF32_ROUNDOFF
         assert unit_roundoff_of(BASELINE, CPU, convolves) == FP32_ROUNDOFF
 

@@ -145,6 +145,38 @@ def test_a_verdict_says_that_the_reference_had_no_time_or_memory_for_a_twin(
     )
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["FP32 to bf16", "bf16"])
+def test_a_twin_makes_the_first_step_where_there_was_no_time_for_audits(tmp_path: Path, own: bool) -> None:
+    brief = replace(PROTOCOL, num_curve=0, num_audits=0, num_pointwise=2, num_disturbed=1)
+    roundoffs = (BF16,) if own else (FP32, BF16)
+    study = make_study(
+        tmp_path / "study", Regression, protocol=brief, unit_roundoffs=roundoffs, choices=O1 if own else {}
+    )
+    assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
+    larger = planted("gradient of one tensor 10 % larger", Regression)
+    assert "gradients in FP32" in study.failed(study.job(larger, **O1), unit_roundoff=BF16, choices=O1)
+
+
+def test_a_twin_computes_without_tf32_and_leaves_it_as_it_was(masked: Study) -> None:
+    seen: list[str] = []
+
+    class Looking(Masked):
+        """Knows in which format products of FP32 are computed."""
+
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().loss(model, batch)
+
+    twin = make_twin(masked.job(Looking(), **O1), neutral_choices(**O1), masked.files)
+    torch.set_float32_matmul_precision("high")
+    try:
+        audit(twin, masked.files, masked.batches, masked.reference.protocol)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(seen) == {"highest"}
+
+
 def test_a_twin_runs_in_fp32_and_leaves_the_candidate_s_workload_alone(masked: Study) -> None:
     class Keeping(Masked):
         """Knows the model that it made, and the dtypes of its products."""
@@ -441,6 +473,20 @@ class TestScatter:
         assert reference is not None
         (run,) = self.runs(1, share, first=9)
         assert (abs(excess_of(reference, run)) <= reference.limit) is passes
+
+    def test_rounding_that_scatters_more_than_masks_do_is_no_excess(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+
+        def run(scatter: float) -> list[dict[str, torch.Tensor]]:
+            noise = torch.randn(2, 400, generator=generator, dtype=torch.float64)
+            return [{"weight": 1 + scatter * part} for part in noise]
+
+        reference = measure_scatter([run(0.02) for _ in range(5)])
+        assert reference is not None
+        rounded = run(0.06)
+        assert excess_of(reference, rounded) > reference.limit
+        assert abs(excess_of(reference, rounded, {"weight": 0.06 * 20})) <= reference.limit
+        assert excess_of(reference, run(0.2), {"weight": 0.06 * 20}) > reference.limit
 
     def draws(self, count: int, share: float, *, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.Tensor]]:
         drawn = torch.Generator().manual_seed(seed)

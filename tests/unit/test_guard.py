@@ -277,8 +277,8 @@ class TestProtocol:
     def test_a_reference_of_a_curve_that_runs_on_is_compared_as_before(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The case of several ranks, of GPUs, and of studies that are resumed."""
-        monkeypatch.setattr("steptune.tuner.trials.reference.DEVICE_OF_DRAWS", "none")
+        """The case of several ranks, and of studies that are resumed."""
+        monkeypatch.setattr("steptune.tuner.trials.reference.draws_masks", lambda num_ranks: False)
         own = make_study(tmp_path / "study")
         assert (own.reference.protocol.num_curve, own.reference.protocol.num_draws) == (24, 0)
         checks = own.checks(own.job())
@@ -360,6 +360,16 @@ class TestRandomnessOff:
         with randomness_off(model, "switchable"):
             assert [m.training for m in model] == [False, True, False]
         assert all(m.training for m in model.modules())
+
+    def test_recurrent_layers_lose_their_dropout_and_stay_in_training(self) -> None:
+        """In evaluation mode cuDNN has no backward for them."""
+        model = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+        inputs = torch.ones(3, 2, 4)
+        with randomness_off(model, "switchable"):
+            assert model.training
+            first, again = model(inputs)[0], model(inputs)[0]
+        assert torch.equal(first, again)
+        assert (model.training, model.dropout) == (True, 0.5)
 
     @pytest.mark.parametrize("randomness", ["none", "always"])
     def test_models_without_a_switch_are_left_alone(self, randomness: str) -> None:

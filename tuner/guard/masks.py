@@ -185,15 +185,20 @@ def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:
     return found if found.energies else None
 
 
-def excess_of(reference: Scatter, steps: Sequence[Tensors]) -> float:
-    """Mean over the tensors of the logarithm of how much more one run scatters than the reference's do."""
+def excess_of(reference: Scatter, steps: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
+    """Mean over the tensors of the logarithm of how much more one run scatters than the reference's do.
+
+    Args:
+        rounding: Norm of what rounding moves each tensor by at one step, which may scatter it as well.
+    """
     logs = []
     for name, energy in reference.energies.items():
+        rounded = len(steps) * (rounding or {}).get(name, 0.0) ** 2
         apart = sum(
             _square(step[name] - mean[name]) for step, mean in zip(steps, reference.means, strict=True) if name in step
         )
         own = apart / (1 + 1 / reference.num_seeds)  # the mean is one of few runs
-        logs.append(math.log(max(own, 1e-6 * energy) / energy))
+        logs.append(math.log((max(own, 1e-6 * energy) + rounded) / (energy + rounded)))
     return sum(logs) / len(logs) if logs else 0.0
 
 

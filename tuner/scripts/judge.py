@@ -31,7 +31,7 @@ from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, Updat
 from steptune.tuner.records import GuardCheck, GuardVerdict
 from steptune.tuner.scripts.guard_files import JudgeRequest
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
-from steptune.tuner.trials.guard import GRADIENT_DEVICES, STATE_DEVICES, gated, told_deviation, told_score
+from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
 Seen = dict[str, Any]
 """What `agent/guard_watch.py` saved of one run."""
@@ -172,8 +172,7 @@ class _Judgement:
         limits = limits_of(self._unit)
         seen = scores(wanted, noise, found, limits=limits, exact=exact, may_turn=kind == "gradient")
         score = worst_of(seen, kinds)
-        devices = GRADIENT_DEVICES if kind == "gradient" and math.isfinite(score.ratio) else STATE_DEVICES
-        gates = self._request.device in devices
+        gates = self._request.device in devices_of(kind, score, self._unit)
         self._checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
 
     def _check_data(self) -> None:

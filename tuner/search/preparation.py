@@ -325,7 +325,7 @@ class ReferenceMaker:
             bias_corrections=self._space.rounds_bias_corrections(),
             lossy=bool({Numerics.LOSSY, Numerics.RECIPE} & set(settings.allow)),
             seed=settings.seed,
-            draws=draws_masks(settings.num_ranks, self._space.environment.hardware.device_kind),
+            draws=draws_masks(settings.num_ranks),
         )
 
     def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:

@@ -78,6 +78,8 @@ def _fused_sgd(choices: Choices, facts: WorkloadFacts) -> bool:
     return own and facts.optimizer.name == "SGD" and implementation == "fused"
 
 
+RECURRENT = ("RNN", "LSTM", "GRU")
+"""Modules that cuDNN computes, as it does convolutions."""
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         strategies=("attention_backend", "precision"),
@@ -570,10 +572,10 @@ def unit_roundoff_of(
 ) -> float:
     """Unit roundoff of the coarsest arithmetic that a candidate computes with, the baseline's own included.
 
-    FP32 convolutions on CUDA use TF32 unless told otherwise:
+    FP32 convolutions and recurrent layers on CUDA use TF32 unless told otherwise:
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
     """
     complete = complete_choices(candidate, workload, strategies)
-    convolves = any("Conv" in name and name != "Conv1D" for name in workload.model.module_types)
-    default = TF32_ROUNDOFF if environment.hardware.device_kind == "cuda" and convolves else 0.0
+    uses_cudnn = any(("Conv" in name and name != "Conv1D") or name in RECURRENT for name in workload.model.module_types)
+    default = TF32_ROUNDOFF if environment.hardware.device_kind == "cuda" and uses_cudnn else 0.0
     return max(default, *(strategy.unit_roundoff(complete[strategy.name]) for strategy in strategies))

@@ -75,11 +75,12 @@ UPDATE_DEVICES = ("cpu", "cuda")
 less than half of the limit."""
 OWN_UPDATE_DEVICES = ("cpu",)
 """The same of optimizers in a step of the workload's own."""
-GRADIENT_DEVICES = ("cpu",)
-"""The same of gradients. On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2 in
+COARSE_GRADIENT_DEVICES = ("cpu",)
+"""The same of gradients under 16 bits or TF32, beside what no rounding explains (one that is not finite, or that one
+training alone has). On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2 in
 bfloat16 three times the limit on a tensor's size."""
-STATE_DEVICES = ("cpu", "cuda")
-"""The same of state and of masks' scatter, and of gradients that are not finite or that one training alone has."""
+GUARDED_DEVICES = ("cpu", "cuda")
+"""The same of all else: gradients in FP32, state, averages, and masks."""
 
 
 def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
@@ -129,10 +130,15 @@ def check_gradients(
             may_turn=kind == "gradient",
         )
         score = worst_of(seen, kinds)
-        devices = GRADIENT_DEVICES if kind == "gradient" and math.isfinite(score.ratio) else STATE_DEVICES
-        gates = device.type in devices
+        gates = device.type in devices_of(kind, score, unit_roundoff)
         checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
     return checks
+
+
+def devices_of(kind: str, score: Score, unit_roundoff: float) -> tuple[str, ...]:
+    """Devices on which a comparison of tensors rejects."""
+    is_coarse = kind == "gradient" and unit_roundoff > FP32_ROUNDOFF and math.isfinite(score.ratio)
+    return COARSE_GRADIENT_DEVICES if is_coarse else GUARDED_DEVICES
 
 
 def check_twin(reference: GradientReference, watch: GradientWatch, device: torch.device) -> GuardCheck:
@@ -145,7 +151,7 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
         exact=range(len(reference.wide.steps)),
     )
     score, name = worst_of(found, KINDS), "gradients in FP32"
-    return gated(name, "twin", score.ratio, 1.0, told_score(score, name), device.type in GRADIENT_DEVICES)
+    return gated(name, "twin", score.ratio, 1.0, told_score(score, name), device.type in GUARDED_DEVICES)
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
@@ -156,7 +162,7 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
     detail = (
         f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
     )
-    gates = device.type in GRADIENT_DEVICES
+    gates = device.type in GUARDED_DEVICES
     return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
 
 
@@ -167,7 +173,7 @@ def check_draws(
     rounding = reference.gradients.noise_at(unit_roundoff)[0].residuals
     excess = excess_of_draws(scatter, watch.gradients, rounding)
     shift = shift_of_draws(scatter, watch.gradients, rounding)
-    gates = device.type in GRADIENT_DEVICES
+    gates = device.type in GUARDED_DEVICES
     detail = (
         f"the mean gradient over {len(watch.gradients)} draws of masks is {shift:.2g} standard errors from the "
         f"reference's, allowed {scatter.shift_limit:.2g}"
@@ -183,13 +189,19 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
     found = worst_module(masks, watch.modules)
     if found is None:
         return []
-    return [gated("rate of masks", "mask rate", found.ratio, 1.0, found.detail, device.type in GRADIENT_DEVICES)]
+    return [gated("rate of masks", "mask rate", found.ratio, 1.0, found.detail, device.type in GUARDED_DEVICES)]
 
 
-def check_masks(scatter: Scatter, watch: GradientWatch, device: torch.device) -> GuardCheck:
-    """Check that masks scatter gradients by as much as the reference's do."""
-    excess = excess_of(scatter, watch.gradients)
-    gates = device.type in STATE_DEVICES
+def check_masks(
+    scatter: Scatter, watch: GradientWatch, rounding: Mapping[str, float], device: torch.device
+) -> GuardCheck:
+    """Check that masks scatter gradients by as much as the reference's do.
+
+    Args:
+        rounding: Norm of what rounding moves each tensor by at one step.
+    """
+    excess = excess_of(scatter, watch.gradients, rounding)
+    gates = device.type in GUARDED_DEVICES
     return gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates)
 
 
@@ -328,7 +340,7 @@ class Judge:
             checks.append(check_update(rules, update_watch, job))
         twin, no_twin = None, ""
         if curve.finite and gradient_watch is not None and self._gradients is not None:
-            if choices is not None and self._changes_precision(choices):
+            if choices is not None and self._changes_precision(choices, unit_roundoff):
                 twin, no_twin = self._audited_twin(job, choices, batches)
             checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
             if mask_watch is not None:
@@ -366,11 +378,13 @@ class Judge:
             return []
         if self.reference.protocol.num_draws:
             return check_draws(reference, scatter, watch, unit_roundoff=unit_roundoff, device=device)
-        return [check_masks(scatter, watch, device)]
+        before = reference.gradients.noise_at(unit_roundoff)[self.reference.protocol.num_pointwise - 1]
+        return [check_masks(scatter, watch, before.residuals, device)]
 
-    def _changes_precision(self, choices: Mapping[str, Choice]) -> bool:
+    def _changes_precision(self, choices: Mapping[str, Choice], unit_roundoff: float) -> bool:
         """Say whether precision is in question: where all is in FP32, gradients were compared in it already."""
-        return not (is_in_fp32(choices) and is_in_fp32(self.reference.choices))
+        in_fp32 = is_in_fp32(choices) and is_in_fp32(self.reference.choices)
+        return not in_fp32 or unit_roundoff > FP32_ROUNDOFF  # by TF32
 
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
@@ -378,8 +392,8 @@ class Judge:
         """Audit the twin; None, with the reason, where there is none or other settings need the candidate's
         precision.
         """
-        if not has_twin(job.device, self._coordinator.num_ranks, self.reference.protocol):
-            return None, "it needs one rank, and time for audits"
+        if not has_twin(job.device, self._coordinator.num_ranks):
+            return None, "it needs a single rank"
         if self._gradients is None or not self._gradients.wide.steps:
             return None, "the reference was made without them, for lack of time or memory"
         try:

@@ -239,19 +239,28 @@ def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
     """Turns dropout and its kin off, where that is what makes the model random.
 
     All modules but those with running statistics go to evaluation mode, which functional dropout
-    (`training=self.training`) obeys too.
+    (`training=self.training`) obeys too. Recurrent modules stay in training mode, without which cuDNN has no backward,
+    and lose their dropout.
     """
     if randomness != "switchable":
         yield
         return
-    switched = [m for m in model.modules() if m.training and not hasattr(m, "running_mean")]
+    import torch
+
+    training = [module for module in model.modules() if module.training and not hasattr(module, "running_mean")]
+    recurrent = [(m, m.dropout) for m in training if isinstance(m, torch.nn.RNNBase)]
+    switched = [module for module in training if not isinstance(module, torch.nn.RNNBase)]
     for module in switched:
         module.training = False
+    for module, _ in recurrent:
+        module.dropout = 0.0
     try:
         yield
     finally:
         for module in switched:
             module.training = True
+        for module, dropout in recurrent:
+            module.dropout = dropout
 
 
 def averaged(curve: Curve, coordinator: Coordinator) -> Curve:

@@ -73,9 +73,6 @@ if TYPE_CHECKING:
     import torch
 
 NUM_SEEDS = 4
-DEVICE_OF_DRAWS = "cpu"
-"""Where masks are drawn from one place: elsewhere the limits on their scatter were not measured, and the loss of a
-curve decides."""
 NUM_DRAWS = 7
 """Steps of a candidate that draw masks, where it can be set back to the initial parameters."""
 NUM_HORIZON_RUNS = 3
@@ -123,7 +120,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     coordinator = Coordinator(rank, num_ranks, channel, files.trial_directory(request.run_id), device)
     plan = reference_plan(request.choices, eager=request.eager)
     job = _build(workload, plan, files, device, rank, num_ranks)
-    if draws_masks(num_ranks, device.type):
+    if draws_masks(num_ranks):
         request = msgspec.structs.replace(request, protocol=with_draws(request.protocol))
     runs = _Runs(job, files, request, coordinator)
     no_rule = why_not_replayed(job) or ""
@@ -167,7 +164,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
     )
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})
-        _save_gradients(files, first, again, disturbed, request.protocol, _scatter(first, seeds), runs.in_fp32())
+        _save_gradients(files, first, again, disturbed, _scatter(first, seeds), runs)
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
 
@@ -185,20 +182,20 @@ def _save_gradients(
     first: _Run,
     again: _Run,
     disturbed: dict[float, list[_Run]],
-    protocol: Protocol,
     scatter: Scatter | None,
-    wide: Compared | None,
+    runs: _Runs,
 ) -> None:
     """Save the gradients for candidates, where those of the reference can be compared."""
     if first.gradients is None or again.gradients is None:
         files.reference_gradients.unlink(missing_ok=True)
         return
     watches = {
-        roundoff: [run.gradients for run in runs if run.gradients is not None] for roundoff, runs in disturbed.items()
+        roundoff: [run.gradients for run in found if run.gradients is not None] for roundoff, found in disturbed.items()
     }
-    measured = GradientReference.measured(first.gradients, again.gradients, watches, protocol.exact, wide, scatter)
-    if wide is None and FP32_ROUNDOFF in disturbed:  # it is in FP32 itself
-        measured.wide = measured.gradients.at(protocol.exact[1:], FP32_ROUNDOFF)
+    exact = runs.exact
+    measured = GradientReference.measured(first.gradients, again.gradients, watches, exact, runs.in_fp32(), scatter)
+    if runs.are_in_fp32 and FP32_ROUNDOFF in disturbed:
+        measured.wide = measured.gradients.at(exact[1:] or exact, FP32_ROUNDOFF)
     measured.save(files.reference_gradients)
 
 
@@ -208,11 +205,9 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
     return measure_scatter([run.masked.gradients for run in seeds if run.masked is not None])
 
 
-def draws_masks(num_ranks: int, device_kind: str) -> bool:
-    """True where masks are drawn at steps from the initial parameters: where every candidate can be set back to them,
-    on devices whose limits were measured.
-    """
-    return num_ranks == 1 and device_kind == DEVICE_OF_DRAWS
+def draws_masks(num_ranks: int) -> bool:
+    """True where steps that draw masks begin from the initial parameters: where a candidate can be set back to them."""
+    return num_ranks == 1
 
 
 def with_draws(protocol: Protocol) -> Protocol:
@@ -372,13 +367,23 @@ class _Runs:
         seed = self._request.protocol.seed
         return [first, *(self.run(seed=seed + number, audits=False) for number in range(1, NUM_SEEDS))]
 
+    @property
+    def exact(self) -> tuple[int, ...]:
+        """Places of the steps that begin from the initial parameters."""
+        return self._request.protocol.exact
+
+    @property
+    def are_in_fp32(self) -> bool:
+        """Say whether the reference's own gradients are those in FP32."""
+        if self._job.workload.has_custom_step:  # whose updates gradients may depend on
+            return False
+        return is_in_fp32(self._request.choices) and self._request.own_roundoff <= FP32_ROUNDOFF
+
     def in_fp32(self) -> Compared | None:
         """Gradients of the audits by the reference's twin; None where it has none or needs none, where there is no
         memory for it beside the reference, and where its runs would take longer than they may.
         """
-        job, protocol, choices = self._job, self._request.protocol, self._request.choices
-        own = is_in_fp32(choices) and not job.workload.has_custom_step  # whose updates gradients may depend on
-        if own or not has_twin(job.device, self._coordinator.num_ranks, protocol):
+        if self.are_in_fp32 or not has_twin(self._job.device, self._coordinator.num_ranks):
             return None
         try:
             return self._audits_of_twin()
@@ -408,7 +413,7 @@ class _Runs:
             [watch.gradients for watch in disturbed],
             again.gradients,
             unit_roundoff=FP32_ROUNDOFF,
-            exact=range(protocol.num_audits),
+            exact=range(len(reference.gradients)),
         )
         return Compared(steps=reference.gradients, noise={FP32_ROUNDOFF.hex(): noise})
 

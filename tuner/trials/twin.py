@@ -8,7 +8,9 @@ held to the reference's in FP32, at the limits of FP32. What only 16 bits do wro
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.curves import Protocol
@@ -35,13 +37,13 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
     return choices.get("precision", Precision.defaults)["level"] == Precision.defaults["level"]
 
 
-def has_twin(device: torch.device, num_ranks: int, protocol: Protocol) -> bool:
+def has_twin(device: torch.device, num_ranks: int) -> bool:
     """True where a second job can be built beside the first: on one rank, on devices that FP32 was tried on."""
-    return device.type in TWIN_DEVICES and num_ranks == 1 and protocol.num_audits > 0
+    return device.type in TWIN_DEVICES and num_ranks == 1
 
 
 def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles) -> TrainingJob:
-    """Build a job of the same settings in FP32, uncompiled.
+    """Build a job of the same settings in FP32, neither compiled nor recorded.
 
     Raises:
         SteptuneError: Other settings of the candidate need its precision.
@@ -49,6 +51,7 @@ def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles
     plan = make_plan({**choices, "precision": Precision.defaults})
     plan.block_compilation.clear()
     plan.whole_compilation.clear()
+    plan.step.captured = False
     workload = copy.copy(job.workload)  # what it keeps of the model that it makes is the twin's
     return assemble(
         workload,
@@ -67,13 +70,34 @@ def audit(
     protocol: Protocol,
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
-    """Run the audits of a protocol, each from the initial parameters, disturbed where asked."""
+    """Run the audits of a protocol, or its first step where it has none, each from the initial parameters, disturbed
+    where asked.
+    """
+    import torch
+
     watch = GradientWatch(twin)
-    run_audits(
-        WatchedSteps(twin, protocol.randomness, uncompiled=False),
-        batches,
-        protocol,
-        lambda: set_initial_state(twin, files.initial_state, disturb),
-        watch,
-    )
+    steps = WatchedSteps(twin, protocol.randomness, uncompiled=False)
+    restart = partial(set_initial_state, twin, files.initial_state, disturb)
+    with _without_tf32():
+        if protocol.num_audits:
+            run_audits(steps, batches, protocol, restart, watch)
+        else:
+            restart()
+            torch.manual_seed(protocol.seed)
+            steps.step(batches[0], [watch])
     return watch
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """While active, products and convolutions of FP32 are in FP32, whatever the process allows otherwise."""
+    import torch
+
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -8,6 +8,7 @@ from guarded_trainings import FAULTS, Patches, Recurrent
 from msgspec.structs import replace
 
 O1 = {"precision": {"level": "O1", "dtype": "bfloat16"}}
+HALVES = {**O1, "micro_batch": {"num_micro_batches": 2}}
 TF32 = 2.0**-11
 
 
@@ -24,7 +25,7 @@ def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
 
 
-@pytest.mark.parametrize("choices", [{}, O1], ids=["FP32", "bf16"])
+@pytest.mark.parametrize("choices", [{}, O1, HALVES], ids=["FP32", "bf16", "bf16, micro-batches"])
 def test_the_same_training_passes(study: Study, choices: dict) -> None:
     job = study.job(**choices)
     assert study.failed(job, unit_roundoff=BF16 if choices else TF32, choices=choices) == []

@@ -19,6 +19,7 @@ from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.strategies.precision import Precision
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.training.job import unwrapped
 from steptune.tuner.trials.disturbance import Disturbance
 from steptune.tuner.trials.gradient_watch import GradientWatch, set_initial_state
 from steptune.tuner.trials.guard_protocol import WatchedSteps, run_audits
@@ -78,7 +79,7 @@ def audit(
     watch = GradientWatch(twin)
     steps = WatchedSteps(twin, protocol.randomness, uncompiled=False)
     restart = partial(set_initial_state, twin, files.initial_state, disturb)
-    with _without_tf32():
+    with _plain_fp32(unwrapped(twin.model)):
         if protocol.num_audits:
             run_audits(steps, batches, protocol, restart, watch)
         else:
@@ -89,15 +90,19 @@ def audit(
 
 
 @contextmanager
-def _without_tf32() -> Iterator[None]:
-    """While active, products and convolutions of FP32 are in FP32, whatever the process allows otherwise."""
+def _plain_fp32(model: torch.nn.Module) -> Iterator[None]:
+    """While active, FP32 is computed without TF32, whatever the process allows otherwise, and recurrent layers without
+    cuDNN, whose methods for batches of different sizes differ by hundreds of roundoffs (an LSTM on an H100).
+    """
     import torch
 
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
+    products, convolutions, enabled = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.enabled
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    cudnn.allow_tf32 = False
+    cudnn.enabled = enabled and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        cudnn.allow_tf32, cudnn.enabled = convolutions, enabled

@@ -5,8 +5,9 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from search_builders import NO_LIMIT_S, Machine, StudyRun, searched, surface_space, tell
+from search_builders import NO_LIMIT_S, SMALL, Machine, StudyRun, searched, surface_space, tell
 
+from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Suggestion
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Outcome
@@ -135,3 +136,13 @@ def new_designer(surface: Surface, seed: int, budget_s: float) -> Designer:
 def tell_anew(surface: Surface, seed: int, budget_s: float) -> Told:
     runner, designer = FakeRunner(surface, noise_sd=NOISE_SD, seed=seed), new_designer(surface, seed, budget_s)
     return *tell(designer, runner), designer
+
+
+def test_changes_nothing_that_can_save_nothing():
+    """What such a change costs is not known, and uncertainty alone made a configuration worth trying."""
+    surface = Surface(
+        name="idle", base_ms=SMALL.base_ms, factors={**SMALL.factors, "idle": (Category.COMMUNICATION, (1.0, 1.0, 1.0))}
+    )
+    for seed in range(SEEDS):
+        suggestions, _, _ = told(surface, seed)
+        assert {name for suggestion in suggestions for name in suggestion.candidate.choices} <= set(SMALL.factors)

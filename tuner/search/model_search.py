@@ -152,9 +152,11 @@ class Look:
         return tuple(int(self._generator.integers(parameter.num_levels)) for parameter in self._grid.parameters)
 
     def _fresh(self, wanted: Iterable[Levels]) -> list[Levels]:
-        """As the space normalises them, each once, without those that cannot be run."""
+        """As the space normalises them, each once, without those that cannot be run, and without changes that can save
+        nothing.
+        """
         found = []
-        for levels in wanted:
+        for levels in map(self._lean, wanted):
             if levels in self._seen:
                 continue
             self._seen.add(levels)
@@ -166,6 +168,19 @@ class Look:
             if self._history.may_work(candidate):
                 found.append(canonical)
         return found
+
+    def _lean(self, levels: Levels) -> Levels:
+        """The same without changes of the best whose bounds say that they save nothing, where it may run without them.
+
+        What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
+        """
+        best = self._known[self._best]
+        lean = tuple(
+            now if level and level != now and most[level] <= 0 else level
+            for level, now, most in zip(levels, best, self._model.prior.most, strict=True)
+        )
+        candidate = None if lean == levels else self._grid.candidate(lean)
+        return levels if candidate is None or not self._history.may_work(candidate) else lean
 
     # --- what they promise --------------------------------------------------------------------
 

@@ -91,18 +91,19 @@ def audit(
 
 @contextmanager
 def _plain_fp32(model: torch.nn.Module) -> Iterator[None]:
-    """While active, FP32 is computed without TF32, whatever the process allows otherwise, and recurrent layers without
+    """While active, FP32 is computed without TF32, whatever the process allows otherwise, by methods of convolution
+    that are not timed first (which takes longer than all else where they are slow), and recurrent layers without
     cuDNN, whose methods for batches of different sizes differ by hundreds of roundoffs (an LSTM on an H100).
     """
     import torch
 
-    cudnn = torch.backends.cudnn
-    products, convolutions, enabled = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.enabled
+    products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled
     torch.set_float32_matmul_precision("highest")
-    cudnn.allow_tf32 = False
-    cudnn.enabled = enabled and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    cudnn.allow_tf32 = cudnn.benchmark = False
+    cudnn.enabled = cudnn.enabled and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(products)
-        cudnn.allow_tf32, cudnn.enabled = convolutions, enabled
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled = before

@@ -18,7 +18,7 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 
-from steptune.service.api.logs import LOGGER
+from steptune.service.logs import LOGGER
 from steptune.service.queries import events as queries
 from steptune.service.queries.events import OwnedEvent
 from steptune.tuner.errors import StoreError

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, is_known
 from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
@@ -23,6 +22,7 @@ from steptune.service.api.security import Requires
 from steptune.service.artifacts.retention import trace_kind
 from steptune.service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
 from steptune.service.queries import outcomes as queries
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.trials.analysis_files import MAX_TIMELINE_BYTES
 
 _CHUNK_BYTES = 1 << 18

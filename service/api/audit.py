@@ -9,11 +9,11 @@ from fastapi.responses import Response
 
 from steptune.service.access.audit import AuditEntry
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer
 from steptune.service.api.openapi import COMMON, returns, unchanged
 from steptune.service.api.pagination import Paging
 from steptune.service.api.security import RequestAccess, Requires
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/audit", tags=["audit"], responses=COMMON)

@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from steptune.service.access.authentication import Access
 from steptune.service.access.errors import AccessError
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope as AccessScope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, Responses, refuses, returns, unchanged
@@ -30,6 +29,7 @@ from steptune.service.event_hub import EventHub, Subscription
 from steptune.service.messages import EventPage
 from steptune.service.queries import events as queries
 from steptune.service.queries.events import OwnedEvent
+from steptune.service.settings.scopes import Scope as AccessScope
 
 KEEP_ALIVE_S = 15.0
 SEND_TIMEOUT_S = 30.0

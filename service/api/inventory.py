@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import services
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
@@ -29,6 +28,7 @@ from steptune.service.queries import inventory as queries
 from steptune.service.queries.stored import iso, iso_or_none
 from steptune.service.queries.studies import owners_of
 from steptune.service.queue import QueueEntry, WorkerInfo
+from steptune.service.settings.scopes import Scope
 
 router = APIRouter(responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, preferred, tagged
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
@@ -24,6 +23,7 @@ from steptune.service.messages import DecisionPage, ExportFormat, ExportList, Tr
 from steptune.service.queries import outcomes as queries
 from steptune.service.queries.stored import stored
 from steptune.service.queries.trials import whole_study
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.export import EXPORTERS, Exporter, exported, exporter_named, exporters_for
 from steptune.tuner.export.of_trial import recommendation_of_trial

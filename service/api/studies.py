@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from msgspec.structs import replace
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import IfMatch, answer, check_version
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.idempotency import Idempotency, Once
@@ -25,6 +24,7 @@ from steptune.service.messages import StudyDetail, StudyPage
 from steptune.service.queries import studies as queries
 from steptune.service.queries.studies import StudyFilter
 from steptune.service.queue.records import BEGUN
+from steptune.service.settings.scopes import Scope
 from steptune.service.submission import checked_reference, new_study
 from steptune.tuner.errors import WorkloadNotFoundError
 from steptune.tuner.records import StudyState

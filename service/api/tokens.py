@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.tokens import Token
 from steptune.service.access.users import MAX_NAME
 from steptune.service.api.answers import answer
@@ -19,6 +18,7 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Id, Text
 from steptune.service.api.security import RequestAccess, Requires, note
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=COMMON)

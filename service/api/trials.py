@@ -12,7 +12,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, preferred, tagged
 from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
@@ -36,6 +35,7 @@ from steptune.service.models import CollectiveStatsRow, FindingRow, GapStatsRow,
 from steptune.service.queries import profiles
 from steptune.service.queries import trials as queries
 from steptune.service.queries.stored import value_of
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.records import TrialState

@@ -11,7 +11,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.users import MAX_NAME, MAX_PRIORITY, User
 from steptune.service.api.answers import IfMatch, answer
 from steptune.service.api.context import services
@@ -21,6 +20,7 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Text
 from steptune.service.api.security import RequestAccess, Requires, note
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/users", tags=["users"], responses=COMMON)

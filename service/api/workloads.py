@@ -15,7 +15,6 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import Services, services
 from steptune.service.api.idempotency import Once
@@ -28,6 +27,7 @@ from steptune.service.api.security import Requires
 from steptune.service.connections import storage_errors
 from steptune.service.messages import WorkloadInfo, WorkloadPage
 from steptune.service.queries import workloads as queries
+from steptune.service.settings.scopes import Scope
 from steptune.service.submission import checked_reference
 from steptune.service.uploads import receive
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptune.tuner.training.hosts import ring_group
-from steptune.tuner.training.job import TrainingJob, batch_mover
+from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.layouts import layout_of
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.mesh.mesh import lay_over_mesh
 from steptune.tuner.training.plan import WrapArguments
-from steptune.tuner.training.prefetcher import PrefetchingLoader, copy_stream
+from steptune.tuner.training.prefetcher import PrefetchingLoader, batch_mover, copy_stream
 from steptune.tuner.training.regrouping import LengthOf, regroup
 from steptune.tuner.training.sharding import shard
 from steptune.tuner.training.update import build_update

@@ -15,7 +15,7 @@ from steptune.tuner.training.micro_batch import batch_length, split_batch
 from steptune.tuner.training.optimizer_state import implementation_flags, with_flags
 from steptune.tuner.training.seen_formats import SeenFormats
 from steptune.tuner.training.sharding import consolidated, laid_out, unreduced, whole
-from steptune.tuner.training.structure import map_structure
+from steptune.tuner.training.structure import moved
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.ignored_parameters import IgnoredParameters
     from steptune.tuner.training.master_weights import MasterWeights
     from steptune.tuner.training.mesh.mesh import Mesh
-    from steptune.tuner.training.plan import LoaderArguments, Plan
+    from steptune.tuner.training.plan import Plan
     from steptune.tuner.workloads.workload import Workload
 
 
@@ -478,20 +478,3 @@ class TrainingJob:
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The user's own module under a data-parallel wrapper."""
     return model.module if hasattr(model, "module") and hasattr(model, "no_sync") else model  # type: ignore[return-value]
-
-
-def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """A batch with everything that can be moved on the device."""
-    return map_structure(
-        lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
-    )
-
-
-def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
-    """Function that moves a batch from the loader to the device, converted from bytes where it is."""
-
-    def move(batch: Any) -> Any:
-        batch = moved(batch, device, non_blocking=True)
-        return workload.from_bytes(batch) if arguments.as_bytes else batch
-
-    return move

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-import steptune
 from steptune.service.access.authentication import Access
 from steptune.service.api import (
     artifacts,
@@ -38,6 +37,7 @@ from steptune.service.queue import open_queue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
 from steptune.service.uploads import UploadSpace
+from steptune.version import __version__
 
 RESOURCES = (
     trials,
@@ -78,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
     engine = create_engine_for(settings.database_url)
     app = FastAPI(
         title="Steptune",
-        version=steptune.__version__,
+        version=__version__,
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import steptune
 from steptune.service.settings import Settings
 from steptune.tuner.errors import StoreError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
@@ -25,6 +24,7 @@ from steptune.tuner.search.space import NEEDS_WORKLOAD, Space, check_names
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.workloads.reference import workload_of
+from steptune.version import __version__
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
@@ -59,7 +59,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
         directory=str((service_settings.data_directory / "studies" / study_id).resolve()),
         facts=look.facts,
         source_digest=command_digest(look.command, look.folder),
-        steptune_version=steptune.__version__,
+        steptune_version=__version__,
     )
 
 

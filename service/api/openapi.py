@@ -15,11 +15,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-import steptune
 from steptune.service.api.descriptions import field_descriptions, summary_of
 from steptune.service.api.problems import MEDIA_TYPE, Problem
 from steptune.service.api.security import SESSION_SCHEME
 from steptune.tuner.records import Record
+from steptune.version import __version__
 
 REF = "#/components/schemas/{name}"
 BINARY = ("application/vnd.apache.parquet",)
@@ -136,7 +136,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         whole = get_openapi(
             title=app.title,
-            version=steptune.__version__,
+            version=__version__,
             openapi_version="3.1.0",
             description=DESCRIPTION,
             routes=app.routes,

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-import steptune
 from steptune.service.cli import (
     analyze,
     catalogue,
@@ -32,6 +31,7 @@ from steptune.service.cli import (
 )
 from steptune.service.cli.console import INTERRUPTED, errors, say
 from steptune.tuner.errors import SteptuneError
+from steptune.version import __version__
 
 USER_ERROR = 2
 
@@ -68,7 +68,7 @@ def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"steptune {steptune.__version__}")
+        typer.echo(f"steptune {__version__}")
         raise typer.Exit
 
 

@@ -11,6 +11,8 @@ The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to t
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from steptune.version import __version__
+
 if TYPE_CHECKING:
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from steptune.tuner.scripts.watch import watch
     from steptune.tuner.workloads.workload import Workload
 
-__version__ = "0.1.0"
 __all__ = [
     "Workload",
     "__version__",

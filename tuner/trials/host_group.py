@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-import steptune
 from steptune.tuner.emulation import HOST_VARIABLE
 from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.trials.connection import ServerConnection
@@ -53,6 +52,7 @@ from steptune.tuner.trials.messages import (
 )
 from steptune.tuner.trials.server import FAILED_RANK_GRACE_S
 from steptune.tuner.workloads.reference import parse_reference, source_digest
+from steptune.version import __version__
 
 ANSWER_S = 10.0
 GATHER_S = 300.0
@@ -251,8 +251,8 @@ class HostGroup:
             stack.callback(link.close)
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
                 return None
-            if hello.version != steptune.__version__:
-                reason = f"host {hello.host} has steptune {hello.version}, the first one {steptune.__version__}"
+            if hello.version != __version__:
+                reason = f"host {hello.host} has steptune {hello.version}, the first one {__version__}"
                 link.send(Leave(reason=reason))
                 raise PlatformError(f"{reason}: install the same on all hosts")
             address = address.removeprefix("::ffff:")

@@ -84,10 +84,6 @@ class EventHub:
         self._limiter: CapacityLimiter | None = None
         self.closed = False
 
-    @property
-    def num_subscriptions(self) -> int:
-        return len(self._subscriptions)
-
     async def subscribe(self, study_id: str | None, owner_id: str | None) -> Subscription:
         """A subscription; give it back with `unsubscribe`.
 

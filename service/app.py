@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from steptune._version import __version__
 from steptune.service.access.authentication import Access
 from steptune.service.api import (
     artifacts,
@@ -37,7 +38,6 @@ from steptune.service.queue import open_queue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
 from steptune.service.uploads import UploadSpace
-from steptune.version import __version__
 
 RESOURCES = (
     trials,

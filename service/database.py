@@ -10,12 +10,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, func, inspect, select
 
+from steptune._version import __version__
 from steptune.service import advisory_locks
 from steptune.service.connections import create_engine_for, place_of, reading, writing
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import SchemaOutdatedError, SchemaTooNewError, StoreError
 from steptune.tuner.installation import PACKAGE
-from steptune.version import __version__
 
 __all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptune._version import __version__
 from steptune.service.settings import Settings
 from steptune.tuner.errors import StoreError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
@@ -24,7 +25,6 @@ from steptune.tuner.search.space import NEEDS_WORKLOAD, Space, check_names
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.strategies.base import Outside
 from steptune.tuner.workloads.reference import workload_of
-from steptune.version import __version__
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from steptune._version import __version__
 from steptune.dashboards.report import render_report
 from steptune.dashboards.trial_page import TrialPageSource
 from steptune.service.artifacts import ArtifactStore, open_artifacts
@@ -45,7 +46,6 @@ from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
 from steptune.tuner.workloads.reference import format_reference, is_command, parse_reference, source_digest
 from steptune.tuner.workloads.zoo import known_reference
-from steptune.version import __version__
 
 REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0

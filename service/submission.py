@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from steptune._version import __version__
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
 from steptune.tuner.workloads.zoo import known_reference
-from steptune.version import __version__
 
 
 def checked_reference(text: str) -> str:

@@ -15,11 +15,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from steptune._version import __version__
 from steptune.service.api.descriptions import field_descriptions, summary_of
 from steptune.service.api.problems import MEDIA_TYPE, Problem
 from steptune.service.api.security import SESSION_SCHEME
 from steptune.tuner.records import Record
-from steptune.version import __version__
 
 REF = "#/components/schemas/{name}"
 BINARY = ("application/vnd.apache.parquet",)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
+from steptune._version import __version__
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.backups import postgresql, sqlite
 from steptune.service.backups.archive import (
@@ -24,7 +25,6 @@ from steptune.service.connections import create_engine_for, place_of, storage_er
 from steptune.service.database import known_revisions, revision_of
 from steptune.tuner.errors import SchemaTooNewError, StoreError
 from steptune.tuner.records import Record
-from steptune.version import __version__
 
 _DUMP = {"sqlite": sqlite.dump, "postgresql": postgresql.dump}
 _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}

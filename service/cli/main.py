@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from steptune._version import __version__
 from steptune.service.cli import (
     analyze,
     catalogue,
@@ -31,7 +32,6 @@ from steptune.service.cli import (
 )
 from steptune.service.cli.console import INTERRUPTED, errors, say
 from steptune.tuner.errors import SteptuneError
-from steptune.version import __version__
 
 USER_ERROR = 2
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from steptune._version import __version__
 from steptune.service.client.errors import ServiceUnreachableError, error_of
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import new_id
-from steptune.version import __version__
 
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)

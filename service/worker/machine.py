@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 
+from steptune._version import __version__
 from steptune.service.isolation import Level
 from steptune.service.places import CUDA, VISIBLE_DEVICES, host_id
 from steptune.service.queue import WorkerOffer
@@ -24,7 +25,6 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import torch_version
 from steptune.tuner.records import HardwareProfile, new_id
 from steptune.tuner.trials.scratch import scratch_directory
-from steptune.version import __version__
 
 NO_GPUS = "none"
 WHOLE_GPUS = "workers claim whole GPUs"

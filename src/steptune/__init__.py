@@ -11,9 +11,8 @@ The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to t
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from steptune.version import __version__
-
 if TYPE_CHECKING:
+    from steptune._version import __version__
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
@@ -34,6 +33,7 @@ __all__ = [
 
 _MODULES = {
     "Workload": "steptune.tuner.workloads.workload",
+    "__version__": "steptune._version",
     "analyse_traces": "steptune.tuner.profiling.analysis",
     "apply": "steptune.tuner.export.apply",
     "enable": "steptune.tuner.scripts.enable",

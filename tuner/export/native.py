@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import msgspec
 import yaml
 
+from steptune._version import __version__
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.records import SCHEMA_VERSION, Recommendation
-from steptune.version import __version__
 
 _LINE_WIDTH = 110
 

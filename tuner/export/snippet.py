@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
+from steptune._version import __version__
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.export.native import as_yaml
 from steptune.tuner.records import Recommendation
-from steptune.version import __version__
 
 _SCRIPT = Template('''\
 $header

@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
+from steptune._version import __version__
 from steptune.tuner.errors import BaselineError, RunnerError, SteptuneError, StoreError
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.objectives import parse_objective
@@ -27,7 +28,6 @@ from steptune.tuner.search.search_run import SearchRun
 from steptune.tuner.search.view import StudyInterrupt, StudyView
 from steptune.tuner.speeds import is_wide
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.version import __version__
 
 
 class StudyDriver:

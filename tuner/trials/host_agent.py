@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from steptune._version import __version__
 from steptune.tuner.errors import PlatformError, RunnerError, SteptuneError
 from steptune.tuner.trials.connection import ServerConnection, default_start_method
 from steptune.tuner.trials.host_files import of_job, put
@@ -39,7 +40,6 @@ from steptune.tuner.trials.messages import Exit, JobEnded, Preload, Start, ToSer
 from steptune.tuner.trials.runner import compile_caches
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.reference import parse_reference, source_digest
-from steptune.version import __version__
 
 RETRY_S = 1.0
 FIRST_PATIENCE_S = 300.0

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from steptune._version import __version__
 from steptune.tuner.emulation import HOST_VARIABLE
 from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.trials.connection import ServerConnection
@@ -52,7 +53,6 @@ from steptune.tuner.trials.messages import (
 )
 from steptune.tuner.trials.server import FAILED_RANK_GRACE_S
 from steptune.tuner.workloads.reference import parse_reference, source_digest
-from steptune.version import __version__
 
 ANSWER_S = 10.0
 GATHER_S = 300.0

@@ -40,12 +40,12 @@ import psutil
 from fleet_crew import Member, probe_claims, run_workers
 from sqlalchemy import Engine, text
 
-from steptune.service.access.scopes import Scope
 from steptune.service.access.tokens import TokenStore
 from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for
 from steptune.service.database import migrate
 from steptune.service.queue import StudyQueue
+from steptune.service.settings.scopes import Scope
 from steptune.service.submission import new_study
 from steptune.tuner.records import StudySettings, new_id
 

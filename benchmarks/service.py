@@ -40,7 +40,6 @@ from msgspec.structs import replace  # noqa: E402
 from sqlalchemy import func, insert, select, text  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
-from steptune.service.access.scopes import Scope  # noqa: E402
 from steptune.service.access.tokens import TokenStore, utc_now  # noqa: E402
 from steptune.service.access.users import UserStore  # noqa: E402
 from steptune.service.connections import create_engine_for, writing  # noqa: E402
@@ -48,6 +47,7 @@ from steptune.service.database import migrate  # noqa: E402
 from steptune.service.models import BreakdownRow, QueueEntryRow, RecommendationRow, StudyRow, TrialRow, UserRow  # noqa: E402
 from steptune.service.queue import StudyQueue  # noqa: E402
 from steptune.service.queue.records import WorkerOffer  # noqa: E402
+from steptune.service.settings.scopes import Scope  # noqa: E402
 from steptune.service.store import SqlStudyStore  # noqa: E402
 from steptune.tuner.records import HardwareProfile, Study, StudyState, new_id  # noqa: E402
 from steptune.tuner.store_rules import decode  # noqa: E402

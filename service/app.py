@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-import steptune
+from steptune._version import __version__
 from steptune.service.access.authentication import Access
 from steptune.service.api import (
     artifacts,
@@ -78,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
     engine = create_engine_for(settings.database_url)
     app = FastAPI(
         title="Steptune",
-        version=steptune.__version__,
+        version=__version__,
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # they load their scripts from elsewhere
         redoc_url=None,

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, func, inspect, select
 
-from steptune import __version__
+from steptune._version import __version__
 from steptune.service import advisory_locks
 from steptune.service.connections import create_engine_for, place_of, reading, writing
 from steptune.service.store import SqlStudyStore

@@ -18,7 +18,7 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy import Engine
 
-from steptune.service.api.logs import LOGGER
+from steptune.service.logs import LOGGER
 from steptune.service.queries import events as queries
 from steptune.service.queries.events import OwnedEvent
 from steptune.tuner.errors import StoreError
@@ -83,10 +83,6 @@ class EventHub:
         self._starting = asyncio.Lock()
         self._limiter: CapacityLimiter | None = None
         self.closed = False
-
-    @property
-    def num_subscriptions(self) -> int:
-        return len(self._subscriptions)
 
     async def subscribe(self, study_id: str | None, owner_id: str | None) -> Subscription:
         """A subscription; give it back with `unsubscribe`.

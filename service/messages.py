@@ -5,21 +5,19 @@ A message may hold a stored record as JSON (`service.queries.stored`), so that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from steptune.tuner.records import (
     Attempt,
     Candidate,
-    CollectiveStats,
-    Decision,
     Effect,
     Environment,
-    Event,
     Failure,
     FailureKind,
     Finding,
-    GapSite,
     GuardVerdict,
     HardwareProfile,
-    KernelStats,
     MemoryPeak,
     Purpose,
     Record,
@@ -28,10 +26,28 @@ from steptune.tuner.records import (
     StudyState,
     TrialState,
     Verdict,
-    Window,
     WorkloadFacts,
 )
 from steptune.tuner.trace_records import Timeline
+
+Item = TypeVar("Item")
+Other = TypeVar("Other")
+
+
+class Page(Record, Generic[Item]):
+    """Part of a list, in the order that the operation states.
+
+    Attributes:
+        items: At most `limit` of them.
+        next_cursor: For the next page; null on the last one.
+    """
+
+    items: tuple[Item, ...]
+    next_cursor: str | None
+
+    def each(self, make: Callable[[Item], Other]) -> Page[Other]:
+        """The page with another form of each item."""
+        return Page(items=tuple(map(make, self.items)), next_cursor=self.next_cursor)
 
 
 class StudySummary(Record):
@@ -122,18 +138,6 @@ class StudyDetail(StudySummary):
     steptune_version: str
 
 
-class StudyPage(Record):
-    """Studies, the newest first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[StudySummary, ...]
-    next_cursor: str | None
-
-
 class TrialSummary(Record):
     """A trial in a list.
 
@@ -171,18 +175,6 @@ class TrialSummary(Record):
     units_per_s: float | None
     num_windows: int
     gain: float | None
-
-
-class TrialPage(Record):
-    """Trials, in the order in which they began.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[TrialSummary, ...]
-    next_cursor: str | None
 
 
 class TrialAttempt(Record):
@@ -295,66 +287,6 @@ class TrialBreakdown(Record):
     problems: tuple[str, ...] = ()
 
 
-class WindowPage(Record):
-    """Timed stretches, in the order in which they were measured.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[Window, ...]
-    next_cursor: str | None
-
-
-class KernelPage(Record):
-    """Kernels, the most time first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[KernelStats, ...]
-    next_cursor: str | None
-
-
-class GapPage(Record):
-    """Gaps by cause and by the kernel that ends them, the most time first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[GapSite, ...]
-    next_cursor: str | None
-
-
-class CollectivePage(Record):
-    """Collectives by name and message size, the most time first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[CollectiveStats, ...]
-    next_cursor: str | None
-
-
-class FindingPage(Record):
-    """Findings, the most that could be saved first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[Finding, ...]
-    next_cursor: str | None
-
-
 class TrialFinding(Record):
     """A finding and the trial in which it was made.
 
@@ -365,18 +297,6 @@ class TrialFinding(Record):
 
     trial_id: str
     finding: Finding
-
-
-class TrialFindingPage(Record):
-    """Findings of all trials of a study, the newest trial first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[TrialFinding, ...]
-    next_cursor: str | None
 
 
 class TrialGuard(Record):
@@ -403,18 +323,6 @@ class TrialTimeline(Record):
     timelines: tuple[Timeline, ...]
 
 
-class DecisionPage(Record):
-    """The story of a search: what was tried or not, why, and what came of it.
-
-    Attributes:
-        items: At most `limit` of them, in the order of the search.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[Decision, ...]
-    next_cursor: str | None
-
-
 class ArtifactInfo(Record):
     """A file that belongs to a study or a trial.
 
@@ -435,30 +343,6 @@ class ArtifactInfo(Record):
     digest: str
     size_bytes: int
     created_at: str
-
-
-class ArtifactPage(Record):
-    """Files, in the order in which they were recorded.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[ArtifactInfo, ...]
-    next_cursor: str | None
-
-
-class EventPage(Record):
-    """Events in order.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[Event, ...]
-    next_cursor: str | None
 
 
 class ExportFormat(Record):
@@ -515,18 +399,6 @@ class WorkloadInfo(Record):
     digest: str | None
     size_bytes: int
     created_at: str
-
-
-class WorkloadPage(Record):
-    """Workloads, the newest first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[WorkloadInfo, ...]
-    next_cursor: str | None
 
 
 class WorkerSlot(Record):
@@ -599,30 +471,6 @@ class ReservationSummary(Record):
     waits_for: str
 
 
-class ReservationPage(Record):
-    """Studies that hold devices or wait for some, the oldest first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[ReservationSummary, ...]
-    next_cursor: str | None
-
-
-class WorkerPage(Record):
-    """Workers, the newest first.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[WorkerSummary, ...]
-    next_cursor: str | None
-
-
 class HardwareSummary(Record):
     """A hardware profile: what figures depend on.
 
@@ -637,18 +485,6 @@ class HardwareSummary(Record):
     device_kind: str
     label: str
     profile: HardwareProfile
-
-
-class HardwarePage(Record):
-    """Hardware profiles, ordered by fingerprint.
-
-    Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[HardwareSummary, ...]
-    next_cursor: str | None
 
 
 class Caller(Record):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import steptune
+from steptune._version import __version__
 from steptune.service.settings import Settings
 from steptune.tuner.errors import StoreError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
@@ -59,7 +59,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
         directory=str((service_settings.data_directory / "studies" / study_id).resolve()),
         facts=look.facts,
         source_digest=command_digest(look.command, look.folder),
-        steptune_version=steptune.__version__,
+        steptune_version=__version__,
     )
 
 

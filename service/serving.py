@@ -17,17 +17,17 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.engine import make_url
 
-from steptune.service.access.addresses import is_loopback
 from steptune.service.access.first_start import first_admin_token
 from steptune.service.access.login_codes import VALID_S
 from steptune.service.access.open_access import check_loopback_only
-from steptune.service.api.logs import configure_logs
 from steptune.service.app import create_app
 from steptune.service.connections import create_engine_for, is_superuser
 from steptune.service.database import check_schema, open_engine
+from steptune.service.logs import configure_logs
 from steptune.service.permissions import keep_private
 from steptune.service.running import worker_level
 from steptune.service.settings import Settings
+from steptune.service.settings.addresses import is_loopback
 from steptune.service.slow_heads import PromptHeads
 from steptune.service.worker.machine import WHOLE_GPUS
 from steptune.service.worker.supervisor import Supervisor

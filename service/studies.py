@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import steptune
+from steptune._version import __version__
 from steptune.dashboards.report import render_report
 from steptune.dashboards.trial_page import TrialPageSource
 from steptune.service.artifacts import ArtifactStore, open_artifacts
@@ -90,7 +90,7 @@ def new_study(workload: str, settings: StudySettings, service_settings: Settings
         created_at=datetime.now(UTC).isoformat(),
         directory=str(directory),
         source_digest=source_digest(reference),
-        steptune_version=steptune.__version__,
+        steptune_version=__version__,
     )
 
 

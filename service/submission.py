@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-import steptune
+from steptune._version import __version__
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.workloads.reference import format_reference, parse_reference, source_digest
@@ -45,5 +45,5 @@ def new_study(
         created_at=datetime.now(UTC).isoformat(),
         directory=str((data_directory / "studies" / study_id).absolute()),
         source_digest=digest,
-        steptune_version=steptune.__version__,
+        steptune_version=__version__,
     )

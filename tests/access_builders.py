@@ -8,11 +8,11 @@ from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
 from steptune.service.access.authentication import Access
-from steptune.service.access.scopes import Scope
-from steptune.service.access.settings import AccessSettings
 from steptune.service.access.users import User
 from steptune.service.app import create_app
 from steptune.service.settings import Settings
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.scopes import Scope
 
 BEGINNING = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HTTPS = "https://tune.example.org"

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from steptune.service.access.scopes import Scope
 from steptune.service.api.context import Services
 from steptune.service.app import create_app
 from steptune.service.connections import writing
 from steptune.service.database import migrate
 from steptune.service.models import QueueEntryRow, StudyRow
 from steptune.service.settings import Settings
+from steptune.service.settings.scopes import Scope
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import StudyState, Trial, TrialState, new_id
 

@@ -43,7 +43,6 @@ from sqlalchemy import func, select
 
 import steptune
 from steptune.service.access.authentication import Access
-from steptune.service.access.scopes import Scope
 from steptune.service.client import Client
 from steptune.service.client.errors import ServiceError, ServiceUnreachableError
 from steptune.service.connections import create_engine_for, reading, writing
@@ -60,6 +59,7 @@ from steptune.service.models import (
 )
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import StoreError, StoreUnavailableError
 from steptune.tuner.hardware import cpu_name
 from steptune.tuner.records import FailureKind, MeasureSettings, Study, StudyState, TrialState

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-import steptune
-
-PACKAGE = Path(next(iter(steptune.__path__))).absolute()
+# Looked up, not imported: the package itself imports everything that is public.
+PACKAGE = Path(next(iter(sys.modules["steptune"].__path__))).absolute()
 IMPORT_ROOT = PACKAGE.parent
 """What an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no package."""
 _IN_TRIALS = ("tuner", "kernels")

@@ -21,12 +21,12 @@ from steptune.service.access.open_access import LOCAL_USER, check_host_header, l
 from steptune.service.access.principal import Principal
 from steptune.service.access.proxies import Proxies
 from steptune.service.access.rate_limits import RateLimit, client_of
-from steptune.service.access.scopes import Scope, scopes_text
 from steptune.service.access.secrets import csrf_token_for, equal, parse_token
 from steptune.service.access.sessions import Login, SessionStore
-from steptune.service.access.settings import AccessSettings
 from steptune.service.access.tokens import TokenStore, utc_now
 from steptune.service.access.users import UserStore
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.scopes import Scope, scopes_text
 
 if TYPE_CHECKING:
     from steptune.service.access.oidc import OidcProvider

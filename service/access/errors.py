@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptune.service.access.scopes import Scope
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import SteptuneError
 
 REALM = 'Bearer realm="steptune"'

@@ -8,11 +8,11 @@ from sqlalchemy import Engine, func, select
 
 from steptune.service import advisory_locks
 from steptune.service.access.open_access import LOCAL_USER
-from steptune.service.access.scopes import Scope
 from steptune.service.access.tokens import issue_in
 from steptune.service.access.users import add_user
 from steptune.service.connections import writing
 from steptune.service.models import UserRow
+from steptune.service.settings.scopes import Scope
 
 FIRST_ADMIN = "admin"
 

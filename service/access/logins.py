@@ -8,9 +8,9 @@ from steptune.service.access.errors import NameTakenError, NotAuthenticatedError
 from steptune.service.access.first_start import FIRST_ADMIN
 from steptune.service.access.open_access import LOCAL_USER
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import implied, parse_scopes
-from steptune.service.access.settings import AccessSettings
 from steptune.service.access.users import User, UserStore
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.scopes import implied, parse_scopes
 from steptune.tuner.errors import ChoiceError
 
 OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)

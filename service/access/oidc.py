@@ -17,7 +17,7 @@ import httpx
 from steptune.service.access.errors import LoginError, NotAuthenticatedError
 from steptune.service.access.pending import PendingLogin
 from steptune.service.access.secrets import equal
-from steptune.service.access.settings import AccessSettings, is_private_enough
+from steptune.service.settings.access import AccessSettings, is_private_enough
 from steptune.tuner.errors import MissingDependencyError
 
 try:

@@ -11,11 +11,11 @@ from contextlib import suppress
 from sqlalchemy import Engine
 from starlette.requests import HTTPConnection
 
-from steptune.service.access.addresses import is_loopback
 from steptune.service.access.errors import HostRefusedError, NameTakenError
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import ALL_SCOPES, Scope
 from steptune.service.access.users import UserStore
+from steptune.service.settings.addresses import is_loopback
+from steptune.service.settings.scopes import ALL_SCOPES, Scope
 from steptune.tuner.errors import ChoiceError
 
 LOCAL_USER = "local"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from steptune.service.access.scopes import Scope
+from steptune.service.settings.scopes import Scope
 
 
 class Method(StrEnum):

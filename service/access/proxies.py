@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 
 from steptune.service.access.secrets import equal
-from steptune.service.access.settings import AccessSettings
+from steptune.service.settings.access import AccessSettings
 
 log = logging.getLogger("steptune.access")
 

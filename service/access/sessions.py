@@ -12,12 +12,12 @@ from sqlalchemy import Engine, Row, bindparam, delete, select, update
 
 from steptune.service.access.errors import NotAuthenticatedError
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import scopes_text
 from steptune.service.access.secrets import csrf_token_for, new_cookie, sha256
-from steptune.service.access.settings import AccessSettings
 from steptune.service.access.tokens import check_alive, effective_scopes, utc_now
 from steptune.service.connections import reading, writing
 from steptune.service.models import ApiTokenRow, BrowserSessionRow, UserRow
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.scopes import scopes_text
 from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0

@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 from steptune.service.access.errors import MissingScopeError, NotAuthenticatedError, NotFoundError
 from steptune.service.access.known import KnownTokens
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from steptune.service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
 from steptune.service.access.users import MAX_NAME, unknown_user
 from steptune.service.connections import querying, reading, writing
 from steptune.service.models import ApiTokenRow, UserRow
+from steptune.service.settings.scopes import Scope, implied, parse_scopes, scopes_text
 from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.records import Record
 

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from steptune.service.access.errors import NameTakenError, NotFoundError
 from steptune.service.access.known import KnownTokens
-from steptune.service.access.scopes import Scope, parse_scopes, scopes_text
 from steptune.service.connections import reading, writing
 from steptune.service.models import BrowserSessionRow, UserRow
+from steptune.service.settings.scopes import Scope, parse_scopes, scopes_text
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Record, new_id
 

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, is_known
 from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
@@ -21,8 +20,9 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.security import Requires
 from steptune.service.artifacts.retention import trace_kind
-from steptune.service.messages import ArtifactInfo, ArtifactPage, TrialTimeline
+from steptune.service.messages import ArtifactInfo, Page, TrialTimeline
 from steptune.service.queries import outcomes as queries
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.trials.analysis_files import MAX_TIMELINE_BYTES
 
 _CHUNK_BYTES = 1 << 18
@@ -38,28 +38,26 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
     "/studies/{study_id}/artifacts",
     summary="List a study's files",
     description="Those of its trials included, in the order in which they were recorded.",
-    responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[ArtifactInfo], "A page of files."), **unchanged(), **refuses(404)},
 )
 def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_artifacts(service.engine, study_id=study_id, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
-    return answer(request, ArtifactPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda artifact: artifact.artifact_id))
 
 
 @router.get(
     "/trials/{trial_id}/artifacts",
     summary="List a trial's files",
     description="Traces, timelines and logs, in the order in which they were recorded.",
-    responses={**returns(ArtifactPage, "A page of files."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[ArtifactInfo], "A page of files."), **unchanged(), **refuses(404)},
 )
 def list_trial_artifacts(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
     found = queries.list_artifacts(service.engine, trial_id=trial_id, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, lambda artifact: artifact.artifact_id)
-    return answer(request, ArtifactPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda artifact: artifact.artifact_id))
 
 
 @router.get(

@@ -18,18 +18,19 @@ from starlette.types import Receive, Scope, Send
 from steptune.service.access.authentication import Access
 from steptune.service.access.errors import AccessError
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope as AccessScope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, Responses, refuses, returns, unchanged
 from steptune.service.api.ownership import check_study
-from steptune.service.api.pagination import Page, Paging
+from steptune.service.api.pagination import PageRequest, Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.security import Requires
 from steptune.service.event_hub import EventHub, Subscription
-from steptune.service.messages import EventPage
+from steptune.service.messages import Page
 from steptune.service.queries import events as queries
 from steptune.service.queries.events import OwnedEvent
+from steptune.service.settings.scopes import Scope as AccessScope
+from steptune.tuner.records import Event
 
 KEEP_ALIVE_S = 15.0
 SEND_TIMEOUT_S = 30.0
@@ -57,7 +58,7 @@ STREAM = {
         }
     }
 }
-_PAGES = returns(EventPage, "Events, as a page or as a stream.")[200]
+_PAGES = returns(Page[Event], "Events, as a page or as a stream.")[200]
 EVENTS: Responses = {200: {**_PAGES, "content": {**_PAGES["content"], **STREAM}}}
 DESCRIPTION = (
     " With `Accept: text/event-stream` they come as they happen, each with its number as `id`; a client that lost its "
@@ -157,16 +158,14 @@ def _wants_stream(request: Request) -> bool:
 
 
 def _event_page(
-    request: Request, service: Services, page: Page, *, study_id: str | None, owner_id: str | None, after: int
+    request: Request, service: Services, page: PageRequest, *, study_id: str | None, owner_id: str | None, after: int
 ) -> Response:
     begin = after if page.after_number is None else page.after_number
     until = queries.horizon(service.engine).final if study_id is None else None  # those of one study come in order
     found = queries.events_after(
         service.engine, begin, page.limit + 1, until=until, study_id=study_id, owner_id=owner_id
     )
-    items, next_cursor = page.cut(found, lambda event: event.number)
-    events = msgspec.Raw(b"[" + b",".join(event.json for event in items) + b"]")
-    return answer(request, EventPage(items=events, next_cursor=next_cursor))  # type: ignore[arg-type]
+    return answer(request, page.cut(found, lambda event: event.number).each(lambda event: msgspec.Raw(event.json)))
 
 
 def _stream(request: Request, service: Services, principal: Principal, followed: Followed) -> Response:

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import services
 from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
@@ -17,11 +16,9 @@ from steptune.service.api.problems import not_found
 from steptune.service.api.security import Requires
 from steptune.service.messages import (
     Caller,
-    HardwarePage,
     HardwareSummary,
-    ReservationPage,
+    Page,
     ReservationSummary,
-    WorkerPage,
     WorkerSlot,
     WorkerSummary,
 )
@@ -29,6 +26,7 @@ from steptune.service.queries import inventory as queries
 from steptune.service.queries.stored import iso, iso_or_none
 from steptune.service.queries.studies import owners_of
 from steptune.service.queue import QueueEntry, WorkerInfo
+from steptune.service.settings.scopes import Scope
 
 router = APIRouter(responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
@@ -40,15 +38,15 @@ Anybody = Annotated[Principal, Requires()]
     tags=["workers"],
     summary="List workers",
     description="The newest first. What others' studies they run is not shown.",
-    responses={**returns(WorkerPage, "A page of workers."), **unchanged()},
+    responses={**returns(Page[WorkerSummary], "A page of workers."), **unchanged()},
 )
 def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
     service = services(request)
     workers = [w for w in service.queue.workers() if page.after is None or w.worker_id < page.after]
-    found, next_cursor = page.cut(workers, lambda worker: worker.worker_id)
-    owners = owners_of(service.engine, [worker.study_id for worker in found if worker.study_id is not None])
+    found = page.cut(workers, lambda worker: worker.worker_id)
+    owners = owners_of(service.engine, [worker.study_id for worker in found.items if worker.study_id is not None])
     seen = {study_id for study_id, owner_id in owners.items() if principal.may_see(owner_id)}
-    return answer(request, WorkerPage(items=tuple(_worker(w, seen) for w in found), next_cursor=next_cursor))
+    return answer(request, found.each(lambda worker: _worker(worker, seen)))
 
 
 @router.get(
@@ -57,13 +55,12 @@ def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
     summary="List reservations",
     description="Studies that hold hosts and devices, and those that wait for some, with the reason: one's own, or "
     "everybody's for administrators. The oldest study first.",
-    responses={**returns(ReservationPage, "A page of reservations."), **unchanged()},
+    responses={**returns(Page[ReservationSummary], "A page of reservations."), **unchanged()},
 )
 def list_reservations(request: Request, principal: Reader, page: Paging) -> Response:
     owner_id = None if principal.is_admin else principal.user_id
     found = services(request).queue.under_way(owner_id, limit=page.limit + 1, after=page.after)
-    entries, next_cursor = page.cut(found, lambda entry: entry.study_id)
-    return answer(request, ReservationPage(items=tuple(map(reservation_of, entries)), next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda entry: entry.study_id).each(reservation_of))
 
 
 @router.get(
@@ -71,13 +68,12 @@ def list_reservations(request: Request, principal: Reader, page: Paging) -> Resp
     tags=["workers"],
     summary="List hardware profiles",
     description="Of workers and of past studies, ordered by fingerprint.",
-    responses={**returns(HardwarePage, "A page of hardware profiles."), **unchanged()},
+    responses={**returns(Page[HardwareSummary], "A page of hardware profiles."), **unchanged()},
 )
 def list_hardware(request: Request, principal: Reader, page: Paging) -> Response:
     service = services(request)
     found = queries.list_hardware(service.engine, limit=page.limit, after=page.after)
-    items, next_cursor = page.cut(found, lambda profile: profile.fingerprint)
-    return answer(request, HardwarePage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda profile: profile.fingerprint))
 
 
 @router.get(

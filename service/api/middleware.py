@@ -15,9 +15,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from steptune.service.api.logs import LOGGER
 from steptune.service.api.metrics import Metrics
 from steptune.service.api.problems import MEDIA_TYPE, RefusalError, problem_bytes
+from steptune.service.logs import LOGGER
 
 REQUEST_ID = "steptune.request_id"
 _random = random.Random()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import http
 import re
 import shlex
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-import steptune
+from steptune._version import __version__
 from steptune.service.api.descriptions import field_descriptions, summary_of
 from steptune.service.api.problems import MEDIA_TYPE, Problem
 from steptune.service.api.security import SESSION_SCHEME
@@ -55,7 +55,7 @@ def returns(
         other_types: Media types of other forms in which it can be had.
     """
     name = _name(message)
-    assert _messages.setdefault(name, message) is message, f"two messages are called {name}"
+    assert _messages.setdefault(name, message) == message, f"two messages are called {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
     content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
@@ -136,7 +136,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         whole = get_openapi(
             title=app.title,
-            version=steptune.__version__,
+            version=__version__,
             openapi_version="3.1.0",
             description=DESCRIPTION,
             routes=app.routes,
@@ -191,7 +191,7 @@ def components() -> dict[str, Any]:
     """The schemas of all messages and of the records in them."""
     kinds = list(_messages.values())
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
-    records = {_name(kind): kind for kind in _records_in(kinds)}
+    records = {_name(kind): get_origin(kind) or kind for kind in _records_in(kinds)}
     for name, schema in schemas.items():
         kind = records.get(name)
         if kind is not None:
@@ -237,7 +237,9 @@ def _with_null_numbers(schema: Any) -> Any:
 
 
 def _name(message: type) -> str:
-    return message.__name__
+    """The name of a schema, as msgspec has it: `Page[Event]` is `Page_Event_`."""
+    parts = [get_origin(message) or message, *get_args(message)]
+    return "_".join(part.__name__ for part in parts) + "_" * (len(parts) > 1)
 
 
 assert set(_MEANINGS) <= {status.value for status in http.HTTPStatus}

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, preferred, tagged
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
@@ -20,14 +19,15 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.security import Requires
-from steptune.service.messages import DecisionPage, ExportFormat, ExportList, TrialFindingPage
+from steptune.service.messages import ExportFormat, ExportList, Page, TrialFinding
 from steptune.service.queries import outcomes as queries
 from steptune.service.queries.stored import stored
 from steptune.service.queries.trials import whole_study
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.export import EXPORTERS, Exporter, exported, exporter_named, exporters_for
 from steptune.tuner.export.of_trial import recommendation_of_trial
-from steptune.tuner.records import Recommendation
+from steptune.tuner.records import Decision, Recommendation
 
 router = APIRouter(prefix="/studies/{study_id}", tags=["outcomes"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
@@ -59,30 +59,28 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
     "/findings",
     summary="List a study's findings",
     description="What the breakdowns of its trials show, the newest trial first.",
-    responses={**returns(TrialFindingPage, "A page of findings."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[TrialFinding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_study_findings(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_findings(service.engine, study_id, limit=page.limit, after=page.after_pair)
-    items, next_cursor = page.cut(found, lambda row: f"{row[0]}.{row[1]}")
-    return answer(request, TrialFindingPage(items=tuple(row[2] for row in items), next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda row: f"{row[0]}.{row[1]}").each(itemgetter(2)))
 
 
 @router.get(
     "/decisions",
     summary="List a study's decisions",
     description="The story of the search: what was tried or not, why, and what came of it.",
-    responses={**returns(DecisionPage, "A page of decisions."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[Decision], "A page of decisions."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_decisions(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_decisions(service.engine, study_id, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, itemgetter(0))
-    return answer(request, DecisionPage(items=tuple(row[1] for row in items), next_cursor=next_cursor))
+    return answer(request, page.cut(found, itemgetter(0)).each(itemgetter(1)))
 
 
 @router.get(

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Query
 
 from steptune.service.api.problems import RefusalError
+from steptune.service.messages import Page
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
@@ -23,7 +24,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class PageRequest:
     """Which part of a list was asked for.
 
     Attributes:
@@ -61,11 +62,11 @@ class Page:
             raise _invalid(self.after or "")
         return int(text)
 
-    def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> tuple[tuple[Item, ...], str | None]:
-        """The items of the page, of one more than `limit` that were looked for, and the cursor of the next."""
+    def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> Page[Item]:
+        """The page, of one item more than `limit` that were looked for."""
         items = tuple(found[: self.limit])
         more = len(found) > self.limit
-        return items, _encode(str(place(items[-1]))) if more else None
+        return Page(items=items, next_cursor=_encode(str(place(items[-1]))) if more else None)
 
 
 async def _page(
@@ -73,11 +74,11 @@ async def _page(
     cursor: Annotated[
         str | None, Query(description="`next_cursor` of the page before; without it the first page.", max_length=200)
     ] = None,
-) -> Page:
-    return Page(limit=limit, after=None if cursor is None else _decode(cursor))
+) -> PageRequest:
+    return PageRequest(limit=limit, after=None if cursor is None else _decode(cursor))
 
 
-Paging = Annotated[Page, Depends(_page)]
+Paging = Annotated[PageRequest, Depends(_page)]
 
 
 def _encode(place: str) -> str:

@@ -20,8 +20,8 @@ from steptune.service.access.authentication import Access, check_scope
 from steptune.service.access.cookies import SESSION
 from steptune.service.access.errors import AccessError
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.known_parameters import check_query
+from steptune.service.settings.scopes import Scope
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"

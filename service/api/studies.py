@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from msgspec.structs import replace
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import IfMatch, answer, check_version
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.idempotency import Idempotency, Once
@@ -21,10 +20,11 @@ from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.requests import StudyChange, StudyRequest
 from steptune.service.api.security import Requires
-from steptune.service.messages import StudyDetail, StudyPage
+from steptune.service.messages import Page, StudyDetail, StudySummary
 from steptune.service.queries import studies as queries
 from steptune.service.queries.studies import StudyFilter
 from steptune.service.queue.records import BEGUN
+from steptune.service.settings.scopes import Scope
 from steptune.service.submission import checked_reference, new_study
 from steptune.tuner.errors import WorkloadNotFoundError
 from steptune.tuner.records import StudyState
@@ -41,7 +41,7 @@ PLAIN = r"^[^\x00-\x1f]*$"
     "",
     summary="List studies",
     description="Yours, the newest first; all of them for administrators.",
-    responses={**returns(StudyPage, "A page of studies."), **unchanged()},
+    responses={**returns(Page[StudySummary], "A page of studies."), **unchanged()},
 )
 @reads_rows
 def list_studies(
@@ -77,10 +77,9 @@ def list_studies(
         hardware=hardware,
     )
     if owner is not None and not principal.may_see(owner):
-        return answer(request, StudyPage(items=(), next_cursor=None))
+        return answer(request, Page(items=(), next_cursor=None))
     found = queries.list_studies(service.engine, wanted, limit=page.limit, before=page.after)
-    items, next_cursor = page.cut(found, lambda study: study.study_id)
-    return answer(request, StudyPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda study: study.study_id))
 
 
 @router.get(

@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.tokens import Token
 from steptune.service.access.users import MAX_NAME
 from steptune.service.api.answers import answer
@@ -19,6 +18,8 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Id, Text
 from steptune.service.api.security import RequestAccess, Requires, note
+from steptune.service.messages import Page
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import Record
 
 router = APIRouter(prefix="/tokens", tags=["tokens"], responses=COMMON)
@@ -58,18 +59,6 @@ class IssuedToken(Record):
     info: Token
 
 
-class TokenPage(Record):
-    """A page of tokens.
-
-    Attributes:
-        items: The newest first.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[Token, ...]
-    next_cursor: str | None
-
-
 @router.post(
     "",
     status_code=201,
@@ -105,7 +94,7 @@ def create_token(
     "",
     summary="List tokens",
     description="Yours, the newest first; all of them for administrators. Revoked and expired ones stay in the list.",
-    responses={**returns(TokenPage, "A page of tokens."), **unchanged()},
+    responses={**returns(Page[Token], "A page of tokens."), **unchanged()},
 )
 def list_tokens(
     request: Request,
@@ -117,11 +106,10 @@ def list_tokens(
     ] = None,
 ) -> Response:
     if user is not None and not principal.may_see(user):
-        return answer(request, TokenPage(items=(), next_cursor=None))
+        return answer(request, Page(items=(), next_cursor=None))
     owner_id = user if principal.is_admin else principal.user_id
     found = access.tokens.page(limit=page.limit + 1, owner_id=owner_id, before=page.after)
-    items, next_cursor = page.cut(found, lambda token: token.token_id)
-    return answer(request, TokenPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda token: token.token_id))
 
 
 @router.get(

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer, preferred, tagged
 from steptune.service.api.context import Services, StudyId, TrialId, services
 from steptune.service.api.openapi import COMMON, refuses, returns, returns_file, unchanged
 from steptune.service.api.ownership import check_study, check_trial
-from steptune.service.api.pagination import Page, Paging
+from steptune.service.api.pagination import PageRequest, Paging
 from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.reading import reads_rows
 from steptune.service.api.security import Requires
 from steptune.service.messages import (
-    CollectivePage,
-    FindingPage,
-    GapPage,
-    KernelPage,
+    Page,
     TrialBreakdown,
     TrialDetail,
     TrialGuard,
-    TrialPage,
-    WindowPage,
+    TrialSummary,
 )
 from steptune.service.models import CollectiveStatsRow, FindingRow, GapStatsRow, KernelStatsRow
 from steptune.service.queries import profiles
 from steptune.service.queries import trials as queries
 from steptune.service.queries.stored import value_of
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.export.study_formats import STUDY_FORMATS
-from steptune.tuner.records import TrialState
+from steptune.tuner.records import CollectiveStats, Finding, GapSite, KernelStats, TrialState, Window
 
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
@@ -56,16 +51,13 @@ class TrialFormat(StrEnum):
     PARQUET = "parquet"
 
 
-NumberedPage = type[KernelPage] | type[GapPage] | type[CollectivePage] | type[FindingPage]
-
-
 @router.get(
     "/studies/{study_id}/trials",
     summary="List a study's trials",
     description="In the order in which they began. As a table (by `format`, or by what `Accept` prefers) they come all "
     "at once: `limit` and `cursor` are for pages.",
     responses={
-        **returns(TrialPage, "A page of trials.", other_types=tuple(TABLES.values())),
+        **returns(Page[TrialSummary], "A page of trials.", other_types=tuple(TABLES.values())),
         **unchanged(),
         **refuses(404, 406),
     },
@@ -86,13 +78,12 @@ async def list_trials(
 
 @reads_rows
 def _page_of_trials(
-    request: Request, principal: Principal, study_id: str, page: Page, state: TrialState | None
+    request: Request, principal: Principal, study_id: str, page: PageRequest, state: TrialState | None
 ) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
     found = queries.list_trials(service.engine, study_id, state=state, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, lambda trial: trial.sequence)
-    return answer(request, TrialPage(items=items, next_cursor=next_cursor), headers={"Vary": "Accept"})
+    return answer(request, page.cut(found, lambda trial: trial.sequence), headers={"Vary": "Accept"})
 
 
 @router.get(
@@ -125,7 +116,7 @@ def get_trial(request: Request, principal: Reader, trial_id: TrialId) -> Respons
     "/trials/{trial_id}/windows",
     summary="List a trial's windows",
     description="Timed, unprofiled stretches of whole steps, in the order in which they were measured.",
-    responses={**returns(WindowPage, "A page of windows."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[Window], "A page of windows."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
@@ -133,8 +124,7 @@ def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: P
     check_trial(service.engine, trial_id, principal)
     windows = value_of(profiles.result_part(service.engine, trial_id, "windows")) or []
     begin = 0 if page.after_number is None else page.after_number + 1
-    items, next_cursor = page.cut(list(enumerate(windows))[begin:], itemgetter(0))
-    return answer(request, WindowPage(items=_second(items), next_cursor=next_cursor))
+    return answer(request, page.cut(list(enumerate(windows))[begin:], itemgetter(0)).each(itemgetter(1)))
 
 
 @router.get(
@@ -154,48 +144,48 @@ def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Res
     "/trials/{trial_id}/kernels",
     summary="List a trial's kernels",
     description="Those with the most time in the profiled steps of the first rank.",
-    responses={**returns(KernelPage, "A page of kernels."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[KernelStats], "A page of kernels."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     service = services(request)
-    return _numbered(request, service, principal, trial_id, page, KernelStatsRow, KernelPage)
+    return _numbered(request, service, principal, trial_id, page, KernelStatsRow)
 
 
 @router.get(
     "/trials/{trial_id}/gaps",
     summary="List a trial's gaps",
     description="Where the device did nothing, by cause and by the kernel that ends the gap; the most time first.",
-    responses={**returns(GapPage, "A page of gaps."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[GapSite], "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     service = services(request)
-    return _numbered(request, service, principal, trial_id, page, GapStatsRow, GapPage)
+    return _numbered(request, service, principal, trial_id, page, GapStatsRow)
 
 
 @router.get(
     "/trials/{trial_id}/collectives",
     summary="List a trial's collectives",
     description="Calls that exchange data between ranks, by name and message size; the most time first.",
-    responses={**returns(CollectivePage, "A page of collectives."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[CollectiveStats], "A page of collectives."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_collectives(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     service = services(request)
-    return _numbered(request, service, principal, trial_id, page, CollectiveStatsRow, CollectivePage)
+    return _numbered(request, service, principal, trial_id, page, CollectiveStatsRow)
 
 
 @router.get(
     "/trials/{trial_id}/findings",
     summary="List a trial's findings",
     description="What its breakdown shows, with evidence and advice; the most that could be saved first.",
-    responses={**returns(FindingPage, "A page of findings."), **unchanged(), **refuses(404)},
+    responses={**returns(Page[Finding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
 def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, page: Paging) -> Response:
     service = services(request)
-    return _numbered(request, service, principal, trial_id, page, FindingRow, FindingPage)
+    return _numbered(request, service, principal, trial_id, page, FindingRow)
 
 
 @router.get(
@@ -248,16 +238,10 @@ def _numbered(
     service: Services,
     principal: Principal,
     trial_id: str,
-    page: Page,
+    page: PageRequest,
     kind: profiles.NumberedRow,
-    message: NumberedPage,
 ) -> Response:
     """A page of records that have a table of their own."""
     check_trial(service.engine, trial_id, principal)
     found = profiles.list_numbered(service.engine, kind, trial_id, limit=page.limit, after=page.after_number)
-    items, next_cursor = page.cut(found, itemgetter(0))
-    return answer(request, message(items=_second(items), next_cursor=next_cursor))
-
-
-def _second(items: Iterable[tuple[int, Any]]) -> tuple[Any, ...]:
-    return tuple(item for _, item in items)
+    return answer(request, page.cut(found, itemgetter(0)).each(itemgetter(1)))

@@ -11,7 +11,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.users import MAX_NAME, MAX_PRIORITY, User
 from steptune.service.api.answers import IfMatch, answer
 from steptune.service.api.context import services
@@ -21,7 +20,8 @@ from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import Body, Text
 from steptune.service.api.security import RequestAccess, Requires, note
-from steptune.tuner.records import Record
+from steptune.service.messages import Page
+from steptune.service.settings.scopes import Scope
 
 router = APIRouter(prefix="/users", tags=["users"], responses=COMMON)
 Administrator = Annotated[Principal, Requires(Scope.ADMIN)]
@@ -63,18 +63,6 @@ class UserChanges(Limits):
     disabled: bool = Field(default=False, description="Whether their tokens and logins are refused.")
 
 
-class UserPage(Record):
-    """A page of users.
-
-    Attributes:
-        items: The newest first.
-        next_cursor: For the next page; null on the last one.
-    """
-
-    items: tuple[User, ...]
-    next_cursor: str | None
-
-
 @router.post(
     "",
     status_code=201,
@@ -104,12 +92,11 @@ def create_user(
     "",
     summary="List users",
     description="The newest first.",
-    responses={**returns(UserPage, "A page of users."), **unchanged()},
+    responses={**returns(Page[User], "A page of users."), **unchanged()},
 )
 def list_users(request: Request, access: RequestAccess, principal: Administrator, page: Paging) -> Response:
     found = access.users.page(limit=page.limit + 1, before=page.after)
-    items, next_cursor = page.cut(found, lambda user: user.user_id)
-    return answer(request, UserPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda user: user.user_id))
 
 
 @router.get(

@@ -15,7 +15,6 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 
 from steptune.service.access.principal import Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.api.answers import answer
 from steptune.service.api.context import Services, services
 from steptune.service.api.idempotency import Once
@@ -26,8 +25,9 @@ from steptune.service.api.problems import RefusalError
 from steptune.service.api.requests import UploadForm, WorkloadRequest
 from steptune.service.api.security import Requires
 from steptune.service.connections import storage_errors
-from steptune.service.messages import WorkloadInfo, WorkloadPage
+from steptune.service.messages import Page, WorkloadInfo
 from steptune.service.queries import workloads as queries
+from steptune.service.settings.scopes import Scope
 from steptune.service.submission import checked_reference
 from steptune.service.uploads import receive
 
@@ -131,14 +131,13 @@ def create_workload(
     "",
     summary="List workloads",
     description="Yours, the newest first; all of them for administrators.",
-    responses={**returns(WorkloadPage, "A page of workloads."), **unchanged()},
+    responses={**returns(Page[WorkloadInfo], "A page of workloads."), **unchanged()},
 )
 def list_workloads(request: Request, principal: Reader, page: Paging) -> Response:
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     found = queries.list_workloads(service.engine, owner_id, limit=page.limit, before=page.after)
-    items, next_cursor = page.cut(found, lambda workload: workload.workload_id)
-    return answer(request, WorkloadPage(items=items, next_cursor=next_cursor))
+    return answer(request, page.cut(found, lambda workload: workload.workload_id))
 
 
 @router.get(

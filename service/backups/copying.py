@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-import steptune
+from steptune._version import __version__
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.backups import postgresql, sqlite
 from steptune.service.backups.archive import (
@@ -74,7 +74,7 @@ def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: boo
             kept, missing = ((), ()) if artifacts is None else _present(artifacts, digests)
             manifest = Manifest(
                 format=FORMAT,
-                steptune_version=steptune.__version__,
+                steptune_version=__version__,
                 engine=engine.dialect.name,
                 revision=revision,
                 created_at=datetime.now(UTC).isoformat(),
@@ -127,7 +127,7 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
 def _known_revision(revision: str | None, place: str) -> str | None:
     if revision is not None and revision not in known_revisions():
         raise SchemaTooNewError(
-            f"{place} is at revision {revision!r}, which Steptune {steptune.__version__} does not know: a newer "
+            f"{place} is at revision {revision!r}, which Steptune {__version__} does not know: a newer "
             "version wrote it; install that version"
         )
     return revision

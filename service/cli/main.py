@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-import steptune
+from steptune._version import __version__
 from steptune.service.cli import (
     analyze,
     catalogue,
@@ -68,7 +68,7 @@ def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"steptune {steptune.__version__}")
+        typer.echo(f"steptune {__version__}")
         raise typer.Exit
 
 

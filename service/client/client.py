@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -15,33 +15,21 @@ from steptune.service.client.transport import Transport
 from steptune.service.connections import storage_errors
 from steptune.service.messages import (
     ArtifactInfo,
-    ArtifactPage,
     Caller,
-    CollectivePage,
-    DecisionPage,
     ExportFormat,
     ExportList,
-    GapPage,
-    HardwarePage,
     HardwareSummary,
-    KernelPage,
-    ReservationPage,
+    Page,
     ReservationSummary,
     StudyDetail,
-    StudyPage,
     StudySummary,
     TrialBreakdown,
     TrialDetail,
     TrialFinding,
-    TrialFindingPage,
     TrialGuard,
-    TrialPage,
     TrialSummary,
-    WindowPage,
-    WorkerPage,
     WorkerSummary,
     WorkloadInfo,
-    WorkloadPage,
 )
 from steptune.tuner.errors import StoreError
 from steptune.tuner.records import (
@@ -125,7 +113,7 @@ class Client:
 
     def workloads(self) -> Iterator[WorkloadInfo]:
         """Yours, the newest first."""
-        return self._all("/workloads", WorkloadPage)
+        return self._all("/workloads", Page[WorkloadInfo])
 
     def delete_workload(self, workload_id: str) -> None:
         """One that no study refers to."""
@@ -151,7 +139,7 @@ class Client:
 
     def studies(self, **filters: str | None) -> Iterator[StudySummary]:
         """Yours, the newest first. Filters: state, owner, workload, workload_id, hardware."""
-        return self._all("/studies", StudyPage, **filters)
+        return self._all("/studies", Page[StudySummary], **filters)
 
     def change(self, study_id: str, **changes: Any) -> StudyDetail:
         """Changes `title` or `priority`."""
@@ -198,11 +186,11 @@ class Client:
 
     def decisions(self, study_id: str) -> Iterator[Decision]:
         """The story of the search."""
-        return self._all(f"/studies/{study_id}/decisions", DecisionPage)
+        return self._all(f"/studies/{study_id}/decisions", Page[Decision])
 
     def findings(self, study_id: str) -> Iterator[TrialFinding]:
         """Findings of breakdowns, the newest trial first."""
-        return self._all(f"/studies/{study_id}/findings", TrialFindingPage)
+        return self._all(f"/studies/{study_id}/findings", Page[TrialFinding])
 
     def recommendation(self, study_id: str) -> Recommendation | None:
         """The answer; None while there is none."""
@@ -232,26 +220,26 @@ class Client:
 
     def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:
         """In the order in which they began."""
-        return self._all(f"/studies/{study_id}/trials", TrialPage, state=state)
+        return self._all(f"/studies/{study_id}/trials", Page[TrialSummary], state=state)
 
     def trial(self, trial_id: str) -> TrialDetail:
         return self._transport.get(f"/trials/{trial_id}", TrialDetail)
 
     def windows(self, trial_id: str) -> Iterator[Window]:
-        return self._all(f"/trials/{trial_id}/windows", WindowPage)
+        return self._all(f"/trials/{trial_id}/windows", Page[Window])
 
     def breakdown(self, trial_id: str) -> TrialBreakdown:
         """Where the time of the profiled steps went; the categories sum to it."""
         return self._transport.get(f"/trials/{trial_id}/breakdown", TrialBreakdown)
 
     def kernels(self, trial_id: str) -> Iterator[KernelStats]:
-        return self._all(f"/trials/{trial_id}/kernels", KernelPage)
+        return self._all(f"/trials/{trial_id}/kernels", Page[KernelStats])
 
     def gaps(self, trial_id: str) -> Iterator[GapSite]:
-        return self._all(f"/trials/{trial_id}/gaps", GapPage)
+        return self._all(f"/trials/{trial_id}/gaps", Page[GapSite])
 
     def collectives(self, trial_id: str) -> Iterator[CollectiveStats]:
-        return self._all(f"/trials/{trial_id}/collectives", CollectivePage)
+        return self._all(f"/trials/{trial_id}/collectives", Page[CollectiveStats])
 
     def guard(self, trial_id: str) -> TrialGuard:
         """Judgement whether it still was the same training."""
@@ -265,7 +253,7 @@ class Client:
 
     def artifacts(self, study_id: str) -> Iterator[ArtifactInfo]:
         """Files of a study and its trials."""
-        return self._all(f"/studies/{study_id}/artifacts", ArtifactPage)
+        return self._all(f"/studies/{study_id}/artifacts", Page[ArtifactInfo])
 
     def download(self, artifact_id: int, target: Path | str) -> Path:
         """Writes a file as it is kept; traces and timelines are gzip files.
@@ -281,25 +269,24 @@ class Client:
 
     def workers(self) -> Iterator[WorkerSummary]:
         """The newest first."""
-        return self._all("/workers", WorkerPage)
+        return self._all("/workers", Page[WorkerSummary])
 
     def reservations(self) -> Iterator[ReservationSummary]:
         """Studies that hold hosts and devices, or wait for some, the oldest first."""
-        return self._all("/reservations", ReservationPage)
+        return self._all("/reservations", Page[ReservationSummary])
 
     def hardware_profiles(self) -> Iterator[HardwareSummary]:
         """Hardware of workers and of past studies."""
-        return self._all("/hardware-profiles", HardwarePage)
+        return self._all("/hardware-profiles", Page[HardwareSummary])
 
     # --- how -------------------------------------------------------------------------------------
 
-    def _all(self, path: str, page: type[Any], **filters: str | None) -> Iterator[Any]:
+    def _all(self, path: str, page: type[Page[Item]], **filters: str | None) -> Iterator[Item]:
         """The items of all pages, each page read when it is needed."""
         cursor: str | None = None
         while True:
             found = self._transport.get(path, page, limit=PAGE, cursor=cursor, **filters)
-            items: Sequence[Any] = found.items
-            yield from items
+            yield from found.items
             cursor = found.next_cursor
             if cursor is None:
                 return

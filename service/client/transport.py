@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-import steptune
+from steptune._version import __version__
 from steptune.service.client.errors import ServiceUnreachableError, error_of
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import new_id
@@ -47,7 +47,7 @@ class Transport:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ChoiceError(f"{url!r} is not the address of a service: write it like https://host:8700")
-        headers = {"User-Agent": f"steptune/{steptune.__version__}", "Accept": "application/json"}
+        headers = {"User-Agent": f"steptune/{__version__}", "Accept": "application/json"}
         if token is not None:
             if not token.isascii() or not token.isprintable() or " " in token:
                 raise ChoiceError("the token is not one of Steptune's: it begins with stp_ and has no spaces")
@@ -145,7 +145,7 @@ class Transport:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.MsgspecError as error:
             raise ServiceUnreachableError(
-                f"{self.url} gave an answer that Steptune {steptune.__version__} cannot read ({error}): is it "
+                f"{self.url} gave an answer that Steptune {__version__} cannot read ({error}): is it "
                 "Steptune's address, and of the same version?"
             ) from error
 

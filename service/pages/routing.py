@@ -22,13 +22,13 @@ from steptune.service.access.authentication import Access
 from steptune.service.access.cookies import session_cookie
 from steptune.service.access.errors import AccessError, NotAuthenticatedError
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import csrf_token_for
 from steptune.service.api.answers import is_known
 from steptune.service.api.context import services
 from steptune.service.api.problems import KNOWN_ERRORS, known_error
 from steptune.service.api.security import Requires
 from steptune.service.page_copies import LEVEL, Copy, Fragment, opening
+from steptune.service.settings.scopes import Scope
 
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]

@@ -22,7 +22,6 @@ from steptune.tuner.records import SampleUnit
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 SHOWN_HOSTS = 8
 SHOWN_NETWORK = "25gbps"
-MAX_DEVICES = 64
 Quantity = Annotated[str, Query(max_length=20, pattern=r"^[0-9A-Za-zµμ./ ]*$")]
 
 

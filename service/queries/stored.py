@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,11 +16,6 @@ def stored(text: str) -> Any:
     if "NaN" not in text and "Infinity" not in text:
         return msgspec.Raw(text.encode())
     return msgspec.Raw(msgspec.json.encode(json.loads(text)))
-
-
-def stored_list(texts: Iterable[str]) -> Any:
-    """Stored records as a list."""
-    return msgspec.Raw(b"[" + b",".join(bytes(stored(text)) for text in texts) + b"]")
 
 
 def parts_of(text: str) -> dict[str, Any]:

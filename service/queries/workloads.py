@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Engine, exists, select
 
-from steptune.service.access.quotas import check_artifact_bytes
+from steptune.service.artifacts.quotas import check_artifact_bytes
 from steptune.service.connections import reading, writing
 from steptune.service.messages import WorkloadInfo
 from steptune.service.models import QueueEntryRow, WorkloadSourceRow

@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-import steptune
+from steptune._version import __version__
 from steptune.service.isolation import Level
 from steptune.service.places import CUDA, VISIBLE_DEVICES, host_id
 from steptune.service.queue import WorkerOffer
@@ -139,14 +139,14 @@ def offer_of_this_machine(
         cores=cores,
         gpus=gpus,
         isolation=level.name,
-        version=steptune.__version__,
+        version=__version__,
         max_hosts=max_hosts,
         reserves=reserves,
     )
 
 
 def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], python: str) -> HardwareProfile:
-    circumstances = (host_id(), cores, os.environ.get(VISIBLE_DEVICES), python, torch_version(), steptune.__version__)
+    circumstances = (host_id(), cores, os.environ.get(VISIBLE_DEVICES), python, torch_version(), __version__)
     key = hashlib.sha256(repr(circumstances).encode()).hexdigest()[:16]
     path = settings.data_directory / "hardware" / f"{key}.json"
     with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steptune._version import __version__
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from steptune.tuner.scripts.watch import watch
     from steptune.tuner.workloads.workload import Workload
 
-__version__ = "0.1.0"
 __all__ = [
     "Workload",
     "__version__",
@@ -33,6 +33,7 @@ __all__ = [
 
 _MODULES = {
     "Workload": "steptune.tuner.workloads.workload",
+    "__version__": "steptune._version",
     "analyse_traces": "steptune.tuner.profiling.analysis",
     "apply": "steptune.tuner.export.apply",
     "enable": "steptune.tuner.scripts.enable",

@@ -15,9 +15,9 @@ from steptune.service.access.first_start import first_admin_token
 from steptune.service.access.logins import principal_named
 from steptune.service.access.open_access import local_principal
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import BearerToken, new_token, parse_token
 from steptune.service.database import open_engine
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.errors import ChoiceError, StoreError
 
 

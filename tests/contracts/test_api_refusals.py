@@ -7,12 +7,12 @@ import pytest
 from api_builders import API, Served, served, sqlite_url
 from sqlalchemy import update
 
-from steptune.service.access.scopes import Scope
 from steptune.service.api.problems import MEDIA_TYPE
 from steptune.service.app import create_app
 from steptune.service.connections import writing
 from steptune.service.models import ApiTokenRow
 from steptune.service.settings import Settings
+from steptune.service.settings.scopes import Scope
 
 DOCUMENT = create_app(Settings(_env_file=None, database_url="sqlite://")).openapi()
 GUARDED = [

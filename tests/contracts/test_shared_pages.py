@@ -9,13 +9,13 @@ from page_builders import put, stories
 from report_builders import WINNER, make_recommendation, make_result
 from sqlalchemy import event
 
-from steptune.service.access.scopes import Scope
 from steptune.service.deleting import delete_study
 from steptune.service.pages import fleet, routing, study, trials
 from steptune.service.queries import fleet as fleet_queries
 from steptune.service.queries.fleet import FleetSums
 from steptune.service.queries.studies import change_study
 from steptune.service.queries.versions import block_versions, fleet_version
+from steptune.service.settings.scopes import Scope
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import Decision, Purpose, StudyState, Trial, TrialState, new_id
 

@@ -7,10 +7,10 @@ import pytest
 
 from steptune.service.access.authentication import Access
 from steptune.service.access.errors import NotAuthenticatedError
-from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import parse_token
-from steptune.service.access.settings import AccessSettings
 from steptune.service.database import open_engine
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.scopes import Scope
 
 
 @pytest.fixture

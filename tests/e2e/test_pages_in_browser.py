@@ -15,8 +15,8 @@ from page_builders import STEP_AFTER, Shown, shown, stories
 from report_builders import WINNER, make_recommendation, make_result
 
 from steptune.dashboards.report import render_report
-from steptune.service.access.scopes import Scope
 from steptune.service.pages import PAGES
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import Purpose, StudyState, Trial, TrialState, new_id
 
 if os.environ.get("CI"):

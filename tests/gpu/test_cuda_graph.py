@@ -21,6 +21,7 @@ from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.records import Breakdown, Candidate, FailureKind
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import OptimizerArguments, Plan, StepArguments
@@ -114,8 +115,8 @@ class TestSameTraining:
         eager_losses, eager_state, eager = trained(make_workload(), make_plan(), captured=False)
         losses, state, job = trained(make_workload(), make_plan(), captured=True)
         assert losses == pytest.approx(eager_losses, rel=SAME if "16" not in case else SAME_IN_16_BITS)
-        assert job.captured is not None
-        assert (job.captured.num_replays, job.captured.num_recordings) == (STEPS, 1)
+        assert isinstance(job.runner, CapturedStep)
+        assert (job.runner.num_replays, job.runner.num_recordings) == (STEPS, 1)
         assert job.skipped_steps == eager.skipped_steps
         assert job.optimizer.param_groups[0]["lr"] == pytest.approx(eager.optimizer.param_groups[0]["lr"])
         # The gradient of a key's bias is zero but for rounding, which Adam scales up to a whole step.
@@ -133,8 +134,8 @@ class TestSameTraining:
         eager_losses, _, _ = trained(Dropping(), checkpointed_plan(), captured=False)
         losses, _, job = trained(Dropping(), checkpointed_plan(), captured=True)
         assert losses == pytest.approx(eager_losses, rel=SAME)
-        assert job.captured is not None
-        assert job.captured.num_replays == STEPS
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_replays == STEPS
 
     @pytest.mark.parametrize("implementation", [None, "fused"])
     def test_an_overflow_is_skipped_on_the_device(self, implementation: str | None) -> None:
@@ -177,8 +178,8 @@ class TestSameTraining:
         losses, state, job = trained(Stepped(), make_plan(), captured=True)
         assert losses == pytest.approx(eager_losses, rel=SAME)
         torch.testing.assert_close(state, eager_state)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 3
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 3
 
     @pytest.mark.parametrize("masters", [None, "float16"])
     def test_options_that_change_with_every_step_leave_the_update_to_the_host(self, masters: str | None) -> None:
@@ -195,9 +196,9 @@ class TestSameTraining:
         losses, state, job = trained(Cycled(), make_plan(), captured=True)
         assert losses == pytest.approx(eager_losses, rel=SAME if masters is None else SAME_IN_16_BITS)
         torch.testing.assert_close(state, eager_state, rtol=1e-3, atol=1e-5)
-        assert job.captured is not None
-        assert job.captured.num_replays == STEPS
-        assert set(job.captured.host_options) == {"lr", "momentum"}
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_replays == STEPS
+        assert set(job.runner.host_options) == {"lr", "momentum"}
         assert job.skipped_steps == eager.skipped_steps
 
     def test_compiled_blocks_are_recorded_too(self) -> None:
@@ -209,8 +210,8 @@ class TestSameTraining:
         eager_losses, _, _ = trained(Everything(), plan_of("fused")(), captured=False)
         losses, _, job = trained(Everything(), compiled_plan(), captured=True)
         assert losses == pytest.approx(eager_losses, rel=1e-3)
-        assert job.captured is not None
-        assert job.captured.num_replays == STEPS
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_replays == STEPS
 
 
 @pytest.fixture

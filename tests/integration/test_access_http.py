@@ -7,9 +7,9 @@ import pytest
 from access_builders import HTTPS, application, bearer, texts_of
 from starlette.routing import Route
 
-from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import new_token, parse_token
 from steptune.service.api.login import _LOCAL_PATH
+from steptune.service.settings.scopes import Scope
 
 PROBLEM = "application/problem+json"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -617,7 +617,7 @@ class TestSecrets:
                 served.http.get(path, headers=bearer(admin))
             served.http.post("/logout", data={"csrf_token": csrf})
             secrets = [parse_token(text).secret for text in (admin, made, guess)] + [cookie, csrf]
-            from steptune.service.api.logs import JsonFormatter
+            from steptune.service.logs import JsonFormatter
 
             lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("steptune")]
             texts = list(texts_of(served.access._engine))

@@ -24,10 +24,10 @@ from sqlalchemy import make_url, text
 from trial_builders import reference
 
 from steptune.service.access.authentication import Access
-from steptune.service.access.scopes import Scope
 from steptune.service.database import migrate, open_store
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
+from steptune.service.settings.scopes import Scope
 from steptune.tuner.records import StudyState
 
 UID = 10001

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from steptune.service.access.addresses import is_loopback
 from steptune.service.access.errors import HostRefusedError, TooManyRequestsError
 from steptune.service.access.open_access import check_host_header, check_loopback_only
 from steptune.service.access.proxies import Proxies
 from steptune.service.access.rate_limits import MAX_CLIENTS, RateLimit, client_of
-from steptune.service.access.scopes import Scope, implied, parse_scopes, scopes_text
 from steptune.service.access.secrets import csrf_token_for, equal, new_cookie, new_token, parse_token, without_secrets
-from steptune.service.access.settings import AccessSettings
 from steptune.service.access.tokens import effective_scopes
+from steptune.service.settings.access import AccessSettings
+from steptune.service.settings.addresses import is_loopback
+from steptune.service.settings.scopes import Scope, implied, parse_scopes, scopes_text
 from steptune.tuner.errors import ChoiceError
 
 SECRET = "5a" * 32

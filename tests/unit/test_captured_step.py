@@ -137,9 +137,9 @@ class TestSameTraining:
         eager_losses, eager_state, _ = trained(make_workload(), make_plan, captured=False)
         losses, state, job = trained(make_workload(), make_plan, captured=True)
         assert losses == pytest.approx(eager_losses, rel=1e-6)
-        assert job.captured is not None
-        assert job.captured.num_replays == 5
-        assert job.captured.num_recordings == 1
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_replays == 5
+        assert job.runner.num_recordings == 1
         # The gradient of a key's bias is zero but for rounding, which Adam scales up to a whole step.
         for name, value in ((n, v) for n, v in eager_state.items() if not n.endswith("qkv.bias")):
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7)
@@ -149,7 +149,7 @@ class TestSameTraining:
         workload = Dropping()
         recorder = Recording()
         job = job_of(workload, fused_plan(), captured=True)
-        job.captured = CapturedStep(job, recorder)
+        job.runner = CapturedStep(job, recorder)
         batch = next(iter(job))
         eager = job_of(workload, fused_plan(), captured=False)
         torch.manual_seed(1)
@@ -195,8 +195,8 @@ class TestSkippedSteps:
                 optimizer=OptimizerArguments(implementation=implementation), step=StepArguments(loss_scaler=True)
             )
             job = job_of(OverflowingMomentum(), plan, captured=captured)
-            if job.captured is not None:
-                job.captured = CapturedStep(job)
+            if isinstance(job.runner, CapturedStep):
+                job.runner = CapturedStep(job)
             batch = next(iter(job))
             weights = []
             for factor in self.FACTORS:
@@ -226,7 +226,7 @@ class TestSkippedSteps:
             plan = Plan(optimizer=OptimizerArguments(implementation="for_loop"), step=StepArguments(loss_scaler=True))
             job = job_of(Stepped(), plan, captured=captured)
             if captured:
-                job.captured = CapturedStep(job, Holding(job.optimizer))
+                job.runner = CapturedStep(job, Holding(job.optimizer))
             batch = next(iter(job))
             weights = []
             for _ in rates:
@@ -300,7 +300,7 @@ class TestOptionsThatChange:
         def run(captured: bool) -> tuple[list[torch.Tensor], TrainingJob]:
             job = job_of(workload, Plan(step=StepArguments(loss_scaler=scaled)), captured=captured)
             if captured:
-                job.captured = CapturedStep(job, Held(job))
+                job.runner = CapturedStep(job, Held(job))
             weights = []
             for _ in range(8):
                 for batch in job:
@@ -311,10 +311,10 @@ class TestOptionsThatChange:
         (weights, job), (eager, _) = run(captured=True), run(captured=False)
         assert len(weights) == 24
         torch.testing.assert_close(weights, eager, rtol=1e-5, atol=1e-7)
-        assert job.captured is not None
-        assert job.captured.num_replays == 24
-        assert job.captured.num_recordings == 3
-        assert {"lr", "momentum", "betas"} & set(job.captured.host_options)
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_replays == 24
+        assert job.runner.num_recordings == 3
+        assert {"lr", "momentum", "betas"} & set(job.runner.host_options)
         effect = strategy_named("cuda_graph").took_effect(strategy_named("cuda_graph").evidence(job), {"scope": "step"})
         assert effect.took
         assert "the host launches the update" in effect.detail
@@ -324,7 +324,7 @@ class TestOptionsThatChange:
         job, batch = captured_job(Cycled(), Plan())
         group = job.optimizer.param_groups[0]
         group["lr"] = torch.tensor(0.5)
-        job.captured = CapturedStep(job, Held(job))
+        job.runner = CapturedStep(job, Held(job))
         job.step(batch)
         with torch.no_grad():
             group["lr"].fill_(0.0)
@@ -343,16 +343,16 @@ class TestOptionsThatChange:
         job, batch = captured_job(Falling(), Plan())
         for _ in range(60):
             job.step(batch)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 10
-        assert job.captured.host_options == ()
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 10
+        assert job.runner.host_options == ()
 
     def test_rates_that_are_tensors_on_the_device_change_nothing(self) -> None:
         job, batch = captured_job(Decaying(), fused_plan())
         for _ in range(8):
             job.step(batch)
-        assert job.captured is not None
-        assert (job.captured.num_recordings, job.captured.host_options) == (1, ())
+        assert isinstance(job.runner, CapturedStep)
+        assert (job.runner.num_recordings, job.runner.host_options) == (1, ())
 
 
 class TestWhoLooksOn:
@@ -387,9 +387,9 @@ class TestWhoLooksOn:
         assert curve.gradient_norms == pytest.approx(eager.gradient_norms, rel=1e-5)
         assert curve.curve_losses == pytest.approx(eager.curve_losses, rel=1e-5)
         assert curve.update_norm == pytest.approx(eager.update_norm, rel=1e-5)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 2
-        assert job.captured.num_replays == 6
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 2
+        assert job.runner.num_replays == 6
 
     def test_a_loss_stays_what_it_was_when_the_next_step_runs(self) -> None:
         """Graphs write every loss to one place."""
@@ -407,8 +407,8 @@ class TestWhoLooksOn:
                 parameter.copy_(torch.zeros_like(parameter))
         job.reload_masters()
         assert float(job.step(batch)) != pytest.approx(first)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 1
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 1
 
     @pytest.mark.parametrize("replaced", [True, False])
     def test_a_new_state_of_the_optimizer_is_recorded_anew(self, replaced: bool) -> None:
@@ -420,8 +420,8 @@ class TestWhoLooksOn:
         else:
             job.optimizer.state.clear()
         job.step(batch)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 2
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 2
         assert {float(s["step"]) for s in job.optimizer.state.values()} == {2.0 if replaced else 1.0}
 
     @pytest.mark.parametrize("how", ["frozen", "moved"])
@@ -442,8 +442,8 @@ class TestWhoLooksOn:
 
         job, eager = run(captured=True), run(captured=False)
         torch.testing.assert_close(job.model.head.weight, eager.model.head.weight, rtol=1e-5, atol=1e-7)
-        assert job.captured is not None
-        assert job.captured.num_recordings == 2
+        assert isinstance(job.runner, CapturedStep)
+        assert job.runner.num_recordings == 2
 
     def test_a_checkpoint_has_the_rate_of_the_next_update(self) -> None:
         """The scheduler's step, which a loss scaler makes late, is made before."""
@@ -583,8 +583,8 @@ def test_keys_in_another_order_are_the_same_batch() -> None:
 
     (losses, job), (eager, _) = run(captured=True), run(captured=False)
     assert losses == pytest.approx(eager, rel=1e-6)
-    assert job.captured is not None
-    assert job.captured.num_recordings == 1
+    assert isinstance(job.runner, CapturedStep)
+    assert job.runner.num_recordings == 1
 
 
 class Boxed:
@@ -624,6 +624,6 @@ def test_a_recorder_that_fails_ends_the_step_with_its_reason() -> None:
             raise CaptureError("the step cannot be recorded as a CUDA graph: aten::nonzero")
 
     job, batch = captured_job(Everything())
-    job.captured = CapturedStep(job, Refusing())
+    job.runner = CapturedStep(job, Refusing())
     with pytest.raises(CaptureError, match="aten::nonzero"):
         job.step(batch)

@@ -12,6 +12,7 @@ from torch import nn
 
 from steptune.tuner.errors import CaptureError
 from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan, StepArguments
 
@@ -238,8 +239,8 @@ class TestAccepted:
         expected = job_of(workload, captured=False)
         captured = job_of(workload)
         assert losses(captured) == pytest.approx(losses(expected), rel=1e-6)
-        assert captured.captured is not None
-        assert captured.captured.num_replays == 6
+        assert isinstance(captured.runner, CapturedStep)
+        assert captured.runner.num_replays == 6
 
     def test_old_weight_and_spectral_normalisation(self) -> None:
         """Whose hooks set the weight anew before every forward pass."""

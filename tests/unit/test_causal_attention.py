@@ -153,12 +153,12 @@ class TestWhatIsToldLater:
             torch.manual_seed(0)
             job = assemble(load_workload(GPT), make_plan(complete), device=CPU)
             if recorded:
-                job.captured = CapturedStep(job, Repeater())
+                job.runner = CapturedStep(job, Repeater())
             torch.manual_seed(1)
             losses.append([float(job.step(batch)) for batch in islice(job, 3)])
         assert losses[0] == losses[1]
-        assert job.captured is not None
-        assert (job.captured.num_replays, job.captured.num_recordings) == (3, 1)
+        assert isinstance(job.runner, CapturedStep)
+        assert (job.runner.num_replays, job.runner.num_recordings) == (3, 1)
 
 
 class TestWhereItIsTheSame:

@@ -6,8 +6,8 @@ import pytest
 
 from steptune.service.access.known import MAX_KNOWN, KnownTokens
 from steptune.service.access.principal import Method, Principal
-from steptune.service.access.scopes import Scope
 from steptune.service.access.secrets import BearerToken, new_token
+from steptune.service.settings.scopes import Scope
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -18,7 +18,7 @@ from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.composition import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
-from steptune.tuner.workloads.workload import validate
+from steptune.tuner.workloads.validation import validate
 
 STRATEGY = strategy_named("larger_global_batch")
 

@@ -15,7 +15,7 @@ from steptune.tuner.search.grid import Grid
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.composition import complete_choices, make_plan, normalise, numerics_of
 from steptune.tuner.workloads.knobs import is_read, knobs_of
-from steptune.tuner.workloads.workload import validate
+from steptune.tuner.workloads.validation import validate
 
 CHUNK = KnobFacts(name="chunk", today=2, values=(1, 4), ordered=True)
 KIND = KnobFacts(name="kind", today="a", values=("b",), recipe=True)

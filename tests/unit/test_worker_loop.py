@@ -14,7 +14,6 @@ from builders import sample_study
 from msgspec.structs import replace
 from sqlalchemy import Engine
 
-from steptune.service.access.scopes import Scope
 from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for, writing
 from steptune.service.fencing import Lease
@@ -23,6 +22,7 @@ from steptune.service.on_ray import hosts as on_ray
 from steptune.service.on_ray.messages import ReservationRequest, Waiting
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer
 from steptune.service.settings import Settings
+from steptune.service.settings.scopes import Scope
 from steptune.service.worker import loop
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.loop import Worker

@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 from steptune.tuner.errors import ChoiceError, WorkloadNotFoundError, WorkloadRejectedError
 from steptune.tuner.trials.dataset_look import look_at_dataset
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest, check_workload, inspect_workload
-from steptune.tuner.workloads.workload import Workload, first_length, validate
+from steptune.tuner.workloads.validation import validate
+from steptune.tuner.workloads.workload import Workload, first_length
 
 
 class Complete(Workload):

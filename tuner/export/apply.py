@@ -25,7 +25,8 @@ from steptune.tuner.strategies.knobs import PREFIX, Knob, is_knob
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.hosts import host_of_ranks
 from steptune.tuner.workloads.knobs import knobs_of
-from steptune.tuner.workloads.workload import Workload, validate
+from steptune.tuner.workloads.validation import validate
+from steptune.tuner.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import yaml
 
-from steptune import __version__
+from steptune._version import __version__
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.records import SCHEMA_VERSION, Recommendation

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from steptune import __version__
+from steptune._version import __version__
 from steptune.tuner.export.base import Exporter
 from steptune.tuner.export.native import as_yaml
 from steptune.tuner.records import Recommendation

@@ -334,15 +334,6 @@ def classify_copy(name: str) -> Category:
     return Category.COPY_D2D
 
 
-def group_shares(per_step_ns: dict[str, float]) -> dict[str, float]:
-    """Shares of the groups that people see first."""
-    total = max(1.0, sum(per_step_ns.values()))
-    shares = dict.fromkeys(GROUPS, 0.0)
-    for name, value in per_step_ns.items():
-        shares[INFO[name].group] += value / total
-    return shares
-
-
 def bottleneck(per_step_ns: dict[str, float]) -> str:
     """The name of what limits a step: one of `WAITS`, or the optimizer, or compute.
 

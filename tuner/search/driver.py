@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
-import steptune
+from steptune._version import __version__
 from steptune.tuner.errors import BaselineError, RunnerError, SteptuneError, StoreError
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.objectives import parse_objective
@@ -191,7 +191,7 @@ class StudyDriver:
             objective=self._objective,
             tuning_s=self.view.elapsed_s + self.view.spent_before_s,
             num_trials=self._ledger.num_trials,
-            version=steptune.__version__,
+            version=__version__,
             no_time_for=run.no_time_for() if run else (),
             confirming=[result for block in run.blocks for result in block.values()] if run else (),
             contributions=self._contributions.gains() if self._contributions else {},

@@ -67,8 +67,10 @@ class CudaGraph(Strategy):
         return without(situation, *self.attacks) if choice["scope"] else {}
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        captured = job.captured
-        if captured is None:
+        from steptune.tuner.training.captured_step import CapturedStep
+
+        captured = job.runner
+        if not isinstance(captured, CapturedStep):
             return {"scope": None}
         return {
             "scope": "step" if captured.num_replays else None,

@@ -74,4 +74,5 @@ class MicroBatch(Strategy):
         return at_roofline(situation)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        return {} if job.num_pieces is None else {"num_micro_batches": job.num_pieces}
+        count = job.runner.num_pieces
+        return {} if count is None else {"num_micro_batches": count}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from steptune.tuner.training.captured_step import CapturedStep
+from steptune.tuner.training.host_step import HostStep
 from steptune.tuner.training.hosts import ring_group
-from steptune.tuner.training.job import TrainingJob, batch_mover
+from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.layouts import layout_of
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.mesh.mesh import lay_over_mesh
+from steptune.tuner.training.pipeline_step import PipelineStep
 from steptune.tuner.training.plan import WrapArguments
-from steptune.tuner.training.prefetcher import PrefetchingLoader, copy_stream
+from steptune.tuner.training.prefetcher import PrefetchingLoader, batch_mover, copy_stream
 from steptune.tuner.training.regrouping import LengthOf, regroup
 from steptune.tuner.training.sharding import shard
 from steptune.tuner.training.update import build_update
@@ -20,7 +24,9 @@ from steptune.tuner.workloads.knobs import set_knobs
 if TYPE_CHECKING:
     import torch
 
+    from steptune.tuner.training.mesh.mesh import Mesh
     from steptune.tuner.training.plan import BatchArguments, Plan
+    from steptune.tuner.training.step_runner import StepRunner
     from steptune.tuner.workloads.batches import EndlessBatches
     from steptune.tuner.workloads.workload import Workload
 
@@ -78,7 +84,8 @@ def assemble(
     # 8. The whole model is compiled last, over everything that was done to it.
     model = _transformed(model, plan.whole_compilation, workload)
 
-    # 9. The step is recorded as CUDA graphs when the first batch comes (`CapturedStep`), over all of the above.
+    # 9. How a step is run. One that is recorded as CUDA graphs is so when the first batch comes, over all of the above.
+    make_runner = _step_runner(workload, plan, mesh)
 
     # 10. The loader: data transforms (caches) go under the workers.
     loader = _loader(
@@ -102,7 +109,16 @@ def assemble(
         user_rates=update.built.user_rates,
         mesh=mesh,
         loader=loader,
+        make_runner=make_runner,
     )
+
+
+def _step_runner(workload: Workload, plan: Plan, mesh: Mesh | None) -> Callable[[TrainingJob], StepRunner]:
+    if plan.step.captured and not workload.has_custom_step:
+        return CapturedStep
+    if mesh is not None and mesh.pipeline is not None:
+        return functools.partial(PipelineStep, pipeline=mesh.pipeline)
+    return HostStep
 
 
 def _transformed_model(model: torch.nn.Module, workload: Workload, plan: Plan) -> torch.nn.Module:

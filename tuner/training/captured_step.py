@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import CaptureError
 from steptune.tuner.training.carried_state import CarriedState
+from steptune.tuner.training.host_step import HostStep
 from steptune.tuner.training.learning_rates import LearningRates
 from steptune.tuner.training.micro_batch import split_batch
 from steptune.tuner.training.recorder import Recorded, Recorder, Repeater
@@ -52,8 +53,8 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 """Leaves of a batch that a graph may hold, one recording for each."""
 
 
-class CapturedStep:
-    """The recorded step of one job.
+class CapturedStep(HostStep):
+    """A `StepRunner` that records the step of a job and replays it.
 
     Args:
         recorder: How work is recorded; None for what the job's device offers.
@@ -66,14 +67,18 @@ class CapturedStep:
             update; empty where that is recorded too.
     """
 
+    # A graph would hold casts of weights that the cache made before it was recorded.
+    cache_casts: bool | None = False
+    accumulates = False
+
     def __init__(self, job: TrainingJob, recorder: Recorder | None = None) -> None:
         import torch
 
+        super().__init__(job)
         self.num_replays = 0
         self.num_recordings = 0
         self.record_ns = 0
         self.host_options: tuple[str, ...] = ()
-        self._job = job
         self._recorder = recorder or _recorder_for(job.device)
         self._modules = list(job.model.modules())
         self._tensors = [*job.model.parameters(), *job.model.buffers()]
@@ -105,7 +110,7 @@ class CapturedStep:
         """
         job = self._job
         self.settle()
-        weights = job.pieces(batch)[1] if job.plan.step.num_micro_batches > 1 else [1.0]
+        weights = self.pieces(batch)[1] if job.plan.step.num_micro_batches > 1 else [1.0]
         recording = self._recording_for(batch)
         recording.take_in(batch, weights)
         self._rates.fill()
@@ -213,7 +218,7 @@ class CapturedStep:
         def gradients() -> _Gradients:
             _clear_gradients(job)
             pieces = [static] if weights is None else split_batch(job.workload, static, len(weights))[0]
-            loss = job.forward_backward(pieces, [1.0] if weights is None else weights.unbind())
+            loss = self.forward_backward(pieces, [1.0] if weights is None else weights.unbind())
             job.finish_gradients()
             return _Gradients.of(job, loss)
 
@@ -248,7 +253,7 @@ class CapturedStep:
 
         if self._job.plan.step.num_micro_batches == 1:
             return None
-        return torch.tensor(self._job.pieces(batch)[1], dtype=torch.float32, device=self._job.device)
+        return torch.tensor(self.pieces(batch)[1], dtype=torch.float32, device=self._job.device)
 
     def _step_optimizer(self) -> None:
         """The update; under a loss scaler one that is undone on the device where a gradient is not finite."""

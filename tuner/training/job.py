@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import WorkloadRejectedError
-from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from steptune.tuner.training.forward_contexts import forward_contexts
 from steptune.tuner.training.layouts import Layout, in_layouts, layouts_of
-from steptune.tuner.training.micro_batch import batch_length, split_batch
+from steptune.tuner.training.micro_batch import batch_length
 from steptune.tuner.training.optimizer_state import implementation_flags, with_flags
 from steptune.tuner.training.seen_formats import SeenFormats
-from steptune.tuner.training.sharding import consolidated, laid_out, unreduced, whole
-from steptune.tuner.training.structure import map_structure
+from steptune.tuner.training.sharding import consolidated, laid_out, whole
+from steptune.tuner.training.structure import moved
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.ignored_parameters import IgnoredParameters
     from steptune.tuner.training.master_weights import MasterWeights
     from steptune.tuner.training.mesh.mesh import Mesh
-    from steptune.tuner.training.plan import LoaderArguments, Plan
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.training.step_runner import StepRunner
     from steptune.tuner.workloads.workload import Workload
 
 
@@ -39,10 +39,9 @@ class TrainingJob:
         ignored: Parameters that sharding leaves out, where the plan has them.
         scaler: Of the loss, where the plan has one.
         mesh: What lays the model over several ranks, where the plan has that.
-        captured: The step as CUDA graphs, where the plan has it recorded.
+        runner: How a step is run.
         local_sgd: What makes ranks step alone, where the plan has it.
         formats: What was seen of the number formats of its products.
-        num_pieces: Of the batch that had most; None before the first step, and where the workload has its own.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
@@ -57,6 +56,7 @@ class TrainingJob:
         scheduler: Any,
         masters: MasterWeights | None,
         loader: Any,
+        make_runner: Callable[[TrainingJob], StepRunner],
         flat: FlatParameters | None = None,
         ignored: IgnoredParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
@@ -78,11 +78,7 @@ class TrainingJob:
         self.masters = masters
         self.mesh = mesh
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
-        self.captured = CapturedStep(self) if plan.step.captured else None
         self.formats = SeenFormats()
-        self.num_pieces: int | None = None
-        if mesh and mesh.pipeline:
-            mesh.pipeline.chain.on_leaving = lambda sent: self.formats.look(sent, device)
         self._flat = flat
         self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
@@ -93,6 +89,7 @@ class TrainingJob:
         self.local_sgd = local_sgd_of(model)
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
+        self.runner = make_runner(self)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -100,8 +97,7 @@ class TrainingJob:
     @property
     def scheduler(self) -> Any:
         """The user's scheduler or None, after every step that was due."""
-        if self.captured:
-            self.captured.settle()
+        self.runner.settle()
         return self._scheduler
 
     # --- one step -----------------------------------------------------------------------------
@@ -116,13 +112,7 @@ class TrainingJob:
         batch = self.to_device(batch)
         for begin in self.plan.step.beginnings:
             begin()
-        if self.workload.has_custom_step:
-            return self.workload.training_step(self, batch).detach()
-        if self.captured is not None:
-            return self.captured.step(batch)
-        loss = self.forward_backward(*self.pieces(batch))
-        self.update()
-        return loss
+        return self.runner.step(batch)
 
     def to_device(self, batch: Any) -> Any:
         """Moves a batch to the device and applies the batch transforms."""
@@ -135,9 +125,7 @@ class TrainingJob:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a batch that is on the device, in the plan's precision."""
-        # A graph would hold casts of weights that the cache made before it was recorded.
-        cached = None if self.captured is None else False
-        with forward_contexts(self.plan, self.device, cache_casts=cached):
+        with forward_contexts(self.plan, self.device, cache_casts=self.runner.cache_casts):
             loss = self.workload.loss(self.model, batch)
             self.formats.look(loss, self.device)
             return loss
@@ -165,41 +153,6 @@ class TrainingJob:
             self.scheduler.step()
 
     # --- what a step consists of --------------------------------------------------------------
-
-    def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
-        """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
-        if self.mesh and self.mesh.pipeline:
-            return self.mesh.pipeline.pieces(self.workload, batch)
-        count = self.plan.step.num_micro_batches
-        count = min(count, batch_length(batch) or count)
-        return ([batch], [1.0]) if count == 1 else split_batch(self.workload, batch, count)
-
-    def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
-        """Accumulates the gradients of all micro-batches.
-
-        Returns:
-            The loss of the whole batch, detached.
-        """
-        if self.mesh and self.mesh.pipeline:
-            return self.mesh.pipeline.forward_backward(self.loss, pieces, weights)
-        self.num_pieces = max(len(pieces), self.num_pieces or 0)
-        if len(pieces) == 1:
-            loss = self.loss(pieces[0])
-            self.backward(loss)
-            return loss.detach()
-        total: Any = 0.0
-        # A piece without a token has no mean, and not a number times nothing is none either.
-        if any(isinstance(weight, float) and weight > 0 for weight in weights):
-            pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
-            weights = [weight for weight in weights if weight]
-        for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
-            with self._unreduced() if number < len(pieces) - 1 else nullcontext():
-                loss = self.loss(piece) * weight
-                self.backward(loss)
-            if self.masters and not hasattr(self.model, "no_sync"):  # else ranks have yet to add theirs
-                self.masters.take_gradients()
-            total = total + loss.detach()
-        return total  # type: ignore[no-any-return]
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
@@ -310,11 +263,11 @@ class TrainingJob:
     @property
     def skipped_steps(self) -> int:
         """Updates that the loss scaler skipped so far, counted on the device: reading the number waits for it."""
-        return int(self._skipped_steps) + (self.captured.skipped_steps if self.captured else 0)
+        return int(self._skipped_steps) + self.runner.skipped_steps
 
     @skipped_steps.setter
     def skipped_steps(self, count: int) -> None:
-        self._skipped_steps = count - (self.captured.skipped_steps if self.captured else 0)
+        self._skipped_steps = count - self.runner.skipped_steps
 
     @property
     def loss_scale(self) -> float | None:
@@ -341,8 +294,7 @@ class TrainingJob:
 
         Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
         """
-        if self.captured:
-            self.captured.settle()
+        self.runner.settle()
         if self.plan.wrap.shards_optimizer:
             return self._as_users(consolidated(self.optimizer), self._optimizer_names)
         if self.mesh:
@@ -362,8 +314,7 @@ class TrainingJob:
         Raises:
             WorkloadRejectedError: It has another number of groups.
         """
-        if self.captured:
-            self.captured.settle()
+        self.runner.settle()
         groups = self.optimizer.param_groups
         if len(state_dict["param_groups"]) != len(groups):
             raise WorkloadRejectedError(
@@ -453,13 +404,6 @@ class TrainingJob:
             "num_ranks": dist.get_world_size() if several else 1,
         }
 
-    def _unreduced(self) -> AbstractContextManager[Any]:
-        """Around a micro-batch whose gradients wait for the last one's, where they do."""
-        sharding = self.plan.wrap.sharding
-        if self.plan.wrap.shards_parameters and sharding is not None and not sharding.reduce_each:
-            return unreduced(self.model)
-        return self.model.no_sync() if hasattr(self.model, "no_sync") else nullcontext()  # type: ignore[operator]
-
     def _step_optimizer(self) -> bool:
         """Say whether the update was made. Where nothing depends on it at once, the device is not waited for."""
         if self.scaler is None:
@@ -478,20 +422,3 @@ class TrainingJob:
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The user's own module under a data-parallel wrapper."""
     return model.module if hasattr(model, "module") and hasattr(model, "no_sync") else model  # type: ignore[return-value]
-
-
-def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """A batch with everything that can be moved on the device."""
-    return map_structure(
-        lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
-    )
-
-
-def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
-    """Function that moves a batch from the loader to the device, converted from bytes where it is."""
-
-    def move(batch: Any) -> Any:
-        batch = moved(batch, device, non_blocking=True)
-        return workload.from_bytes(batch) if arguments.as_bytes else batch
-
-    return move

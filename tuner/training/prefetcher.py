@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+from steptune.tuner.training.structure import moved
 from steptune.tuner.workloads.workload import leaves
 
 if TYPE_CHECKING:
     import torch
+
+    from steptune.tuner.training.plan import LoaderArguments
+    from steptune.tuner.workloads.workload import Workload
 
 
 class CopyStream(Protocol):
@@ -151,3 +155,13 @@ class PrefetchingIterator:
 def as_loaded(iterator: Any, batch: Any) -> Any:
     """A batch that an iterator has just given out, as the loader made it."""
     return iterator.host if isinstance(iterator, PrefetchingIterator) else batch
+
+
+def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
+    """Function that moves a batch from the loader to the device, converted from bytes where it is."""
+
+    def move(batch: Any) -> Any:
+        batch = moved(batch, device, non_blocking=True)
+        return workload.from_bytes(batch) if arguments.as_bytes else batch
+
+    return move

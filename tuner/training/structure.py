@@ -44,6 +44,13 @@ def map_structure(
     return function(value)
 
 
+def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
+    """A batch with everything that can be moved on the device."""
+    return map_structure(
+        lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
+    )
+
+
 def flatten(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Splits a structure into its tensors by path and a JSON description of the rest.
 

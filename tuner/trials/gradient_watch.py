@@ -153,7 +153,7 @@ class GradientWatch:
         """A recorded step writes its gradients anew, whatever was there."""
         import torch
 
-        left = [] if self.job.captured else [g for g in self.job.gradients() if bool(g.any())]
+        left = [g for g in self.job.gradients() if bool(g.any())] if self.job.runner.accumulates else []
         return torch.tensor([float(len(left))], dtype=torch.float64)
 
 

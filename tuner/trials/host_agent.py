@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-import steptune
+from steptune._version import __version__
 from steptune.tuner.errors import PlatformError, RunnerError, SteptuneError
 from steptune.tuner.trials.connection import ServerConnection, default_start_method
 from steptune.tuner.trials.host_files import of_job, put
@@ -111,7 +111,7 @@ class HostAgent:
     def _connected(self) -> HostLink:
         connection = socket.create_connection((self._address, self._port), timeout=10.0)
         link = HostLink(connection, self._secret, FromDriver, drives=False)
-        link.send(Hello(host=self._host, version=steptune.__version__, place=self._place))
+        link.send(Hello(host=self._host, version=__version__, place=self._place))
         return link
 
     def _serve(self, link: HostLink) -> None:

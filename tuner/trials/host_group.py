@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-import steptune
+from steptune._version import __version__
 from steptune.tuner.emulation import HOST_VARIABLE
 from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.trials.connection import ServerConnection
@@ -251,8 +251,8 @@ class HostGroup:
             stack.callback(link.close)
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
                 return None
-            if hello.version != steptune.__version__:
-                reason = f"host {hello.host} has steptune {hello.version}, the first one {steptune.__version__}"
+            if hello.version != __version__:
+                reason = f"host {hello.host} has steptune {hello.version}, the first one {__version__}"
                 link.send(Leave(reason=reason))
                 raise PlatformError(f"{reason}: install the same on all hosts")
             address = address.removeprefix("::ffff:")

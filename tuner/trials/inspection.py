@@ -28,6 +28,7 @@ from steptune.tuner.records import (
 from steptune.tuner.strategies import strategy_named
 from steptune.tuner.strategies.gradient_compression import FEEDS_BACK
 from steptune.tuner.strategies.nccl_settings import settings_of
+from steptune.tuner.training.host_step import HostStep
 from steptune.tuner.training.initial_state import save_initial_state
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
@@ -295,6 +296,7 @@ def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device)
         scheduler=None,
         masters=None,
         loader=(),
+        make_runner=HostStep,
     )
 
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.records import GuardCheck, Scalar
-from steptune.tuner.training.job import moved
 from steptune.tuner.training.loader import build_loader
+from steptune.tuner.training.structure import moved
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import seed_generators
 from steptune.tuner.workloads.knobs import set_knobs

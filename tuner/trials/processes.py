@@ -166,3 +166,15 @@ def oom_kills() -> int:
             if name == "oom_kill":
                 return int(value)
     return 0
+
+
+def redirect_output(log: str) -> None:
+    """Sends what this process writes to the end of a file, or nowhere without one; it reads nothing."""
+    path = Path(log) if log else Path(os.devnull)
+    if log:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    sink = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    source = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(source, 0)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)

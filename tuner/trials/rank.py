@@ -167,8 +167,7 @@ def main() -> None:
     """`python -m steptune.tuner.trials.rank ENTRY DESCRIPTOR RANK NUM_RANKS SERVER_PID LOG`: a rank in a fresh
     interpreter, where forking a process that has torch loaded is not safe (macOS).
     """
-    from steptune.tuner.trials.processes import die_with_parent
-    from steptune.tuner.trials.server import redirect_output
+    from steptune.tuner.trials.processes import die_with_parent, redirect_output
 
     entry, descriptor, rank, num_ranks, server_pid, log = sys.argv[1:7]
     die_with_parent(int(server_pid))

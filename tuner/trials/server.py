@@ -53,6 +53,7 @@ from steptune.tuner.trials.processes import (
     kill_tree,
     oom_kills,
     prefer_for_oom_kill,
+    redirect_output,
 )
 from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
@@ -352,17 +353,6 @@ def variables_of_rank(message: Start, number: int) -> dict[str, str]:
     if not message.variables:
         return {}
     return {**message.variables, "RANK": str(message.first_rank + number), "LOCAL_RANK": str(number)}
-
-
-def redirect_output(log: str) -> None:
-    path = Path(log) if log else Path(os.devnull)
-    if log:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    sink = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    source = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(source, 0)
-    os.dup2(sink, 1)
-    os.dup2(sink, 2)
 
 
 def preload(modules: Sequence[str]) -> None:

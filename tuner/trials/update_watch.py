@@ -74,8 +74,7 @@ class UpdateWatch:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around a step; where the loss scaler repeats it, around all of its attempts."""
-        if self._job.captured:
-            self._job.captured.settle()
+        self._job.runner.settle()
         parameters = dict(self._job.master_parameters())
         before, options = _values(parameters), self._hyperparameters()
         yield

@@ -17,16 +17,13 @@ import inspect
 import math
 from collections.abc import Mapping
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import KnobFacts, Scalar
-
-if TYPE_CHECKING:
-    from steptune.tuner.workloads.workload import Workload
+from steptune.tuner.workloads.workload import Workload
 
 MAX_VALUES = 64
-_BASE = "steptune.tuner.workloads.workload"
 _EXAMPLE = "{'chunk': (1, 2, 4)}"
 
 
@@ -85,8 +82,6 @@ def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: boo
 
 def _today(workload: Workload, place: str, name: Any) -> Scalar:
     """The value that an attribute has, which is what the user runs today."""
-    from steptune.tuner.workloads.workload import Workload
-
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise WorkloadRejectedError(
             f"{place} names {name!r}: a knob is an attribute of the workload, a name that begins with a letter"
@@ -127,7 +122,7 @@ def is_read(workload: Workload, name: str) -> bool:
     """True where a method of the workload other than `__init__` names the attribute, as its code says. What reads it
     elsewhere, by the workload that it was handed, is not seen.
     """
-    own = [cls for cls in type(workload).__mro__ if cls.__module__ != _BASE]
+    own = [cls for cls in type(workload).__mro__ if cls.__module__ != Workload.__module__]
     functions = [f for cls in own for method, f in vars(cls).items() if method != "__init__"]
     return any(_names_it(code, name) for code in map(_code_of, functions) if code is not None)
 

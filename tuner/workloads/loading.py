@@ -14,7 +14,8 @@ from steptune.tuner.wording import which_of
 from steptune.tuner.workloads.arguments import parameters_of
 from steptune.tuner.workloads.importing import noticing_scripts
 from steptune.tuner.workloads.reference import WorkloadReference, parse_reference
-from steptune.tuner.workloads.workload import Workload, validate
+from steptune.tuner.workloads.validation import validate
+from steptune.tuner.workloads.workload import Workload
 
 
 def load_workload(reference: str | WorkloadReference, say: Callable[[str], None] | None = None) -> Workload:

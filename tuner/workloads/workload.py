@@ -19,24 +19,42 @@ PyTorch. Nothing here imports torch, so that a file which only defines workloads
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Scalar
-from steptune.tuner.wording import near
-from steptune.tuner.workloads.knobs import knobs_of
 
 if TYPE_CHECKING:
     import torch
 
-    from steptune.tuner.training.job import TrainingJob
-
-MISTYPED = 0.85
-"""How alike a member's name and one of `Workload` are at least, for one to be the other, mistyped."""
 NamedParameters = Iterable[tuple[str, "torch.nn.Parameter"]]
+
+
+class StepJob(Protocol):
+    """The running training, as a step of the workload's own sees it."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The workload's model, transformed and wrapped."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The workload's optimizer, over what it updates."""
+
+    @property
+    def scheduler(self) -> Any:
+        """The workload's scheduler, or None."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch, in the precision that is tried."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate gradients, scaled where there is a loss scaler."""
+
+    def update(self) -> None:
+        """Clip, update, clear the gradients and step the scheduler."""
 
 
 class Workload:
@@ -135,7 +153,7 @@ class Workload:
         """A learning-rate scheduler that is stepped once after every update, or None."""
         return None
 
-    def training_step(self, job: TrainingJob, batch: Any) -> torch.Tensor:
+    def training_step(self, job: StepJob, batch: Any) -> torch.Tensor:
         """One whole step, where forward, backward, update does not describe it.
 
         Use `job.loss(batch)`, `job.backward(loss)` and `job.update()`. A workload that overrides
@@ -234,99 +252,3 @@ def leaves(batch: Any) -> Iterator[Any]:
             yield from leaves(getattr(batch, name))
     else:
         yield batch
-
-
-def validate(workload: object) -> Workload:
-    """Checks in microseconds that an object is a complete workload; names the missing piece.
-
-    Raises:
-        WorkloadRejectedError: It is not a `Workload`, lacks a required method, or has a bad attribute.
-    """
-    if not isinstance(workload, Workload):
-        raise WorkloadRejectedError(
-            f"{type(workload).__name__} is not a workload: subclass steptune.Workload and implement "
-            "model, dataset and loss"
-        )
-    cls = type(workload)
-    _check_names(workload)
-    for name in ("model", "dataset"):
-        if getattr(cls, name) is getattr(Workload, name):
-            mistyped = near(name, [own for own in dir(cls) if own not in vars(Workload)])
-            advice = f"did you mean {name} by {mistyped[0]}?" if mistyped else "a workload must define it"
-            raise WorkloadRejectedError(f"{cls.__name__} lacks {name}(self): {advice}")
-    has_loss = cls.loss is not Workload.loss
-    has_pair = cls.forward is not Workload.forward and cls.criterion is not Workload.criterion
-    if not (has_loss or has_pair or workload.has_custom_step):
-        raise WorkloadRejectedError(
-            f"{cls.__name__} lacks loss(self, model, batch): define it, or forward and criterion"
-        )
-    _check_values(workload)
-    knobs_of(workload)
-    if (cls.byte_dataset is Workload.byte_dataset) != (cls.from_bytes is Workload.from_bytes):
-        missing = "from_bytes(self, batch)" if workload.has_byte_form else "byte_dataset(self, dataset)"
-        raise WorkloadRejectedError(f"{cls.__name__} lacks {missing}: define byte_dataset and from_bytes, or neither")
-    _check_arguments(cls, "loss", ("model", "batch"))
-    _check_arguments(cls, "optimizer", ("named_parameters",))
-    return workload
-
-
-def _check_values(workload: Workload) -> None:
-    """Refuse attributes whose values no training can have."""
-    cls = type(workload)
-    if not isinstance(workload.global_batch, int) or workload.global_batch < 1:
-        raise WorkloadRejectedError(
-            f"{cls.__name__}.global_batch is {workload.global_batch!r}: it must be a positive integer"
-        )
-    limit = workload.max_global_batch
-    if limit is not None and (not isinstance(limit, int) or limit < workload.global_batch):
-        raise WorkloadRejectedError(
-            f"{cls.__name__}.max_global_batch is {limit!r}: it must be an integer of at least global_batch "
-            f"({workload.global_batch}), or None"
-        )
-    for name, rate in workload.learning_rates.items():
-        if not isinstance(rate, int | float) or not rate > 0:
-            raise WorkloadRejectedError(
-                f"{cls.__name__}.learning_rates[{name!r}] is {rate!r}: it must be a positive number"
-            )
-    if workload.sample_unit not in ("sample", "token"):
-        raise WorkloadRejectedError(
-            f"{cls.__name__}.sample_unit is {workload.sample_unit!r}: it must be 'sample' or 'token'"
-        )
-    if not isinstance(workload.current, Mapping):
-        raise WorkloadRejectedError(
-            f"{cls.__name__}.current is {workload.current!r}: it must map strategies to choices, "
-            "as {'data_loading': {'num_workers': 4}}"
-        )
-
-
-def _check_names(workload: Workload) -> None:
-    """Refuse a member that is nearly one which Steptune would ask for, by its name and its kind: it would be ignored.
-
-    Plain values of one's own are free: `samples = 512` is no mistyped `sampler`, which is a method.
-    """
-    bases = [cls for cls in type(workload).__mro__ if issubclass(cls, Workload) and cls is not Workload]
-    own = {name for place in (workload, *bases) for name in vars(place) if not name.startswith("_")}
-    known = [name for name in vars(Workload) if not name.startswith("_")]
-    for name in sorted(own.difference(known)):
-        value = getattr(workload, name)
-        close = (close for close in near(name, known, MISTYPED) if close not in own)
-        meant = [found for found in close if _kind(getattr(Workload, found)) == _kind(value)]
-        if meant:
-            raise WorkloadRejectedError(
-                f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "
-                "helper of your own, give it another name, or one that begins with an underscore"
-            )
-
-
-def _kind(value: object) -> str:
-    return "method" if callable(value) else "mapping" if isinstance(value, Mapping) else "value"
-
-
-def _check_arguments(cls: type, method: str, expected: tuple[str, ...]) -> None:
-    signature = inspect.signature(getattr(cls, method))
-    try:
-        signature.bind(None, *expected)
-    except TypeError as error:
-        raise WorkloadRejectedError(
-            f"{cls.__name__}.{method}{signature} cannot be called as {method}({', '.join(expected)}): {error}"
-        ) from None

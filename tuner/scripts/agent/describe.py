@@ -9,14 +9,12 @@ import platform
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from .observed_loop import ObservedLoop
 from .places import frames, is_users
-
-if TYPE_CHECKING:
-    from .session import Session
 
 TRAINERS = {
     "transformers.trainer": "Trainer",
@@ -89,25 +87,25 @@ def _length(loader: Any) -> int | None:
 
 
 class Description:
-    """The parts of the training that a session has seen."""
+    """Description of the parts of the training that were seen."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._optimizers = {made.number: (optimizer, made.place) for optimizer, made in session.optimizers.items()}
+    def __init__(self, loop: ObservedLoop) -> None:
+        self._loop = loop
+        self._optimizers = {made.number: (optimizer, made.place) for optimizer, made in loop.optimizers.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        session = self._session
+        loop = self._loop
         frame, trainer = _stack()
         return {
             "step": self._step(frame),
             "loaders": [
                 {"number": made.number, "place": made.place, "num_backwards": made.num_backwards, **made.values}
-                for made in session.loaders
+                for made in loop.loaders
             ],
             "models": self._models(),
             "optimizers": [self._optimizer(number) for number in sorted(self._optimizers)],
-            "notes": {kind: dict(counts) for kind, counts in session.notes.items()},
-            "num_calls_without_grad": session.num_calls_without_grad,
+            "notes": {kind: dict(counts) for kind, counts in loop.notes.items()},
+            "num_calls_without_grad": loop.num_calls_without_grad,
             "trainer": trainer or _accelerate(),
             "device": self._device(),
             "device_name": _device_name(self._device()),
@@ -115,14 +113,14 @@ class Description:
         }
 
     def _step(self, place: str) -> dict[str, Any]:
-        session = self._session
-        (backwards, batches), count = (session.kinds.most_common(1) or [((0, 0), 0)])[0]
+        loop = self._loop
+        (backwards, batches), count = (loop.kinds.most_common(1) or [((0, 0), 0)])[0]
         return {
-            "optimizers": list(session.finder.pattern) if session.finder.pattern is not None else None,
-            "kinds": [session.optimizer_kinds[number] for number in session.finder.pattern or ()],
+            "optimizers": list(loop.finder.pattern) if loop.finder.pattern is not None else None,
+            "kinds": [loop.optimizer_kinds[number] for number in loop.finder.pattern or ()],
             "num_backwards": backwards,
             "num_batches": batches,
-            "share": count / max(1, session.kinds.total()),
+            "share": count / max(1, loop.kinds.total()),
             "place": place,
         }
 
@@ -131,7 +129,7 @@ class Description:
         groups = optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         first = groups[0] if groups else {}
-        pattern = self._session.finder.pattern
+        pattern = self._loop.finder.pattern
         return {
             "number": number,
             "place": place,
@@ -146,7 +144,7 @@ class Description:
 
     def _models(self) -> list[dict[str, Any]]:
         """The outermost modules that were called with gradients; where none was, those that own what is trained."""
-        called = dict(self._session.called_modules)
+        called = dict(self._loop.called_modules)
         seen = bool(called)
         if not called:
             called = dict.fromkeys(_owners(self._trained()), 0)
@@ -155,7 +153,7 @@ class Description:
         return [self._model(module, called[module], seen) for module in outermost]
 
     def _trained(self) -> set[int]:
-        pattern = self._session.finder.pattern
+        pattern = self._loop.finder.pattern
         chosen = [self._optimizers[number][0] for number in pattern or self._optimizers if number in self._optimizers]
         return {id(p) for optimizer in chosen for group in optimizer.param_groups for p in group["params"]}
 
@@ -176,7 +174,7 @@ class Description:
             "module_types": dict(Counter(kind.__name__ for kind in kinds)),
             "device": str(parameters[0].device) if parameters else "",
             "num_calls": num_calls if seen else None,
-            "place": self._session.module_places.get(module, ""),
+            "place": self._loop.module_places.get(module, ""),
             "wrappers": _wrappers(module),
             "compiled": any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
             or any(kind.__name__ == "OptimizedModule" for kind in kinds),
@@ -196,7 +194,7 @@ class Description:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     return str(parameter.device.type)
-        for module in self._session.called_modules:
+        for module in self._loop.called_modules:
             return str(next(module.parameters()).device.type)
         return "cpu"
 

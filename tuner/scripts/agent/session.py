@@ -14,48 +14,24 @@ import os
 import sys
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
 from .describe import Description, loader_values, process_description
 from .files import SharedFolder
+from .observed_loop import Made, ObservedLoop
 from .places import users_place
 from .ranks import has_group, rank_and_size
-from .steps import StepFinder
 from .window import LEAST_STEPS, MOST_STEPS, Window
-
-if TYPE_CHECKING:
-    from .hooks import Hooks
 
 P = ParamSpec("P")
 NUM_CALLED_STEPS = 3
 """Steps in which calls of modules are counted."""
 MOST_PLACES = 64
-
-
-@dataclass
-class Made:
-    """Facts about a loader or an optimizer.
-
-    Attributes:
-        number: In the order of creation.
-        place: Line of the user's code that made it; empty where none is known.
-        values: A loader's attributes, as plain values: it may be gone while its iterator is used.
-        num_batches: That a loader has given in this epoch.
-        num_backwards: Passes that followed a batch of a loader.
-    """
-
-    number: int
-    place: str
-    values: dict[str, Any] = field(default_factory=dict)
-    num_batches: int = 0
-    num_backwards: int = 0
 
 
 def never_raises(method: Callable[P, None]) -> Callable[P, None]:
@@ -72,38 +48,38 @@ def never_raises(method: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-class Session:
-    """The marks of one process, and what is made of them.
+class SessionHooks(Protocol):
+    """The hooks of a process, as its session sees them.
 
     Attributes:
-        loaders: What is known of each, in the order of creation.
-        optimizers: The same of those that exist.
-        optimizer_kinds: Classes of all, in the order of creation.
-        notes: By kind: how often what was used.
-        called_modules: Outermost modules that were called with gradients in the first steps, and how often.
-        module_places: Lines of the user's code that called them.
-        kinds: Steps by their numbers of backward passes and batches.
+        session: The one that they report to.
+        finished: Called once the record is written, where the process does not end by that.
     """
 
-    def __init__(self, folder: str, hooks: Hooks) -> None:
+    session: Session
+    finished: Callable[[], None]
+
+    def forget_forward(self) -> None:
+        """Take the wrappers away that only describe the forward pass."""
+
+    def remove(self) -> None:
+        """Take everything away that can be."""
+
+
+class Session(ObservedLoop):
+    """The marks of one process, and what is made of them."""
+
+    def __init__(self, folder: str, hooks: SessionHooks) -> None:
+        super().__init__()
         self._folder = SharedFolder(folder)
         self._hooks = hooks
         self._begin_ns = perf_counter_ns()
-        self.finder = StepFinder()
-        self.loaders: list[Made] = []
         self._known_loaders: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
-        self.optimizers: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
-        self.optimizer_kinds: list[str] = []
         self._description: dict[str, Any] = {}
-        self.notes: dict[str, Counter[str]] = {}
-        self.called_modules: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-        self.module_places: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self.num_calls_without_grad = 0
         self._loader_of: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self._last_loader: Made | None = None
         self._places: list[dict[str, Any]] = []
         self._step_times_ns: list[int] = []
-        self.kinds: Counter[tuple[int, int]] = Counter()
         self._num_backwards = self._num_batches = 0
         self._boundary_ns = 0
         self._thread: int | None = None
@@ -151,12 +127,6 @@ class Session:
             self.optimizers[optimizer] = Made(len(self.optimizer_kinds), place)
             self.optimizer_kinds.append(type(optimizer).__name__)
         self._register_end()
-
-    def note(self, kind: str, text: str) -> None:
-        """Note that something was used."""
-        if kind not in self.notes:
-            self.notes[kind] = Counter()
-        self.notes[kind][text] += 1
 
     @never_raises
     def loader_began(self, loader: Any, iterator: Any) -> None:

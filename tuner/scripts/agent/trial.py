@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,15 +15,12 @@ from .changes import Changes
 from .files import SharedFolder
 from .guard_watch import GuardWatch
 from .ranks import rank_and_size
-from .session import Session, never_raises
+from .session import Session, SessionHooks, never_raises
 from .trial_window import TrialWindow
 from .window import Window
 
-if TYPE_CHECKING:
-    from .hooks import Hooks
 
-
-def begin_session(folder: str, hooks: Hooks) -> Session:
+def begin_session(folder: str, hooks: SessionHooks) -> Session:
     """The session of this process: of a trial where the settings describe one."""
     trial = SharedFolder(folder).trial()
     return Session(folder, hooks) if trial is None else TrialSession(folder, hooks, trial)
@@ -37,7 +34,7 @@ class TrialSession(Session):
             num_losses (that are kept, one for each backward pass).
     """
 
-    def __init__(self, folder: str, hooks: Hooks, trial: dict[str, Any]) -> None:
+    def __init__(self, folder: str, hooks: SessionHooks, trial: dict[str, Any]) -> None:
         self._trial = trial
         self._step_loader_ns: list[int] = []
         self._losses: list[torch.Tensor] = []

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.hardware import device_memory_bytes
-from steptune.tuner.training.job import moved
 from steptune.tuner.training.mesh.layer_costs import measure
 from steptune.tuner.training.mesh.pipeline import Stages, num_stages
 from steptune.tuner.training.mesh.stages import cut_stages
+from steptune.tuner.training.structure import moved
 
 if TYPE_CHECKING:
     import torch

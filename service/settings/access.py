@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from steptune.service.access.addresses import is_loopback
-from steptune.service.access.scopes import parse_scopes
+from steptune.service.settings.addresses import is_loopback
+from steptune.service.settings.scopes import parse_scopes
 
 MIN_SECRET_LENGTH = 32
 

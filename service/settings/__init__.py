@@ -9,9 +9,9 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
-from steptune.service.access.settings import AccessSettings, none_if_empty
-from steptune.service.isolation.settings import IsolationSettings
-from steptune.service.worker.settings import QueueSettings
+from steptune.service.settings.access import AccessSettings, none_if_empty
+from steptune.service.settings.isolation import IsolationSettings
+from steptune.service.settings.queue import QueueSettings
 from steptune.tuner.errors import ChoiceError
 
 

@@ -1,0 +1,80 @@
+"""The step as the host launches it, one operation after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.training.micro_batch import batch_length, split_batch
+from steptune.tuner.training.sharding import unreduced
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+
+class HostStep:
+    """A `StepRunner` that runs micro-batches one after the other, or the workload's own step."""
+
+    cache_casts: bool | None = None
+    accumulates = True
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.num_pieces: int | None = None
+        self._job = job
+
+    def step(self, batch: Any) -> torch.Tensor:
+        job = self._job
+        if job.workload.has_custom_step:
+            return job.workload.training_step(job, batch).detach()
+        loss = self.forward_backward(*self.pieces(batch))
+        job.update()
+        return loss
+
+    def settle(self) -> None:
+        """Nothing is left for later."""
+
+    @property
+    def skipped_steps(self) -> int:
+        return 0
+
+    def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
+        """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
+        count = self._job.plan.step.num_micro_batches
+        count = min(count, batch_length(batch) or count)
+        return ([batch], [1.0]) if count == 1 else split_batch(self._job.workload, batch, count)
+
+    def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
+        """Accumulates the gradients of all micro-batches.
+
+        Returns:
+            The loss of the whole batch, detached.
+        """
+        job = self._job
+        self.num_pieces = max(len(pieces), self.num_pieces or 0)
+        if len(pieces) == 1:
+            loss = job.loss(pieces[0])
+            job.backward(loss)
+            return loss.detach()
+        total: Any = 0.0
+        # A piece without a token has no mean, and not a number times nothing is none either.
+        if any(isinstance(weight, float) and weight > 0 for weight in weights):
+            pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
+            weights = [weight for weight in weights if weight]
+        for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
+            with self._unreduced() if number < len(pieces) - 1 else nullcontext():
+                loss = job.loss(piece) * weight
+                job.backward(loss)
+            if job.masters and not hasattr(job.model, "no_sync"):  # else ranks have yet to add theirs
+                job.masters.take_gradients()
+            total = total + loss.detach()
+        return total  # type: ignore[no-any-return]
+
+    def _unreduced(self) -> AbstractContextManager[Any]:
+        """Around a micro-batch whose gradients wait for the last one's, where they do."""
+        model, wrap = self._job.model, self._job.plan.wrap
+        if wrap.shards_parameters and wrap.sharding is not None and not wrap.sharding.reduce_each:
+            return unreduced(model)
+        return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]

@@ -1,0 +1,37 @@
+"""How a job runs one step: on the host, recorded, or as a pipeline. The job itself names none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StepRunner(Protocol):
+    """A way to run the steps of one job.
+
+    Attributes:
+        cache_casts: Whether autocast keeps the casts of weights during a forward pass; None leaves that to torch.
+        accumulates: Whether a step adds to gradients that it finds; else it writes them anew.
+        num_pieces: Micro-batches of the batch that had most; None before the first step, and where the runner counts
+            none.
+    """
+
+    cache_casts: bool | None
+    accumulates: bool
+    num_pieces: int | None
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """Make one update from one batch on the device.
+
+        Returns:
+            The loss, detached, on the device.
+        """
+
+    def settle(self) -> None:
+        """Finish what a step has left for later: the scheduler's step. It may wait for the device."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates that were skipped without the job's knowledge. Reading it waits for the device."""

@@ -30,7 +30,7 @@ from steptune.tuner.profiling.collectives import CollectiveCalls, collective_cal
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SEVERITIES, Evidence, busiest, diagnose, diagnose_ranks
-from steptune.tuner.profiling.gains import precedence
+from steptune.tuner.profiling.gains import by_worth
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import lanes_of
@@ -375,7 +375,7 @@ def _findings_of_run(
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits), replayed)
     # A rank that comes late is named before what its peers compute, however much of that there is.
-    return tuple(sorted([*largest.values(), *together], key=lambda f: (_order(f), precedence(f))))
+    return tuple(sorted(by_worth([*largest.values(), *together]), key=_order))
 
 
 def _weight(finding: Finding) -> tuple[float, int]:

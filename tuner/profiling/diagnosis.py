@@ -26,7 +26,7 @@ import msgspec
 from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
 from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
-from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, gain_of, precedence
+from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, by_worth, gain_of
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
@@ -59,7 +59,7 @@ steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 
 NOTABLE = 0.01
 """Share of the step by which a gain beside other causes has to exceed that without them to be told."""
 RECURRING = 0.6
-"""Stalls in at least this share of the steps belong to every step; fewer are events of their own."""
+"""Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
@@ -676,7 +676,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         return tuple(_bad_capture(problem, name, own) for problem, name in zip(quality.problems, names, strict=True))
     applied = [*(_apply(rule, evidence) for rule in RULES), _stalled(evidence)]
     found = _overlapping([finding for finding in applied if finding is not None])
-    return tuple(sorted(found, key=precedence))
+    return tuple(by_worth(found))
 
 
 def _overlapping(findings: Sequence[Finding]) -> list[Finding]:
@@ -717,12 +717,12 @@ def _stalled(evidence: Evidence) -> Finding | None:
     if stalls is None or not stalls.longest or max(share, saved) < STALL_THRESHOLDS[0]:
         return None
     num_steps = evidence.breakdown.num_steps
-    recurring = len(stalls.steps) >= max(2, RECURRING * num_steps) or num_steps == 1
-    level = sum(share >= threshold for threshold in STALL_THRESHOLDS) - 1 if recurring else 0
+    once = len(stalls.steps) == 1 < num_steps
+    level = 0 if once else sum(max(share, saved) >= threshold for threshold in STALL_THRESHOLDS) - 1
     longest = stalls.longest[0]
     does = "runs no operator" if evidence.device_kind == "cpu" else "launches no work"
     when = f"in {len(stalls.steps)} of {num_steps} steps" if num_steps > 1 else "in the only step"
-    if not recurring:
+    if once or len(stalls.steps) < RECURRING * num_steps:
         when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
     recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
     return Finding(
@@ -732,7 +732,7 @@ def _stalled(evidence: Evidence) -> Finding | None:
         f"{when}, {recorded}",
         advice=_stall_advice(longest, evidence.facts),
         strategies=(),
-        bound=_bound(gain, share, share) if recurring else 0.0,
+        bound=_bound(gain, share, share),
         evidence={
             **({"cause": cause_of(longest.name)} if cause_of(longest.name) else {}),
             **(gain.evidence if gain is not None else {}),

@@ -38,14 +38,13 @@ from steptune.tuner.records import Breakdown  # noqa: E402
 
 TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "traces")
 CAPTURES = ROOT / "tests" / "captures"
-REMEDIES = {
+CAUSES = {
     "synchronisation": "synchronisation",
     "host_stall": "stalls",
     "input_bound": "loader",
-    "launch_bound": "launches",
     "rank_skew": "late_ranks",
 }
-"""Causes that a program can be run without, by the rule that finds them."""
+"""Causes that a program can be run without, by the rule that finds them; launches cost what is left without these."""
 NOTABLE = 0.02
 """A share of the step that the best remedy has to save before it matters which finding is the first."""
 NEARLY_BEST = 0.95
@@ -105,13 +104,21 @@ def answered(pair: Pair) -> dict:
         "refusal": said["calibrated"].refusal,
         "unprofiled_error": said["calibrated"].unprofiled_error,
         "first": next((finding.rule for finding in findings), ""),
-        "worth": {
-            rule: round(1 - step_time(pair.program, pair.machine, without=frozenset({cause}), **options) / before, 4)
-            for rule, cause in REMEDIES.items()
-        },
+        "worth": worth(pair, before, options),
     }
     print(row, flush=True)
     return row
+
+
+def worth(pair: Pair, before: float, options: dict) -> dict[str, float]:
+    """Share of the step that each single remedy truly saves, by the rule that asks for it."""
+
+    def without(*causes: str) -> float:
+        return step_time(pair.program, pair.machine, without=frozenset(causes), **options) / before
+
+    saved = {rule: 1 - without(cause) for rule, cause in CAUSES.items()}
+    saved["launch_bound"] = without(*CAUSES.values()) - without(*CAUSES.values(), "launches")
+    return {rule: round(share, 4) for rule, share in saved.items()}
 
 
 def subtracted(pair: Pair, analysed: list) -> float:

@@ -167,6 +167,8 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
         yield _kernels(rank, num_steps, top, of + over)
     if rank.operators:
         yield _operators(rank, num_steps, top, of + over + profiled)
+    if rank.modules:
+        yield _modules(rank, num_steps, top, of + over + profiled)
     collectives = analysis.collectives or rank.collectives
     if collectives:
         yield _collectives(collectives, top)
@@ -274,7 +276,8 @@ def _operators(rank: RankAnalysis, num_steps: int, top: int, of: str) -> Rendera
         elif operator.bytes_per_s:
             rates.append(units.per_second(operator.bytes_per_s, "B"))
         name = _one_line(operator.name).append(f" {operator.shapes}" if operator.shapes else "", style="dim")
-        name.append(f"  {operator.source}" if operator.source else "", style="dim")
+        for place in (operator.source, operator.module):
+            name.append(f"  {place}" if place else "", style="dim")
         table.add_row(
             units.short_time(operator.device_ns / num_steps) if on_device else "",
             units.short_time(operator.host_ns / num_steps),
@@ -282,6 +285,15 @@ def _operators(rank: RankAnalysis, num_steps: int, top: int, of: str) -> Rendera
             " ".join(rates),
             name,
         )
+    return table
+
+
+def _modules(rank: RankAnalysis, num_steps: int, top: int, of: str) -> RenderableType:
+    table = _numbers("forward", "backward", "own", "calls", "module", title=f"Modules{of}, with those inside of them")
+    for module in rank.modules[:top]:
+        times = (module.forward_ns, module.backward_ns, module.own_ns)
+        name = Text(module.name, no_wrap=True, overflow="ellipsis")
+        table.add_row(*(units.short_time(one / num_steps) for one in times), _count(module.count / num_steps), name)
     return table
 
 

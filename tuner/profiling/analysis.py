@@ -36,6 +36,7 @@ from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import lanes_of
 from steptune.tuner.profiling.launch_queue import queue_stats
 from steptune.tuner.profiling.memory import memory_stats
+from steptune.tuner.profiling.modules import module_stats
 from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
@@ -177,6 +178,7 @@ def analyse_trace(
         queues=queues,
         kernels=kernel_stats(capture, top),
         operators=operator_stats(capture, calls, source, top),
+        modules=module_stats(capture, calls, source.modules, top),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),

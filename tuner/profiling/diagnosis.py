@@ -916,7 +916,7 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     limit_ns = stalls.limit_ns if stalls is not None else math.inf
     found = [
         f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
-        + (f" ({gap.source})" if gap.source else "")
+        + (f" ({place})" if (place := ", ".join(filter(None, (gap.source, gap.module)))) else "")
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)
     ]

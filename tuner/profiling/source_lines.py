@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from steptune.tuner.profiling.modules import find_modules
 from steptune.tuner.profiling.operator_calls import OperatorCalls
 from steptune.tuner.profiling.trace import Kind, Trace
 
@@ -22,9 +23,14 @@ LIBRARY = re.compile(
 
 
 class SourceLines:
-    """Finds source lines. Without stacks in the trace every answer is empty."""
+    """Finds source lines. Without stacks in the trace every answer is empty.
+
+    Attributes:
+        modules: Of the same operators.
+    """
 
     def __init__(self, trace: Trace, calls: OperatorCalls) -> None:
+        self.modules = find_modules(trace, calls)
         self._trace = trace
         self._calls = calls
         own = np.array([is_user_frame(name) for name in trace.names], dtype=bool)
@@ -40,8 +46,10 @@ class SourceLines:
         return self._trace.names[host.name[rows[-1]]] if len(rows) else ""
 
     def of(self, operator: int) -> str:
-        """The line that called an operator (a row of `trace.host`)."""
+        """The line that called an operator (a row of `trace.host`); of a gradient that of its forward operator."""
         host = self._trace.host
+        if self.modules.forward_of[operator] >= 0:
+            operator = int(self.modules.forward_of[operator])
         row = operator
         while self._has_stacks and row >= 0:
             if host.stack[row] >= 0:

@@ -30,17 +30,11 @@ from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
-from steptune.tuner.profiling.diagnosis import (
-    BUSY,
-    RECURRING,
-    RULES,
-    SKEW_THRESHOLDS,
-    STALL_ADVICE,
-    STALL_THRESHOLDS,
-    UNPACED,
-    Rule,
-)
+from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule
+from steptune.tuner.profiling.evidence import UNPACED
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
+from steptune.tuner.profiling.stall_findings import RECURRING, STALL_ADVICE, STALL_THRESHOLDS
 from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 from steptune.tuner.records import (
     Choice,

@@ -97,6 +97,22 @@ class ModuleStats(Record):
     """Of both: without the modules inside of it."""
 
 
+class Synchronisation(Record):
+    """A place in which the host waits for the device, over the steps that were simulated."""
+
+    call: str
+    """The outermost operator, or the call of the API where there is none: "aten::item"."""
+    source: str
+    module: str
+    """Line and `nn.Module`; where the trace has call stacks."""
+    count: int
+    wait_ns: int
+    """Length of the calls. What they cost is another thing: the host loses its lead."""
+    num_steps: int
+    saved_share: float | None = None
+    """Of the step, by a simulation without the waits of this place; None where the steps could not be simulated."""
+
+
 class MemoryStats(Record):
     """The allocator of one device."""
 
@@ -149,6 +165,8 @@ class RankAnalysis(Record):
     queues: dict[str, tuple[QueueStats, ...]] = field(default_factory=dict)
     kernels: tuple[KernelStats, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
+    synchronisations: tuple[Synchronisation, ...] = ()
+    """The largest cost first."""
     modules: tuple[ModuleStats, ...] = ()
     """Where the trace has call stacks; the most time first."""
     memory: tuple[MemoryStats, ...] = ()

@@ -9,8 +9,10 @@ from profiled import STEP_NS, breakdown_of, situation
 
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.profiling.diagnosis import BUSY, RULES, Evidence, Rule, busiest, diagnose, diagnose_ranks
+from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule, diagnose
+from steptune.tuner.profiling.evidence import Evidence, busiest
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import (
     Calibration,

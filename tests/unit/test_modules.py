@@ -6,10 +6,13 @@ import pytest
 from trace_events import MAIN, OTHER, Event, event, launched, operator, step, trace_of, write_trace
 
 from steptune.dashboards.trace_page import render_trace_page
-from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
+from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_traces
+from steptune.tuner.profiling.capture import link
+from steptune.tuner.profiling.details import DetailsFile, matched, read_details
 from steptune.tuner.profiling.launches import find_launches
 from steptune.tuner.profiling.modules import find_modules
 from steptune.tuner.profiling.operator_calls import operator_calls
+from steptune.tuner.profiling.reader import read_trace
 
 
 def frame(name: str, start: float, end: float) -> Event:
@@ -102,3 +105,76 @@ def test_modules_of_a_real_capture_of_a_cpu(tmp_path: Path) -> None:
     assert all(one.forward_ns > 0 and one.backward_ns > 0 for one in modules.values())
     outer = next(one for one in modules.values() if "." not in one.name)
     assert outer.forward_ns >= sum(one.forward_ns for name, one in modules.items() if name.startswith("Linear"))
+
+
+class TestSecondWindow:
+    """A window with stacks and shapes says where the operators of another one are."""
+
+    def measured(self, folder: Path) -> Path:
+        """Two steps without stacks, whose first operator is called once more in the second."""
+        events: list[Event] = []
+        for number in range(2):
+            shift = number * 1000
+            for one in training():
+                if one["cat"] == "python_function":
+                    continue
+                args = {
+                    key: value for key, value in one["args"].items() if key not in ("Sequence number", "Fwd thread id")
+                }
+                args |= {"correlation": args["correlation"] + 100 * number} if args.get("correlation", -1) >= 0 else {}
+                name = f"ProfilerStep#{number}" if one["name"].startswith("ProfilerStep") else one["name"]
+                events.append({**one, "name": name, "ts": one["ts"] + shift, "args": args})
+        return write_trace(folder / "measured.json", [*events, operator("aten::_fused_sgd_", 1750, 1760)])
+
+    def detailed(self, folder: Path) -> DetailsFile:
+        shapes = {"Input Dims": [[8], [4, 16], [16, 8]], "Input type": ["float", "float", "float"]}
+        events = [one for one in training() if one["cat"] in ("python_function", "cpu_op")]
+        events = [{**one, "args": {**one["args"], **shapes}} if one["name"] == "aten::addmm" else one for one in events]
+        return DetailsFile(path=write_trace(folder / "details.json", events), num_steps=1)
+
+    def test_modules_lines_and_shapes_come_from_it(self, tmp_path: Path) -> None:
+        analysis = analyse_file(self.measured(tmp_path), None, 20, self.detailed(tmp_path)).analysis
+        found = {one.name: (one.count, one.forward_ns, one.backward_ns) for one in analysis.modules}
+        assert found["Net_0"] == (2, 100_000, 200_000)
+        assert found["Net_0.Linear_1"] == (2, 40_000, 80_000)
+        addmm = next(one for one in analysis.operators if one.name == "aten::addmm")
+        assert (addmm.shapes, addmm.source) == ("float[8], float[4, 16], float[16, 8]", "net.py(7): forward")
+        assert addmm.flops == 2 * 2 * 2 * 4 * 16 * 8
+
+    def test_no_time_is_taken_from_it(self, tmp_path: Path) -> None:
+        path = self.measured(tmp_path)
+        alone = analyse_file(path, None, 20).analysis
+        joined = analyse_file(path, None, 20, self.detailed(tmp_path)).analysis
+        assert joined.breakdowns[0].categories == alone.breakdowns[0].categories
+        assert joined.first_step_ns == alone.first_step_ns
+
+    def test_an_operator_that_is_called_more_often_is_not_matched(self, tmp_path: Path) -> None:
+        details = read_details(self.detailed(tmp_path))
+        trace = read_trace(self.measured(tmp_path))
+        match = matched(trace, link(trace).steps, details)
+        rows = [row for row in range(len(trace.host)) if trace.names[trace.host.name[row]] == "aten::_fused_sgd_"]
+        assert [match[row] >= 0 for row in rows] == [True, False, False]
+
+
+def test_a_finding_names_the_operator_its_line_and_its_module(tmp_path: Path) -> None:
+    """Ampere's kernels of FP32 products use no tensor cores; the operator says where they come from."""
+    events = [{**one, "name": "ampere_sgemm_128x64"} if one["name"] == "gemm" else one for one in training()]
+    types = {"Input Dims": [[8], [4, 16], [16, 8]], "Input type": ["float", "float", "float"]}
+    events = [{**one, "args": {**one["args"], **types}} if one["name"] == "aten::addmm" else one for one in events]
+    device = [{"id": 0, "name": "NVIDIA A100", "computeMajor": 8, "computeMinor": 0}]
+    analysis = analyse_rank(write_trace(tmp_path / "trace.json", events, deviceProperties=device))
+    finding = next(one for one in analysis.findings if one.rule == "idle_tensor_cores")
+    assert finding.evidence["at_1"] == "aten::mm: 0.1 ms in 2 calls (net.py(7): forward, Net_0.Linear_1 (backward))"
+
+
+def test_several_ranks_have_their_details(tmp_path: Path) -> None:
+    """Traces of several ranks are read in processes of their own."""
+    window = TestSecondWindow()
+    paths = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        paths.append(window.measured(folder))
+    details = {path: window.detailed(path.parent) for path in paths}
+    analysis = analyse_traces(paths, details=details)
+    assert [bool(rank.modules) for rank in analysis.ranks] == [True, True]

@@ -84,6 +84,17 @@ def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) 
     return Gain(low=low, high=max(expected, min(high, idle)), expected=expected, why_range=why_range)
 
 
+def bound_of(gain: Gain | None, most: float, share: float) -> float:
+    """The bound of a finding: of its gain where that was simulated, else what its categories allow."""
+    return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
+
+
+def _bounded(bound: float, share: float) -> float:
+    """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
+    assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
+    return min(bound, share)
+
+
 def by_worth(findings: Iterable[Finding]) -> list[Finding]:
     """Findings in order: those of an expected gain, the largest first; then the others by their bound.
 

@@ -39,11 +39,28 @@ class Modules:
         frame: int64 by row of `trace.host`: row of the frame of an operator's module, or -1.
         forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes, or -1.
         paths: By row of a frame: the modules around it, the outermost first, and itself.
+        count: Calls of each module in the steps.
     """
 
     frame: Ints
     forward_of: Ints
     paths: dict[int, Path]
+    count: dict[Path, int]
+
+    def seen_from(self, match: Ints, times: int) -> Modules:
+        """The same for another trace of the same operators.
+
+        Args:
+            match: By row of the other trace's operators: the row here, or -1.
+            times: How often the other has the steps of this one.
+        """
+        known = match >= 0
+        return Modules(
+            frame=np.where(known, self.frame[match], NO_ROW),
+            forward_of=np.where(known, self.forward_of[match], NO_ROW),
+            paths=self.paths,
+            count={path: times * count for path, count in self.count.items()},
+        )
 
     def name(self, operator: int) -> str:
         """The module of an operator (a row of `trace.host`), and whether it runs backward; empty where unknown."""
@@ -55,6 +72,7 @@ class Modules:
 
 def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
     """Links operators to modules. Without call stacks none has one."""
+    low, high = calls.span
     host = trace.host
     frames = trace.host_rows(FRAME, Kind.PYTHON)
     frames = frames[host.end[frames] > host.start[frames]]
@@ -74,7 +92,10 @@ def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
     forward_of = _inherited(_forward_operators(trace), calls.parent, operators)
     backward = operators[forward_of[operators] >= 0]
     frame[backward] = frame[forward_of[backward]]
-    return Modules(frame=frame, forward_of=forward_of, paths=paths)
+    count: defaultdict[Path, int] = defaultdict(int)
+    for row, path in paths.items():
+        count[path] += low <= int(host.start[row]) < high
+    return Modules(frame=frame, forward_of=forward_of, paths=paths, count=dict(count))
 
 
 def _forward_operators(trace: Trace) -> Ints:
@@ -122,23 +143,14 @@ def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: 
         for length in range(1, len(path) + 1):
             for late in (0, 1):
                 whole[path[:length]][late] += times[late]
-    count = _counts(capture, modules)
     order = sorted(whole, key=lambda path: (-sum(whole[path]), len(path)))[:top]
     return tuple(
         ModuleStats(
             name=".".join(path),
-            count=count.get(path, 0),
+            count=modules.count.get(path, 0),
             forward_ns=whole[path][0],
             backward_ns=whole[path][1],
             own_ns=sum(own.get(path, (0, 0))),
         )
         for path in order
     )
-
-
-def _counts(capture: Capture, modules: Modules) -> dict[Path, int]:
-    low, high = capture.steps.span
-    count: defaultdict[Path, int] = defaultdict(int)
-    for row, path in modules.paths.items():
-        count[path] += low <= int(capture.trace.host.start[row]) < high
-    return count

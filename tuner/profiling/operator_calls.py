@@ -25,11 +25,13 @@ class OperatorCalls:
         self_ns: int64 by row of `trace.host`: time without the operators inside, in the span that was asked for.
         launched_by: int64 by row of `trace.work`: row in `trace.host` of the innermost operator that launched it,
             or -1. Where no operator is around the launch call, the external id says which it was.
+        span: In which own time counts.
     """
 
     parent: Ints
     self_ns: Ints
     launched_by: Ints
+    span: tuple[int, int]
 
     def around(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Mask over `trace.host`: operators that have a marked one somewhere inside."""
@@ -68,7 +70,7 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
         if len(work):
             launched_by[work] = owners(launches.start[work], start, end, rows[owner])
     _by_external_id(trace, launched_by)
-    return OperatorCalls(parent=parent, self_ns=self_ns, launched_by=launched_by)
+    return OperatorCalls(parent=parent, self_ns=self_ns, launched_by=launched_by, span=span)
 
 
 def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:

@@ -37,8 +37,10 @@ from stamp import RESULTS, stamp
 
 from steptune.tuner.hardware import default_device, describe_hardware
 from steptune.tuner.profiling.analysis import analyse_rank
-from steptune.tuner.profiling.diagnosis import RULES, STALL_THRESHOLDS, busiest
+from steptune.tuner.profiling.diagnosis import RULES
+from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.replay.answers import not_replayed, saved_range, saved_share
+from steptune.tuner.profiling.stall_findings import STALL_THRESHOLDS
 from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import RankAnalysis
 from steptune.tuner.trials.capture import num_profiled_steps, record_profile

@@ -27,7 +27,7 @@ from counterfactuals.machine import step_time, write_traces  # noqa: E402
 from counterfactuals.programs import Pair, pairs  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
-from steptune.tuner.profiling.analysis import analyse_trace  # noqa: E402
+from steptune.tuner.profiling.analysis import analyse_trace, analyse_traces  # noqa: E402
 from steptune.tuner.profiling.capture import link  # noqa: E402
 from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category  # noqa: E402
 from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
@@ -38,6 +38,16 @@ from steptune.tuner.records import Breakdown  # noqa: E402
 
 TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "traces")
 CAPTURES = ROOT / "tests" / "captures"
+CAUSES = {
+    "synchronisation": "synchronisation",
+    "host_stall": "stalls",
+    "input_bound": "loader",
+    "rank_skew": "late_ranks",
+}
+"""Causes that a program can be run without, by the rule that finds them; launches cost what is left without these."""
+NOTABLE = 0.02
+"""A share of the step that the best remedy has to save before it matters which finding is the first."""
+NEARLY_BEST = 0.95
 
 
 def main() -> None:
@@ -52,8 +62,9 @@ def main() -> None:
     }
     for kind in arguments.sets:
         rows = [answered(pair) for pair in pairs(kind)]
-        report["sets"][kind] = {"summary": summary(rows), "pairs": rows}
+        report["sets"][kind] = {"summary": summary(rows), "first_finding": first_findings(rows), "pairs": rows}
         print(kind, json.dumps(report["sets"][kind]["summary"], indent=1), flush=True)
+        print("first finding", report["sets"][kind]["first_finding"], flush=True)
     report["self_replay"] = [row for folder in (TRACES, CAPTURES) for row in self_replays(folder)]
     errors = [row["error"] for row in report["self_replay"] if not row["refusal"]]
     report["self_replay_summary"] = {"replayed": len(errors), **quantiles(errors, 100)}
@@ -69,7 +80,8 @@ def answered(pair: Pair) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         paths = write_traces(Path(folder), pair.program, pair.machine, num_steps=pair.num_steps, **options)
         captures = [link(read_trace(path)) for path in paths]
-    unprofiled_ns = round(before * 1000)
+        unprofiled_ns = round(before * 1000)
+        findings = analyse_traces(paths, unprofiled_ns).findings
     analysed = [analyse_trace(capture.trace, "", unprofiled_ns) for capture in captures]
     graphs = dict(enumerate(build_graph(capture) for capture in captures))
     if pair.cause == "late_ranks":
@@ -91,9 +103,22 @@ def answered(pair: Pair) -> dict:
         "subtraction": round(subtracted(pair, analysed), 4),
         "refusal": said["calibrated"].refusal,
         "unprofiled_error": said["calibrated"].unprofiled_error,
+        "first": next((finding.rule for finding in findings), ""),
+        "worth": worth(pair, before, options),
     }
     print(row, flush=True)
     return row
+
+
+def worth(pair: Pair, before: float, options: dict) -> dict[str, float]:
+    """Share of the step that each single remedy truly saves, by the rule that asks for it."""
+
+    def without(*causes: str) -> float:
+        return step_time(pair.program, pair.machine, without=frozenset(causes), **options) / before
+
+    saved = {rule: 1 - without(cause) for rule, cause in CAUSES.items()}
+    saved["launch_bound"] = without(*CAUSES.values()) - without(*CAUSES.values(), "launches")
+    return {rule: round(share, 4) for rule, share in saved.items()}
 
 
 def subtracted(pair: Pair, analysed: list) -> float:
@@ -131,6 +156,13 @@ def summary(rows: list[dict]) -> dict:
                 "within_5_points": sum(error <= 0.05 for error in errors),
             }
     return found
+
+
+def first_findings(rows: list[dict]) -> dict:
+    """How often the first finding saves at least 95 % of what the best single remedy saves."""
+    costly = [row for row in rows if max(row["worth"].values()) >= NOTABLE]
+    best = [row["worth"].get(row["first"], 0.0) >= NEARLY_BEST * max(row["worth"].values()) for row in costly]
+    return {"pairs": len(costly), "nearly_best": sum(best)}
 
 
 def quantiles(errors: Iterable[float], scale: float) -> dict:

@@ -11,7 +11,8 @@ import pandas as pd
 from steptune.dashboards import theme, units
 from steptune.dashboards.finding_gain import finding_gain, refusal_of
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
-from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES, busiest
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES
+from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.gains import ASIDE
 from steptune.tuner.profiling.rank_comparison import late_part, straggler

@@ -77,6 +77,7 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "long_gaps": get_long_gaps_info(rank),
         "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
+        "modules": rank.modules[:top],
         "collectives": list(get_communication_info(analysis)[:top].itertuples()),
     }
 

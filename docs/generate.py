@@ -30,17 +30,11 @@ from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
-from steptune.tuner.profiling.diagnosis import (
-    BUSY,
-    RECURRING,
-    RULES,
-    SKEW_THRESHOLDS,
-    STALL_ADVICE,
-    STALL_THRESHOLDS,
-    UNPACED,
-    Rule,
-)
+from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule
+from steptune.tuner.profiling.evidence import UNPACED
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
+from steptune.tuner.profiling.stall_findings import RECURRING, STALL_ADVICE, STALL_THRESHOLDS
 from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 from steptune.tuner.records import (
     Choice,
@@ -97,8 +91,8 @@ rule states a lower limit, the maximum saving is that share; of communication, o
 counts. A larger bound than the share is refused. Findings of which a replay states the gain come first, the largest
 before others; then those that only bound one, by their bound: nothing says how much of it would be saved. A rank that
 comes late stands before all. Launches cost something throughout the step, so launch_bound follows a cause at one place
-unless its gain is more than 5 % larger, and any stated gain where stalls or waits for batches pace the step: those
-have to go first ([why](decisions/0046-stated-gains-first.md)).
+unless its gain is more than 5 % larger. Where stalls or waits for batches pace the step, those have to go first: it
+follows them, and stands before what saves less ([why](decisions/0046-stated-gains-first.md)).
 
 Six rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
 allocation, host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that
@@ -213,7 +207,8 @@ def diagnosis() -> str:
         f"dispatch, so launch_bound and python_bound leave it out. A stall lasts more than {PACES} times the median "
         f"time between two launches, at least {LEAST_NS / 1e6:g} ms and whatever lasts {MOST_NS / 1e6:g} ms. "
         f"Thresholds: {', '.join(map(_percent, STALL_THRESHOLDS))} of the step (note, warning, high: our own). Stalls "
-        f"in less than {_percent(RECURRING)} of the steps are single events: a note that bounds no gain.\n\nThe "
+        f"in less than {_percent(RECURRING)} of the steps cost the mean share that they take of all; the message names "
+        "them. A stall in one of several steps is a note: nothing says that it comes again.\n\nThe "
         "message names the shortest recorded event that covers most of the longest stall. Its name may say what the "
         f"stall is ({', '.join(STALL_ADVICE)}), each with advice of its own. Without an event, the advice is "
         "to record call stacks: nothing else in a trace tells the causes apart."

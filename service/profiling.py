@@ -15,6 +15,7 @@ from steptune.dashboards import units
 from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import trusted_step_ns
+from steptune.service.module_table import modules_table
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
@@ -22,7 +23,8 @@ from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.categories import bottleneck
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.protocols import ProgressListener
 from steptune.tuner.records import (
@@ -38,12 +40,15 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.trace_records import ModuleStats, RankAnalysis
+from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
 from steptune.tuner.workloads.reference import format_reference
 from steptune.tuner.workloads.zoo import known_reference
 
 BAR_WIDTH = 40
+NUM_MODULES = 8
 
 
 class WorkloadProfile(Record):
@@ -60,6 +65,8 @@ class WorkloadProfile(Record):
     findings: tuple[Finding, ...]
     already_on: tuple[str, ...] = ()
     """Settings that the workload uses already."""
+    modules: tuple[ModuleStats, ...] = ()
+    """Time of each `nn.Module` over all profiled steps, the most first."""
 
 
 def profile_workload(
@@ -113,6 +120,7 @@ def profile_workload(
         _keep(directory, kept, trace)
     situation = situation_of(result, facts, environment, choices)
     assert situation is not None, "a result with breakdowns has a situation"
+    evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(
         workload=reference,
         hardware=environment.hardware.label,
@@ -121,9 +129,20 @@ def profile_workload(
         step_time_ns=situation.step_ns,
         bottleneck="unknown" if situation.breakdown.quality.problems else bottleneck(situation.breakdown.per_step_ns),
         breakdowns=result.breakdowns,
-        findings=diagnose(Evidence(situation=situation)),
-        already_on=already_on(Evidence(situation=situation).facts),
+        findings=diagnose(evidence),
+        already_on=already_on(evidence.facts),
+        modules=evidence.analysis.modules if evidence.analysis is not None else (),
     )
+
+
+def _analysis_of(directory: Path, trial_id: str) -> RankAnalysis | None:
+    """The analysis that the trial left; user code may have written anything in its place."""
+    try:
+        with open_below(directory, StudyFiles(directory).analysis(trial_id)) as file:
+            first = next(read_analysis(file))
+    except (OSError, ValueError, StopIteration):
+        return None
+    return first if isinstance(first, RankAnalysis) else None
 
 
 def _keep(directory: Path, kept: Path, trace: Path) -> None:
@@ -148,6 +167,7 @@ def print_profile(console: Console, profile: WorkloadProfile) -> None:
     )
     print_breakdowns(console, profile.breakdowns)
     print_findings(console, profile.findings)
+    print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
 
 
 def print_head(
@@ -188,6 +208,13 @@ def print_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
         name = f"rank {breakdown.rank}, {breakdown.device}" if ranks else breakdown.device
         console.print(_bars(breakdown, name if several else None))
     console.print()
+
+
+def print_modules(console: Console, modules: Sequence[ModuleStats], num_steps: int) -> None:
+    """Print the modules that take most of a step."""
+    if modules:
+        console.print()
+        console.print(modules_table(modules[:NUM_MODULES], num_steps, "Modules, with those inside of them"))
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:

@@ -12,16 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.service.profiling import print_breakdowns, print_findings, print_head
+from steptune.dashboards.trace_info import main_rank
+from steptune.service.profiling import print_breakdowns, print_findings, print_head, print_modules
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.categories import bottleneck
-from steptune.tuner.profiling.diagnosis import busiest
+from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.records import Breakdown, Finding, Record, SampleUnit
-from steptune.tuner.scripts.launch import Ended, find_script_traces
+from steptune.tuner.scripts.launch import Ended, details_of_traces, find_script_traces
 from steptune.tuner.scripts.recognised import recognised, remarks, remarks_on_processes
 from steptune.tuner.scripts.record import ScriptRecord, read_records
+from steptune.tuner.trace_records import ModuleStats
 
 
 class ScriptProfile(Record):
@@ -34,6 +36,7 @@ class ScriptProfile(Record):
         units_per_s: Samples a second, of all ranks; None where the batch size is not known.
         step_time_ns: Without the profiler.
         bottleneck: What limits the step; "unknown" where the profile cannot be trusted.
+        modules: Of the rank that the others wait for, over all recorded steps; the most time first.
     """
 
     command: tuple[str, ...]
@@ -46,6 +49,7 @@ class ScriptProfile(Record):
     breakdowns: tuple[Breakdown, ...] = ()
     findings: tuple[Finding, ...] = ()
     already_on: tuple[str, ...] = ()
+    modules: tuple[ModuleStats, ...] = ()
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
@@ -56,7 +60,7 @@ def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
         return ScriptProfile(command=command, status=ended.status, records=ended.records, refusal=refusal)
     first = recorded[0]
     unprofiled_ns = round(first.step_time_ns) if first.step_time_ns else None
-    analysis = analyse_traces(ended.traces, unprofiled_ns)
+    analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
     breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
     main = busiest(analysis.ranks[0].breakdowns)
     return ScriptProfile(
@@ -69,6 +73,7 @@ def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
         breakdowns=breakdowns,
         findings=analysis.findings,
         already_on=already_on(main.facts),
+        modules=main_rank(analysis).modules,
     )
 
 
@@ -135,6 +140,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     )
     print_breakdowns(console, profile.breakdowns)
     print_findings(console, profile.findings)
+    print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
 
 
 def print_recognised(console: Console, *trained: ScriptRecord) -> None:

@@ -24,6 +24,13 @@ PUBLIC: tuple[tuple[str, C], ...] = (
     ("triton_for_fused_0", C.ELEMENTWISE),
     ("triton_spl_fused_cumsum_0", C.REDUCTION),
     ("triton_poi_fused_all_reduce_add_0", C.ELEMENTWISE),
+    # XLA: loops and reductions after what they fuse, products as gemm_fusion (openxla/xla, profiles of JAX)
+    ("loop_add_fusion", C.ELEMENTWISE),
+    ("loop_convert_fusion_3", C.ELEMENTWISE),
+    ("wrapped_transpose", C.ELEMENTWISE),
+    ("fusion_12", C.ELEMENTWISE),
+    ("input_reduce_fusion_2", C.REDUCTION),
+    ("gemm_fusion_dot_3", C.MATMUL),
     ("_attn_fwd", C.ATTENTION),
     ("_attn_bwd_dkdv", C.ATTENTION),
     ("_attn_bwd_preprocess", C.ATTENTION),

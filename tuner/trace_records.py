@@ -25,6 +25,9 @@ class Gap(Record):
     """Innermost operators that launched the kernels on both sides; empty where the trace does not say."""
     source: str = ""
     """Line of the user's code, where the trace has call stacks."""
+    module: str = ""
+    """The `nn.Module` of the operator that ends it, and "(backward)" of its gradient; where the trace has call stacks.
+    """
 
 
 class GapStats(Record):
@@ -76,6 +79,38 @@ class OperatorStats(Record):
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     source: str = ""
+    module: str = ""
+    """The `nn.Module` of the first call; where the trace has call stacks."""
+
+
+class ModuleStats(Record):
+    """All calls of one `nn.Module`, with the modules inside of it."""
+
+    name: str
+    """Classes with the number of the object, the outermost first: "GPT_0.Block_3.MLP_3"."""
+    count: int
+    forward_ns: int
+    """Of the kernels and copies that its operators launched; on a CPU of the operators themselves."""
+    backward_ns: int
+    """The same of the operators that compute their gradients."""
+    own_ns: int
+    """Of both: without the modules inside of it."""
+
+
+class Synchronisation(Record):
+    """A place in which the host waits for the device, over the steps that were simulated."""
+
+    call: str
+    """The outermost operator, or the call of the API where there is none: "aten::item"."""
+    source: str
+    module: str
+    """Line and `nn.Module`; where the trace has call stacks."""
+    count: int
+    wait_ns: int
+    """Length of the calls. What they cost is another thing: the host loses its lead."""
+    num_steps: int
+    saved_share: float | None = None
+    """Of the step, by a simulation without the waits of this place; None where the steps could not be simulated."""
 
 
 class MemoryStats(Record):
@@ -130,6 +165,10 @@ class RankAnalysis(Record):
     queues: dict[str, tuple[QueueStats, ...]] = field(default_factory=dict)
     kernels: tuple[KernelStats, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
+    synchronisations: tuple[Synchronisation, ...] = ()
+    """The largest cost first."""
+    modules: tuple[ModuleStats, ...] = ()
+    """Where the trace has call stacks; the most time first."""
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     tensor_core_share: float | None = None

@@ -1,4 +1,4 @@
-"""`analyze`: what limits the steps in traces of torch.profiler, of whatever program."""
+"""`analyze`: what limits the steps in captures of torch.profiler and others, of whatever program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def analyze(
     traces: Annotated[
         list[str],
         typer.Argument(
-            help="Traces of one run, a file a rank: files, folders or patterns; .json or .json.gz.", metavar="TRACE..."
+            help="Captures of one run, a file a rank: files, folders, patterns or a .zip. Traces of torch.profiler "
+            "(.json, .json.gz), exports of Nsight Systems (.sqlite), results of rocprofv3 (.json, _kernel_trace.csv), "
+            "profiles of JAX (.trace.json.gz).",
+            metavar="TRACE...",
         ),
     ],
     compare: Annotated[
@@ -60,7 +63,7 @@ def analyze(
     top: Annotated[int, typer.Option("--top", min=1, help="Rows of kernels, operators and differences.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Say what limits the steps of a trace of torch.profiler, and what could be done about it."""
+    """Say what limits the steps of a capture of torch.profiler or another profiler, and what could be done about it."""
     from steptune.service.cli.trace_summary import print_analysis, print_comparison
     from steptune.tuner.profiling.trace_files import find_traces
 

@@ -28,6 +28,7 @@ from steptune.dashboards.trace_info import (
     main_rank,
 )
 from steptune.service.cli.console import plain_table
+from steptune.service.module_table import modules_table
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
     Comparison,
@@ -38,6 +39,7 @@ from steptune.tuner.trace_records import (
     KernelDifference,
     QueueStats,
     RankAnalysis,
+    Synchronisation,
     TraceAnalysis,
 )
 
@@ -163,10 +165,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
     for device, stats in rank.gaps.items():
         if stats.count:
             yield _gaps(device, stats, num_steps, rank.queues.get(device, ()), of + profiled)
-    if rank.kernels:
-        yield _kernels(rank, num_steps, top, of + over)
-    if rank.operators:
-        yield _operators(rank, num_steps, top, of + over + profiled)
+    yield from _work(rank, num_steps, top, of, over, profiled)
     collectives = analysis.collectives or rank.collectives
     if collectives:
         yield _collectives(collectives, top)
@@ -175,6 +174,19 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
     variation = get_variation_info(analysis)
     if len(variation):
         yield _variation(variation)
+
+
+def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, profiled: str) -> Iterable[RenderableType]:
+    """Where the host waits, then what runs, by kernel, operator and module."""
+    if rank.synchronisations:
+        yield _synchronisations(rank.synchronisations, of)
+    if rank.kernels:
+        yield _kernels(rank, num_steps, top, of + over)
+    if rank.operators:
+        yield _operators(rank, num_steps, top, of + over + profiled)
+    if rank.modules:
+        title = f"Modules{of}{over}{profiled}, with those inside of them"
+        yield modules_table(rank.modules[:top], num_steps, title)
 
 
 def _records(info: pd.DataFrame) -> list[dict[str, Any]]:
@@ -248,6 +260,17 @@ def _longest_gap(gap: Gap) -> Text:
     return text.append(f"  {gap.source}" if gap.source else "", style="dim")
 
 
+def _synchronisations(waits: Sequence[Synchronisation], of: str) -> RenderableType:
+    table = _numbers("costs", "a step", "waits", "where the host waits for the device", title=f"Synchronisations{of}")
+    for one in waits:
+        costs = "" if one.saved_share is None else units.percent(one.saved_share)
+        name = _one_line(one.call)
+        for place in (one.source, one.module):
+            name.append(f"  {place}" if place else "", style="dim")
+        table.add_row(costs, _count(one.count / one.num_steps), units.short_time(one.wait_ns / one.num_steps), name)
+    return table
+
+
 def _kernels(rank: RankAnalysis, num_steps: int, top: int, of: str) -> RenderableType:
     table = _numbers("per step", "share", "runs", "mean", "kernel", title=f"Kernels{of}")
     for kernel in rank.kernels[:top]:
@@ -274,7 +297,8 @@ def _operators(rank: RankAnalysis, num_steps: int, top: int, of: str) -> Rendera
         elif operator.bytes_per_s:
             rates.append(units.per_second(operator.bytes_per_s, "B"))
         name = _one_line(operator.name).append(f" {operator.shapes}" if operator.shapes else "", style="dim")
-        name.append(f"  {operator.source}" if operator.source else "", style="dim")
+        for place in (operator.source, operator.module):
+            name.append(f"  {place}" if place else "", style="dim")
         table.add_row(
             units.short_time(operator.device_ns / num_steps) if on_device else "",
             units.short_time(operator.host_ns / num_steps),

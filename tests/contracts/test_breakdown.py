@@ -42,7 +42,8 @@ from steptune.tuner.profiling.breakdown import WAITS_FOR_OTHERS, breakdown_of
 from steptune.tuner.profiling.capture import Capture, link
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
 from steptune.tuner.profiling.device_time import device_time
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.profiling.intervals import Ints, union_length
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.trace import Kind

@@ -22,7 +22,8 @@ from steptune.service.cli.main import main
 from steptune.service.cli.trace_summary import print_analysis
 from steptune.service.profiling import WorkloadProfile, print_profile
 from steptune.tuner.export import EXPORTERS
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.records import SampleUnit, Trial
 from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 

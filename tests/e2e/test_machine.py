@@ -13,7 +13,8 @@ from rich.console import Console
 from steptune.service.database import known_revisions
 from steptune.service.profiling import WorkloadProfile, print_profile
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.records import SampleUnit
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.workloads.zoo import ZOO

@@ -11,7 +11,7 @@ import torch
 
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.records import FailureKind
-from steptune.tuner.trials.capture import record_memory, record_profile
+from steptune.tuner.trials.capture import record_details, record_profile
 from steptune.tuner.trials.failures import classify
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class TestTraces:
 
     def test_that_of_the_memory_neither(self, tmp_path: Path) -> None:
         with largest_file(0), pytest.raises(RunnerError, match="STEPTUNE_DATA_DIRECTORY"):
-            record_memory(step, tmp_path / "trace.json")
+            record_details(step, 1, tmp_path / "trace.json")
 
     def test_one_that_was_is(self, tmp_path: Path) -> None:
         record_profile(step, 2, CPU, tmp_path / "trace.json")

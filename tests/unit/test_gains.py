@@ -3,7 +3,7 @@
 import pytest
 
 from steptune.dashboards.finding_gain import finding_gain
-from steptune.tuner.profiling.gains import ASIDE, REPLAY_MARGIN, gain_of, precedence
+from steptune.tuner.profiling.gains import ASIDE, REPLAY_MARGIN, by_worth, gain_of
 from steptune.tuner.records import Finding, Replay
 
 
@@ -18,7 +18,7 @@ def finding(rule: str, bound: float, **evidence: float | str) -> Finding:
 
 
 def ordered(*findings: Finding) -> list[str]:
-    return [one.rule for one in sorted(findings, key=precedence)]
+    return [one.rule for one in by_worth(findings)]
 
 
 def test_a_replay_of_the_unprofiled_step_states_one_figure() -> None:
@@ -87,13 +87,20 @@ def test_launches_come_first_where_their_gain_is_clearly_larger(launches: float,
     assert ordered(launch_bound, stall)[0] == first
 
 
-def test_what_others_have_to_precede_comes_after_all_stated_gains() -> None:
+def test_what_others_have_to_precede_comes_after_those() -> None:
+    """It counts as at most so much, and stands before all that saves less."""
     aside = finding("launch_bound", 0.6, expected=0.5, **{ASIDE: "others come first"})
-    assert ordered(finding("unfused", 0.7), aside, finding("host_stall", 0.3, expected=0.2)) == [
-        "host_stall",
-        "launch_bound",
-        "unfused",
-    ]
+    small, bound = finding("synchronisation", 0.05, expected=0.03), finding("unfused", 0.7)
+    stall = finding("host_stall", 0.3, expected=0.2)
+    assert ordered(bound, small, aside, stall) == ["host_stall", "launch_bound", "synchronisation", "unfused"]
+    larger = finding("allocation", 0.3, expected=0.25)
+    assert ordered(stall, aside, larger) == ["allocation", "host_stall", "launch_bound"]
+
+
+def test_a_small_gain_that_others_have_to_precede_stays_small() -> None:
+    aside = finding("launch_bound", 0.1, expected=0.05, **{ASIDE: "others come first"})
+    stall, allocation = finding("host_stall", 0.5, expected=0.4), finding("allocation", 0.3, expected=0.2)
+    assert ordered(aside, allocation, stall) == ["host_stall", "allocation", "launch_bound"]
 
 
 def test_a_stall_that_gains_nothing_states_no_gain() -> None:

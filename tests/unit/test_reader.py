@@ -408,7 +408,7 @@ class TestRefused:
             (b" \n ", "the file is empty"),
             (gzip.compress(b"", mtime=0), "the file is empty"),
             (b"{", "it is not JSON"),
-            (b"PK\x03\x04", "it is not JSON"),
+            (b"PK\x03\x04", "it is an archive"),
             (b"[" * 100_000, "no timed event"),
             (b"3", 'no list "traceEvents"'),
             (b"{}", 'no list "traceEvents"'),

@@ -28,27 +28,32 @@ from steptune.tuner.profiling.breakdown import breakdown_of
 from steptune.tuner.profiling.capture import Capture, link
 from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from steptune.tuner.profiling.cpu_time import cpu_time
+from steptune.tuner.profiling.details import Details, DetailsFile, joined_lines, matched, read_details, with_shapes
 from steptune.tuner.profiling.device_time import device_time
-from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SEVERITIES, Evidence, busiest, diagnose, diagnose_ranks
-from steptune.tuner.profiling.gains import precedence
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, diagnose
+from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
+from steptune.tuner.profiling.gains import by_worth
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import lanes_of
 from steptune.tuner.profiling.launch_queue import queue_stats
 from steptune.tuner.profiling.memory import memory_stats
+from steptune.tuner.profiling.modules import module_stats
 from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
+from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, of_all_steps, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
+from steptune.tuner.profiling.synchronisations import synchronisations
 from steptune.tuner.profiling.timeline import timeline
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import Finding, Replay, TrialProfile
-from steptune.tuner.trace_records import GapStats, MemoryStats, QueueStats, RankAnalysis, TraceAnalysis
+from steptune.tuner.trace_records import GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
 
 _APART = """
 import pickle, sys
@@ -88,8 +93,16 @@ def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: in
     return analyse_file(path, unprofiled_step_time_ns, top).analysis
 
 
-def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = None, top: int = 20) -> TraceAnalysis:
+def analyse_traces(
+    paths: Sequence[Path],
+    unprofiled_step_time_ns: int | None = None,
+    top: int = 20,
+    details: Mapping[Path, DetailsFile] | None = None,
+) -> TraceAnalysis:
     """The analysis of one run: of one trace, or of those of several ranks.
+
+    Args:
+        details: By trace: another window of the same steps, with call stacks and shapes.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -97,7 +110,7 @@ def analyse_traces(paths: Sequence[Path], unprofiled_step_time_ns: int | None = 
     if not paths:
         raise TraceError("no trace was given: name at least one file")
     notes: list[str] = []
-    return together(_numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top), notes), notes)
+    return together(_numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top, details or {}), notes), notes)
 
 
 def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceAnalysis:
@@ -129,14 +142,27 @@ def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceA
 
 
 def analyse_trace(
-    trace: Trace, file: str, unprofiled_step_time_ns: int | None = None, top: int = 20
+    trace: Trace,
+    file: str,
+    unprofiled_step_time_ns: int | None = None,
+    top: int = 20,
+    details: Details | None = None,
 ) -> tuple[RankAnalysis, CollectiveCalls, Graph | None]:
-    """The analysis of a trace that was read, with its collectives and its graph for a comparison with other ranks."""
+    """The analysis of a trace that was read, with its collectives and its graph for a comparison with other ranks.
+
+    Args:
+        details: Another window of the same steps, with call stacks and shapes.
+    """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
         raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
     calls = operator_calls(trace, capture.launches, capture.steps.span)
     source = SourceLines(trace, calls)
+    if details is not None and not source.modules.paths:
+        match = matched(trace, capture.steps, details)
+        trace = with_shapes(trace, details, match)
+        capture = replace(capture, trace=trace)
+        source = joined_lines(trace, calls, capture.steps, details, match)
     tiles: dict[str, Segments] = {}
     gaps: dict[str, GapStats] = {}
     queues: dict[str, tuple[QueueStats, ...]] = {}
@@ -150,12 +176,15 @@ def analyse_trace(
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
+    waits: tuple[Synchronisation, ...] = ()
     if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
         replayed = (
             replay(graph, unprofiled_step_time_ns, workers=workers) if graph is not None else _not_replayed(capture)
         )
         num_replayed = graph.num_steps if graph is not None else 0
+        if graph is not None:
+            waits = synchronisations(capture, source, graph, replayed, unprofiled_step_time_ns)
         breakdowns = [
             msgspec.structs.replace(breakdown, replay=of_all_steps(replayed, breakdown, num_replayed))
             for breakdown in breakdowns
@@ -177,6 +206,8 @@ def analyse_trace(
         queues=queues,
         kernels=kernel_stats(capture, top),
         operators=operator_stats(capture, calls, source, top),
+        synchronisations=waits,
+        modules=module_stats(capture, calls, source.modules, top),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),
@@ -190,20 +221,6 @@ def analyse_trace(
 def _not_replayed(capture: Capture) -> Replay:
     low, high = capture.steps.span
     return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
-
-
-def analyse_memory(path: Path) -> tuple[MemoryStats, ...]:
-    """Memory that the allocator held, by device, from the trace of a step that recorded every allocation.
-
-    Raises:
-        TraceError: The file is not a trace that can be read.
-    """
-    return memory_stats(link(read_trace(path)))
-
-
-def with_memory(result: RankResult, memory: tuple[MemoryStats, ...]) -> RankResult:
-    """The result with what another trace of the same rank says of its memory."""
-    return replace(result, analysis=msgspec.structs.replace(result.analysis, memory=memory))
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
@@ -236,9 +253,19 @@ def _device_names(capture: Capture) -> dict[str, str]:
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
 
-def analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> RankResult:
+def analyse_file(
+    path: Path, unprofiled_step_time_ns: int | None, top: int, details_file: DetailsFile | None = None
+) -> RankResult:
+    """The result of one trace.
+
+    Args:
+        details_file: Another window of the same steps, with call stacks, shapes, and maybe every allocation.
+    """
     trace = read_trace(path)
-    analysis, calls, graph = analyse_trace(trace, str(path), unprofiled_step_time_ns, top)
+    details = read_details(details_file) if details_file is not None else None
+    analysis, calls, graph = analyse_trace(trace, str(path), unprofiled_step_time_ns, top, details)
+    if details is not None and details.memory:
+        analysis = msgspec.structs.replace(analysis, memory=details.memory)
     wall = trace.origin_ns + trace.base_time_ns
     return RankResult(
         analysis=analysis,
@@ -248,13 +275,15 @@ def analyse_file(path: Path, unprofiled_step_time_ns: int | None, top: int) -> R
     )
 
 
-def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int) -> list[RankResult]:
+def _analyse_files(
+    paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int, details: Mapping[Path, DetailsFile]
+) -> list[RankResult]:
     """In order; in parallel processes where there are several files and several cores."""
     num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if num_processes < 2:
-        return [analyse_file(path, unprofiled_step_time_ns, top) for path in paths]
+        return [analyse_file(path, unprofiled_step_time_ns, top, details.get(path)) for path in paths]
     with ThreadPoolExecutor(num_processes) as pool:
-        futures = [pool.submit(_analyse_apart, path, unprofiled_step_time_ns, top) for path in paths]
+        futures = [pool.submit(_analyse_apart, path, unprofiled_step_time_ns, top, details.get(path)) for path in paths]
         try:
             return [future.result() for future in futures]
         finally:
@@ -262,7 +291,9 @@ def _analyse_files(paths: Sequence[Path], unprofiled_step_time_ns: int | None, t
                 future.cancel()
 
 
-def _analyse_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) -> RankResult:
+def _analyse_apart(
+    path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None
+) -> RankResult:
     """As `analyse_file`, in an interpreter of its own.
 
     It does not import the caller's main module again, as a spawned process of `multiprocessing` does: a script that
@@ -271,7 +302,7 @@ def _analyse_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) ->
     Raises:
         TraceError: As `analyse_file`; or the process was killed, or could not start.
     """
-    request = pickle.dumps((sys.path, path, unprofiled_step_time_ns, top))
+    request = pickle.dumps((sys.path, path, unprofiled_step_time_ns, top, details))
     done = subprocess.run([sys.executable, "-c", _APART], input=request, capture_output=True, check=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
@@ -287,11 +318,11 @@ def _analyse_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) ->
     return result
 
 
-def answer_apart(path: Path, unprofiled_step_time_ns: int | None, top: int) -> None:
+def answer_apart(path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None) -> None:
     """The other end of `_analyse_apart`: what came of a trace, pickled, on standard output."""
     answer: tuple[RankResult | None, Exception | None]
     try:
-        answer = analyse_file(path, unprofiled_step_time_ns, top), None
+        answer = analyse_file(path, unprofiled_step_time_ns, top, details), None
     except Exception as error:
         answer = None, error
     pickle.dump(answer, sys.stdout.buffer)
@@ -375,7 +406,7 @@ def _findings_of_run(
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits), replayed)
     # A rank that comes late is named before what its peers compute, however much of that there is.
-    return tuple(sorted([*largest.values(), *together], key=lambda f: (_order(f), precedence(f))))
+    return tuple(sorted(by_worth([*largest.values(), *together]), key=_order))
 
 
 def _weight(finding: Finding) -> tuple[float, int]:

@@ -296,7 +296,8 @@ _KERNEL_RULES = _rules(
     (
         Category.ELEMENTWISE,
         r"elementwise|copy|fill|dropout|CatArray|gelu|relu|multi_tensor_apply|vectorized_(?!gather)|pointwise|cast(?<!broadcast)|"
-        r"nchwToNhwc|nhwcToNchw|swiglu|geglu|silu",
+        # XLA names a fused loop after what it fuses, or just a fusion.
+        r"nchwToNhwc|nhwcToNchw|swiglu|geglu|silu|^(loop|wrapped)_|(^|_)fusion([._]\d+)*$",
     ),
 )
 

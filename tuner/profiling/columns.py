@@ -100,7 +100,7 @@ class Columns:
         host, work = _joined(self._host, _HOST_TYPES), _joined(self._work, _WORK_TYPES)
         firsts = [int(table[0].min()) for table in (host, work) if len(table[0])]
         if not firsts:
-            raise TraceError("it holds no timed event: record it with torch.profiler.profile(...)")
+            raise TraceError(f"it holds no timed event{self._instead()}: record it with torch.profiler.profile(...)")
         origin = min(firsts)
         losses = [*losses]
         if self._num_negative:
@@ -129,6 +129,16 @@ class Columns:
             num_lost=num_lost,
             is_whole=is_whole,
             losses=tuple(losses),
+        )
+
+    def _instead(self) -> str:
+        """Say which events the file holds in place of those that torch.profiler writes."""
+        others = sorted({category for category, group in self._group_of.items() if category and not group})
+        if not others:
+            return ""
+        return (
+            f" of a category that torch.profiler writes (looked for cpu_op, cuda_runtime, kernel and the like), but "
+            f"{counted(self.num_events, 'event')} of {', '.join(map(repr, others[:3]))}"
         )
 
     # --- one piece --------------------------------------------------------------------------------

@@ -18,134 +18,41 @@ see docs/diagnosis.md for each one's source.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
-from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category
-from steptune.tuner.profiling.facts import BF16, FP16, TF32, facts_of_choices, joined_facts
-from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, gain_of, precedence
+from steptune.tuner.profiling.bounds import compute_floor_ns
+from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category, classify_operator
+from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
+from steptune.tuner.profiling.facts import BF16, FP16, TF32
+from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, bound_of, by_worth
 from steptune.tuner.profiling.quality import PROBLEMS
+from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
     DISPATCH,
-    LATE_RANKS,
     LAUNCHES,
     LOADER,
-    STALLS,
     SYNCHRONISATION,
 )
-from steptune.tuner.profiling.stalls import cause_of, listed
-from steptune.tuner.records import Breakdown, CollectiveStats, Finding, Replay, Stall, StepFacts
-from steptune.tuner.trace_records import RankAnalysis, RankWait
+from steptune.tuner.profiling.stall_findings import diagnose_stalls
+from steptune.tuner.records import Finding, StepFacts
+from steptune.tuner.trace_records import Synchronisation
 
 BAD_CAPTURE = "bad_capture"
 """The rule of findings that say why a capture cannot be trusted."""
-PLACES = 3
-"""How many kernels or gaps a finding names."""
 FASTEST_PRODUCTS = 8
 """Tensor cores multiply 2 to 8 times as fast as FP32 units."""
 FUSED_OPTIMIZER = 0.8
 """A fused optimizer still reads and writes every parameter."""
-SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Our own, for the longest wait for a late rank as a share of the step."""
-STALL_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Our own, for host time in stalls as a share of the step."""
-UNPACED = 0.3
-"""Share of its waits for the host from which on stalls and batches, not dispatch, pace the device: in launch-bound
-steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 and 58 %."""
 NOTABLE = 0.01
 """Share of the step by which a gain beside other causes has to exceed that without them to be told."""
-RECURRING = 0.6
-"""Stalls in at least this share of the steps belong to every step; fewer are events of their own."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
-
-
-def busiest(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Breakdown of the device that computes most: another one of the process may have done next to nothing."""
-    return max(breakdowns, key=lambda breakdown: sum(breakdown.categories.get(c, 0) for c in COMPUTING))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """Evidence for a diagnosis: a trial's situation, the analysis of a trace, or both.
-
-    Attributes:
-        analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
-        late_part: Of its exposed communication: the share in which it waits for a late rank, as far as other ranks'
-            traces show that. It is `rank_skew`'s, and no time of the network.
-    """
-
-    situation: Situation | None = None
-    analysis: RankAnalysis | None = None
-    late_part: float = 0.0
-
-    @property
-    def breakdown(self) -> Breakdown:
-        if self.situation is not None:
-            return self.situation.breakdown
-        assert self.analysis is not None, "evidence is of a trial or of a trace"
-        return busiest(self.analysis.breakdowns)
-
-    @property
-    def facts(self) -> StepFacts:
-        """Facts about what is already on, from the trace and, for a trial, from its choices."""
-        seen = self.breakdown.facts
-        return seen if self.situation is None else joined_facts(seen, facts_of_choices(self.situation.choices))
-
-    @property
-    def device_kind(self) -> str:
-        if self.situation is not None:
-            return self.situation.environment.hardware.device_kind
-        return "cpu" if self.breakdown.device == "cpu" else "cuda"
-
-    def share(self, *categories: Category) -> float:
-        """Share of the step, without waiting for late ranks and without stalls."""
-        return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
-
-    def removable_share(self, *categories: Category) -> float:
-        """As `share`: what would be gone without these categories."""
-        return sum(self.own_part(category) * self.breakdown.removable_share(category) for category in categories)
-
-    @property
-    def late_share(self) -> float:
-        """Share of the step that is waiting for a late rank while nothing is computed."""
-        return self.late_part * self.breakdown.share(Category.COMMUNICATION)
-
-    @property
-    def late_removable_share(self) -> float:
-        return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
-
-    def own_part(self, category: Category) -> float:
-        """Share of a category that is neither waiting for late ranks nor a stall."""
-        if category is Category.COMMUNICATION:
-            return 1.0 - self.late_part
-        return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
-
-    def gain(self, cause: str, share: float) -> Gain | None:
-        """Gain of removing a cause: replayed, or a range of at most a share of the step."""
-        return gain_of(self.breakdown.replay, cause, share, self.idle_share)
-
-    @property
-    def idle_share(self) -> float:
-        """Share of the step in which the device does not compute."""
-        return 1.0 - self.breakdown.share(*COMPUTING)
-
-    @property
-    def stalled_share(self) -> float:
-        """Share of the step that is host time inside stalls."""
-        return self.breakdown.stalled_share * self.breakdown.share(Category.HOST)
-
-    @property
-    def is_paced_by_dispatch(self) -> bool:
-        """Say whether the device waits for launches, and little for stalls and batches of the host."""
-        others = self.stalled_share + self.share(Category.DATA_WAIT, Category.EPOCH_RESTART)
-        return others <= UNPACED * (others + self.share(Category.HOST, Category.LAUNCH_LATENCY))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +207,9 @@ def _products_would_pay(evidence: Evidence) -> bool:
 
 
 def _tensor_cores_idle(evidence: Evidence) -> bool:
-    share = evidence.analysis.tensor_core_share if evidence.analysis else None
+    # Of a trial, the machine's own products were measured: single_precision speaks of them.
+    analysis = evidence.analysis if evidence.situation is None else None
+    share = analysis.tensor_core_share if analysis is not None else None
     return share is not None and share < 0.1 and evidence.facts.matmul_dtype == "float32"
 
 
@@ -664,7 +573,6 @@ RULES: tuple[Rule, ...] = (
 
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
 """The advice where a record of an older version does not say which problem it is."""
-SEVERITIES = ("note", "warning", "high")
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -674,9 +582,9 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         names = quality.problem_names or ("",) * len(quality.problems)
         own = evidence.facts.own_capture
         return tuple(_bad_capture(problem, name, own) for problem, name in zip(quality.problems, names, strict=True))
-    applied = [*(_apply(rule, evidence) for rule in RULES), _stalled(evidence)]
+    applied = [*(_apply(rule, evidence) for rule in RULES), diagnose_stalls(evidence)]
     found = _overlapping([finding for finding in applied if finding is not None])
-    return tuple(sorted(found, key=precedence))
+    return tuple(by_worth(found))
 
 
 def _overlapping(findings: Sequence[Finding]) -> list[Finding]:
@@ -707,140 +615,6 @@ def _bad_capture(problem: str, name: str, own: bool) -> Finding:
         bound=0.0,
         evidence={"problem": name} if name else {},
     )
-
-
-def _stalled(evidence: Evidence) -> Finding | None:
-    """Stretches in which the host launches nothing: no dispatch, whatever it is."""
-    stalls, share = evidence.breakdown.stalls, evidence.stalled_share
-    gain = evidence.gain(STALLS, share)
-    saved = gain.expected if gain is not None and gain.expected is not None else 0.0
-    if stalls is None or not stalls.longest or max(share, saved) < STALL_THRESHOLDS[0]:
-        return None
-    num_steps = evidence.breakdown.num_steps
-    recurring = len(stalls.steps) >= max(2, RECURRING * num_steps) or num_steps == 1
-    level = sum(share >= threshold for threshold in STALL_THRESHOLDS) - 1 if recurring else 0
-    longest = stalls.longest[0]
-    does = "runs no operator" if evidence.device_kind == "cpu" else "launches no work"
-    when = f"in {len(stalls.steps)} of {num_steps} steps" if num_steps > 1 else "in the only step"
-    if not recurring:
-        when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
-    recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
-    return Finding(
-        rule="host_stall",
-        severity=SEVERITIES[level],
-        message=f"for {share:.0%} of the step the host {does}: stalls of up to {longest.length_ns / 1e6:.3g} ms "
-        f"{when}, {recorded}",
-        advice=_stall_advice(longest, evidence.facts),
-        strategies=(),
-        bound=_bound(gain, share, share) if recurring else 0.0,
-        evidence={
-            **({"cause": cause_of(longest.name)} if cause_of(longest.name) else {}),
-            **(gain.evidence if gain is not None else {}),
-            "stalled_ms": round(share * sum(evidence.breakdown.per_step_ns.values()) / 1e6, 4),
-            "steps": listed(stalls.steps),
-            **{f"at_{number}": _place_of(stall) for number, stall in enumerate(stalls.longest[:PLACES], 1)},
-        },
-    )
-
-
-def _place_of(stall: Stall) -> str:
-    return f"{stall.length_ns / 1e6:.3g} ms in step {stall.step}" + (f": {stall.name}" if stall.name else "")
-
-
-STALL_ADVICE = {
-    "profiler": "nothing: the profiler itself wrote its buffers; steps without it do not have this stall",
-    "collection": "collect garbage outside the steps (gc.freeze() after building, gc.disable(), gc.collect() between "
-    "epochs)",
-    "compilation": "compile before the steps: warm up every shape, or let compiled shapes be dynamic",
-    "checkpoint": "write checkpoints beside the steps (torch.distributed.checkpoint.async_save), or more rarely",
-    "evaluation": "evaluate outside the steps that are profiled, or more rarely",
-    "lock or sleep": "find who holds the lock, or remove the sleep",
-    "logging": "log more rarely, or from another thread",
-}
-"""By what the name of a stall says that it is."""
-
-
-def _stall_advice(longest: Stall, facts: StepFacts) -> str:
-    if cause := cause_of(longest.name):
-        return STALL_ADVICE[cause]
-    causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
-    if longest.name:
-        return "move it out of the step, or let it run beside the steps"
-    if facts.own_capture:
-        return f"look in the step's own code for {causes}"
-    return f"record a few steps with with_stack=True, which tells {causes} apart"
-
-
-def _bound(gain: Gain | None, most: float, share: float) -> float:
-    """The bound of a finding: of its gain where that was simulated, else what its categories allow."""
-    return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
-
-
-def _bounded(bound: float, share: float) -> float:
-    """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
-    assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
-    return min(bound, share)
-
-
-def diagnose_ranks(
-    evidence: Mapping[int, Evidence],
-    waits: Sequence[RankWait],
-    collectives: Sequence[CollectiveStats],
-    straggler: int | None,
-    replay: Replay | None = None,
-) -> list[Finding]:
-    """Findings that only several ranks show: they wait for one of them.
-
-    Buckets and bandwidth are not to blame for that: see TraceLens' separation of skew and latency. What is found
-    here is no part of `exposed_communication`, so that both can be true without counting a wait twice.
-
-    Args:
-        evidence: By rank. The longest wait is judged, as a share of that rank's own step.
-        straggler: The rank that the others wait for.
-        replay: All ranks together: lateness goes on from one collective to the next, and ranks may be late in turn.
-    """
-    late = next((wait for wait in waits if wait.rank == straggler), None)
-    others = [rank for rank in evidence if rank != straggler]
-    waiting = max(others, key=lambda rank: evidence[rank].late_share, default=None)
-    if late is None or waiting is None:
-        return []
-    share = evidence[waiting].late_share
-    gain = gain_of(replay, LATE_RANKS, share, evidence[waiting].idle_share)
-    if gain is not None and gain.expected is not None:
-        share = gain.expected
-    if share < SKEW_THRESHOLDS[0]:
-        return []
-    known = [c for c in collectives if c.skew_ns is not None and c.latency_ns is not None]
-    skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
-    latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
-    level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
-    if gain is None or gain.expected is None:
-        message = (
-            f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives: that is no time of the network"
-        )
-    else:
-        message = (
-            f"without late ranks the step would be {gain.share} shorter: rank {late.rank} arrives last in "
-            f"{late.late_share:.0%} of the collectives, which is no time of the network"
-        )
-    removable = evidence[waiting].late_removable_share
-    return [
-        Finding(
-            rule="rank_skew",
-            severity=SEVERITIES[level],
-            message=message,
-            advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
-            strategies=(),
-            bound=_bound(gain, removable, share),
-            evidence={
-                **(gain.evidence if gain is not None else {}),
-                "skew_ms": round(skew_ns / 1e6, 4),
-                "latency_ms": round(latency_ns / 1e6, 4),
-                "rank": late.rank,
-            },
-        )
-    ]
 
 
 def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
@@ -889,7 +663,7 @@ def _message(rule: Rule, gain: Gain | None, share: float, *, aside: bool) -> str
 def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> float:
     """The most that a rule's advice could save."""
     removable = evidence.removable_share(*rule.categories)
-    return _bound(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
+    return bound_of(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
 
 
 def _beside(gain: Gain | None) -> float:
@@ -906,6 +680,13 @@ def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     return {f"{name}_ms": round(value / 1e6, 4) for name, value in {**times, **held}.items() if value > 0}
 
 
+def _waiting(one: Synchronisation) -> str:
+    """Where the host waits, and what that costs."""
+    where = ", ".join(filter(None, (one.source, one.module)))
+    costs = "" if one.saved_share is None else f", costs {one.saved_share:.1%} of the step"
+    return f"{one.call}{costs}" + (f" ({where})" if where else "")
+
+
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     """Where it happens: the longest gaps blamed on it, and the longest kernels of its categories."""
     analysis, device = evidence.analysis, evidence.breakdown.device
@@ -914,13 +695,20 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     gaps = analysis.gaps[device].longest if device in analysis.gaps else ()
     stalls = evidence.breakdown.stalls
     limit_ns = stalls.limit_ns if stalls is not None else math.inf
-    found = [
+    found = [_waiting(one) for one in analysis.synchronisations if Category.SYNCHRONISATION in rule.categories]
+    found += [
         f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
-        + (f" ({gap.source})" if gap.source else "")
+        + (f" ({place})" if (place := ", ".join(filter(None, (gap.source, gap.module)))) else "")
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)
     ]
     computing = [c for c in rule.categories if c in COMPUTING]
+    found += [
+        f"{operator.name}: {operator.device_ns / 1e6:.3g} ms in {operator.count} calls ({where})"
+        for operator in analysis.operators
+        if (where := ", ".join(filter(None, (operator.source, operator.module))))
+        and classify_operator(operator.name) in computing
+    ][:1]
     found += [
         f"{kernel.name}: {kernel.total_ns / 1e6:.3g} ms in {kernel.count} runs"
         for kernel in analysis.kernels

@@ -9,6 +9,7 @@ much of a share of element-wise work a compiler saves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
@@ -23,6 +24,8 @@ this factor."""
 SPREAD_OUT = ("launch_bound",)
 ASIDE = "aside"
 """Evidence of a finding that another one precedes, whatever their gains: which cause is removed first."""
+REMOVED_FIRST = ("host_stall", "input_bound")
+"""Findings for which launches are set aside."""
 BESIDE = "beside_others"
 """Evidence of a finding whose advice could save more while other causes stay: how much."""
 
@@ -81,10 +84,37 @@ def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) 
     return Gain(low=low, high=max(expected, min(high, idle)), expected=expected, why_range=why_range)
 
 
-def precedence(finding: Finding) -> tuple[int, float, float]:
-    """Key that sorts findings: those of an expected gain, the largest first; then the others by their bound."""
+def bound_of(gain: Gain | None, most: float, share: float) -> float:
+    """The bound of a finding: of its gain where that was simulated, else what its categories allow."""
+    return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
+
+
+def _bounded(bound: float, share: float) -> float:
+    """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
+    assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
+    return min(bound, share)
+
+
+def by_worth(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in order: those of an expected gain, the largest first; then the others by their bound.
+
+    One that is set aside follows what has to be removed before it, and counts as at most so much.
+    """
+    findings = list(findings)
+    most = max((_expected(finding) or 0.0 for finding in findings if finding.rule in REMOVED_FIRST), default=0.0)
+
+    def key(finding: Finding) -> tuple[bool, float, float]:
+        expected = _expected(finding)
+        if expected is None:
+            return True, 0.0, -finding.bound
+        worth = min(expected, most) if most and ASIDE in finding.evidence else expected
+        factor = AS_LARGE if finding.rule in SPREAD_OUT else 1.0
+        return False, factor * (1 - worth), -finding.bound
+
+    return sorted(findings, key=key)
+
+
+def _expected(finding: Finding) -> float | None:
+    """Share of the step that a finding is expected to save; None where nothing tells, or it saves nothing."""
     expected = finding.evidence.get("expected")
-    if not isinstance(expected, float) or finding.bound <= 0:
-        return 2, 0.0, -finding.bound
-    factor = AS_LARGE if finding.rule in SPREAD_OUT else 1.0
-    return int(ASIDE in finding.evidence), factor * (1 - expected), -finding.bound
+    return expected if isinstance(expected, float) and finding.bound > 0 else None

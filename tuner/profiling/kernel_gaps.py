@@ -61,6 +61,7 @@ def _described(
                 operator_before=_name(trace.names, trace.host.name, _launcher(calls, row_before)),
                 operator_after=_name(trace.names, trace.host.name, _launcher(calls, row_after)),
                 source=_source(capture, calls, source, row_after),
+                module=source.modules.name(_launcher(calls, row_after)),
             )
         )
     return tuple(found)

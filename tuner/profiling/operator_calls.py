@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import EMPTY, Ints
 from steptune.tuner.profiling.launches import Launches
 from steptune.tuner.profiling.nesting import nest
@@ -24,11 +25,13 @@ class OperatorCalls:
         self_ns: int64 by row of `trace.host`: time without the operators inside, in the span that was asked for.
         launched_by: int64 by row of `trace.work`: row in `trace.host` of the innermost operator that launched it,
             or -1. Where no operator is around the launch call, the external id says which it was.
+        span: In which own time counts.
     """
 
     parent: Ints
     self_ns: Ints
     launched_by: Ints
+    span: tuple[int, int]
 
     def around(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Mask over `trace.host`: operators that have a marked one somewhere inside."""
@@ -53,9 +56,9 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
     self_ns = np.zeros(len(host), dtype=np.int64)
     launched_by = np.full(len(trace.work), NO_ROW, dtype=np.int64)
     operators = np.flatnonzero((host.kind == Kind.OPERATOR) & (host.end > host.start))
-    by_thread = _split(operators, host.thread[operators])
+    by_thread = rows_by(operators, host.thread[operators])
     launched = np.flatnonzero(launches.row >= 0)
-    launched_on = _split(launched, launches.thread[launched])
+    launched_on = rows_by(launched, launches.thread[launched])
     for thread, rows in by_thread.items():
         forest = nest(host.start[rows], host.end[rows])
         inner = forest.parent >= 0
@@ -65,12 +68,22 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
         np.add.at(self_ns, rows[owner], length)
         work = launched_on.get(thread, EMPTY)
         if len(work):
-            launched_by[work] = _owners(launches.start[work], start, end, rows[owner])
+            launched_by[work] = owners(launches.start[work], start, end, rows[owner])
     _by_external_id(trace, launched_by)
-    return OperatorCalls(parent=parent, self_ns=self_ns, launched_by=launched_by)
+    return OperatorCalls(parent=parent, self_ns=self_ns, launched_by=launched_by, span=span)
 
 
-def _split(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
+def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
+    """Time of the device operations that each host row launched and that run in the steps, whole."""
+    work, (low, high) = capture.trace.work, capture.steps.span
+    total = np.zeros(len(capture.trace.host), dtype=np.int64)
+    launched = calls.launched_by
+    rows = np.flatnonzero((launched >= 0) & (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high))
+    np.add.at(total, launched[rows], (work.end - work.start)[rows])
+    return total
+
+
+def rows_by(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
     """Rows by key, each in order."""
     if len(rows) == 0:
         return {}
@@ -79,7 +92,7 @@ def _split(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
     return dict(zip(found.tolist(), np.split(rows[order], first[1:]), strict=True))
 
 
-def _owners(time: Ints, start: Ints, end: Ints, owner: Ints) -> Ints:
+def owners(time: Ints, start: Ints, end: Ints, owner: Ints) -> Ints:
     """The owner of the stretch in which each moment lies, or -1."""
     position = np.searchsorted(start, time, side="right") - 1
     inside = (position >= 0) & (time < end[np.maximum(position, 0)])

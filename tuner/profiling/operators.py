@@ -11,7 +11,7 @@ import numpy.typing as npt
 from steptune.tuner.profiling.argument_shapes import Arguments, parse_arguments
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Ints
-from steptune.tuner.profiling.operator_calls import OperatorCalls
+from steptune.tuner.profiling.operator_calls import OperatorCalls, device_time_of_operators
 from steptune.tuner.profiling.operator_work import Work, WorkModel
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.trace import Kind
@@ -49,7 +49,7 @@ def operator_stats(
         top: How many of each of the two; the most device time comes first.
     """
     on_cpu = not capture.device_numbers
-    device_ns = calls.self_ns if on_cpu else _device_time(capture, calls)
+    device_ns = calls.self_ns if on_cpu else device_time_of_operators(capture, calls)
     groups = _grouped(capture, calls, device_ns)
     if len(groups.row) == 0:
         return ()
@@ -75,19 +75,10 @@ def operator_stats(
             work=works.get(number, Work()),
             num_counted=int(counted[number]),
             source=source.of(int(first[number])),
+            module=source.modules.name(int(first[number])),
         )
         for number in order.tolist()
     )
-
-
-def _device_time(capture: Capture, calls: OperatorCalls) -> Ints:
-    """Time of the device operations that each host row launched and that run in the steps, whole."""
-    work, (low, high) = capture.trace.work, capture.steps.span
-    total = np.zeros(len(capture.trace.host), dtype=np.int64)
-    launched = calls.launched_by
-    rows = np.flatnonzero((launched >= 0) & (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high))
-    np.add.at(total, launched[rows], (work.end - work.start)[rows])
-    return total
 
 
 def _grouped(capture: Capture, calls: OperatorCalls, device_ns: Ints) -> _Groups:
@@ -141,7 +132,16 @@ def _calls_of(capture: Capture, groups: _Groups, numbers: list[int]) -> npt.NDAr
 
 
 def _record(
-    *, name: str, shapes: str, count: int, device_ns: int, host_ns: int, work: Work, num_counted: int, source: str
+    *,
+    name: str,
+    shapes: str,
+    count: int,
+    device_ns: int,
+    host_ns: int,
+    work: Work,
+    num_counted: int,
+    source: str,
+    module: str,
 ) -> OperatorStats:
     flops = float(work.flops * num_counted) if work.flops is not None and num_counted else None
     num_bytes = float(work.num_bytes * num_counted) if work.num_bytes is not None and num_counted else None
@@ -156,6 +156,7 @@ def _record(
         flops_per_s=_per_second(flops, device_ns),
         bytes_per_s=_per_second(num_bytes, device_ns),
         source=source,
+        module=module,
     )
 
 

@@ -30,7 +30,7 @@ from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.gaps import NO_ROW, Gaps
 from steptune.tuner.profiling.reader import HEAD, read_trace
 from steptune.tuner.profiling.segments import Segments
-from steptune.tuner.profiling.trace import Trace, TraceError
+from steptune.tuner.profiling.trace import TRANSLATED, Trace, TraceError
 
 LONG_GAP_NS = 20_000
 FIRST_PID = 1 << 30
@@ -53,7 +53,7 @@ def write_perfetto(
     """Writes the tracks of one trace with the trace itself, or those of several ranks alone.
 
     Args:
-        sources: Files of `torch.profiler`.
+        sources: Files of `torch.profiler`; those of other profilers are written without themselves.
         target: Compressed where its name ends in `.gz`.
         long_gap_ns: Gaps from this length have a name.
         clock_offsets_ns: By rank: added to its times.
@@ -82,7 +82,7 @@ def write_perfetto(
     )
     try:
         with _opened(target, "wb") as file:
-            if len(sources) == 1:
+            if len(sources) == 1 and traces[0].framing != TRANSLATED:
                 _merge(sources[0], file, lines)
             else:
                 _write_alone(file, lines, first_base)

@@ -1,4 +1,4 @@
-"""Reading a trace file: `.json` or `.json.gz`, of any size, in pieces.
+"""Reading a trace file: `.json` or `.json.gz`, of any size, in pieces; other profilers' are translated (`captures`).
 
 Kineto writes every event's end on a line of its own, indented by two spaces, and a JSON string cannot
 hold a raw line break: a file in that layout is cut there and decoded piece by piece, so that it is
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from steptune.tuner.profiling.captures.recognised import translator
 from steptune.tuner.profiling.columns import Columns
 from steptune.tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
 from steptune.tuner.profiling.times import InexactTimesError
@@ -54,8 +55,12 @@ def read_trace(path: Path) -> Trace:
         TraceError: The file cannot be opened, is empty, is not a trace, or holds no timed event.
     """
     try:
-        with path.open("rb") as file, _no_collections():
-            return _Reader(_Blocks(file)).read()
+        translate = translator(path)
+        with _no_collections():
+            if translate is not None:
+                return translate(path)
+            with path.open("rb") as file:
+                return _Reader(_Blocks(file)).read()
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from None
     except TraceError as error:

@@ -7,9 +7,11 @@ the stack as a text on each operator, innermost first.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
+from steptune.tuner.profiling.modules import Modules, find_modules
 from steptune.tuner.profiling.operator_calls import OperatorCalls
 from steptune.tuner.profiling.trace import Kind, Trace
 
@@ -22,15 +24,32 @@ LIBRARY = re.compile(
 
 
 class SourceLines:
-    """Finds source lines. Without stacks in the trace every answer is empty."""
+    """Finds source lines. Without stacks in the trace every answer is empty.
 
-    def __init__(self, trace: Trace, calls: OperatorCalls) -> None:
+    Args:
+        modules: Of the same operators; by default those that the trace has.
+        elsewhere: Says the line of an operator (a row of `trace.host`) that has no stack here.
+
+    Attributes:
+        modules: Of the same operators.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        calls: OperatorCalls,
+        modules: Modules | None = None,
+        elsewhere: Callable[[int], str] = lambda row: "",
+    ) -> None:
+        self.modules = find_modules(trace, calls) if modules is None else modules
+        self._elsewhere = elsewhere
         self._trace = trace
         self._calls = calls
         own = np.array([is_user_frame(name) for name in trace.names], dtype=bool)
         functions = np.flatnonzero(trace.host.kind == Kind.PYTHON)
         self._frames = functions[own[trace.host.name[functions]]]
         self._has_stacks = bool((trace.host.stack >= 0).any())
+        self._has_lines = self._has_stacks or len(self._frames) > 0
 
     def at(self, time: int, thread: int) -> str:
         """The innermost function of the user's that runs at a moment on a thread."""
@@ -40,8 +59,12 @@ class SourceLines:
         return self._trace.names[host.name[rows[-1]]] if len(rows) else ""
 
     def of(self, operator: int) -> str:
-        """The line that called an operator (a row of `trace.host`)."""
+        """The line that called an operator (a row of `trace.host`); of a gradient that of its forward operator."""
         host = self._trace.host
+        if line := self._elsewhere(operator):
+            return line
+        if self._has_lines and self.modules.forward_of[operator] >= 0:
+            operator = int(self.modules.forward_of[operator])
         row = operator
         while self._has_stacks and row >= 0:
             if host.stack[row] >= 0:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from steptune.tuner.errors import SteptuneError
 
 Ints = npt.NDArray[np.int64]
+TRANSLATED = "translated"
 
 
 class TraceError(SteptuneError):
@@ -150,7 +151,7 @@ class Trace:
 
     Attributes:
         rank, num_ranks: None and 1 where the trace does not say.
-        framing: "chunked" or "whole file": how the file was read.
+        framing: "chunked" or "whole file": how the file was read; `TRANSLATED` of another profiler's.
         num_events: Of every kind, those without a duration included.
         num_lost: Events that were there but could not be decoded; what is left out for another reason is in `losses`.
         is_whole: False where the file ends in the middle or is damaged, so that whole stretches may be missing.

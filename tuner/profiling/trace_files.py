@@ -1,4 +1,4 @@
-"""Which files are meant: traces named by file, folder or pattern."""
+"""Which files are meant: traces named by file, folder, archive or pattern."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from steptune.tuner.profiling.captures import rocprof
+from steptune.tuner.profiling.captures.archive import unpacked
+from steptune.tuner.profiling.captures.rocprof import KERNELS_CSV
 from steptune.tuner.profiling.reader import HEAD
 from steptune.tuner.profiling.trace import TraceError
 
 SUFFIXES = (".json", ".json.gz")
+OTHER_SUFFIXES = (".sqlite", KERNELS_CSV)
+"""Of other profilers: exports of Nsight Systems, tables of rocprofv3."""
+PROFILES_OF_JAX = Path("plugins", "profile")
 BEGINNING_BYTES = 1 << 20
 """Kineto writes devices and ranks before the events; they take a few kilobytes."""
 
@@ -33,6 +39,8 @@ def _files(name: str) -> list[Path]:
     path = Path(name)
     if path.is_dir():
         return _inside(path)
+    if path.suffix == ".zip" and path.exists():
+        return _packed(path)
     if path.exists():
         return [path]
     if glob.has_magic(name):
@@ -46,11 +54,24 @@ def _files(name: str) -> list[Path]:
 
 def _inside(folder: Path) -> list[Path]:
     """Files that look like traces: folders of traces hold other JSON files too."""
+    runs = sorted(path for path in (folder / PROFILES_OF_JAX).glob("*") if path.is_dir())
+    if runs:
+        return _inside(runs[-1])
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(SUFFIXES))
-    traces = [path for path in files if _looks_like_a_trace(path)]
+    others = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(OTHER_SUFFIXES))
+    traces = [*(path for path in files if _looks_like_a_trace(path)), *others]
     if not traces:
         held = f"{len(files)} JSON files, but no trace" if files else f"no file that ends in {' or '.join(SUFFIXES)}"
         raise TraceError(f"{folder} holds {held}: name the folder in which torch.profiler wrote its traces")
+    return traces
+
+
+def _packed(archive: Path) -> list[Path]:
+    files = unpacked(archive, (*SUFFIXES, *OTHER_SUFFIXES, ".csv"))
+    traces = [path for path in files if path.name.endswith(OTHER_SUFFIXES) or _looks_like_a_trace(path)]
+    if not traces:
+        ends = ", ".join((*SUFFIXES, *OTHER_SUFFIXES))
+        raise TraceError(f"{archive} holds no trace (looked for files that end in {ends}): pack them, one a rank")
     return traces
 
 
@@ -58,6 +79,7 @@ def _looks_like_a_trace(path: Path) -> bool:
     """Say whether a file's beginning has the list of events. Damage further on is the reader's to report."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            return HEAD.search(file.read(BEGINNING_BYTES)) is not None
+            start = file.read(BEGINNING_BYTES)
+        return HEAD.search(start) is not None or rocprof.BEGINNING in start
     except (OSError, EOFError, zlib.error):
         return False

@@ -44,7 +44,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.facts import workload_facts
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, ReferenceRuns, judged
-from steptune.tuner.scripts.launch import Ended, ran_script
+from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
@@ -371,7 +371,7 @@ class ScriptRunner:
             folder.mkdir(parents=True, exist_ok=True)
             for rank, trace in enumerate(ended.traces):
                 shutil.copyfile(trace, self._files.trace(spec.trial_id, rank))
-        analysis = analyse_traces(ended.traces, step_ns)
+        analysis = analyse_traces(ended.traces, step_ns, details=details_of_traces(ended.traces))
         return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
 
     # --- the command ----------------------------------------------------------------------------
@@ -548,6 +548,7 @@ def look_at(
         record = next((record for record in ended.records if record.complete), None)
         if record is None or not ended.traces:
             return None, ended
-        analysis = analyse_traces(ended.traces, round(record.step_time_ns) if record.step_time_ns else None)
+        unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None
+        analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
         breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
         return Look(command, folder, record, breakdowns, time.monotonic() - began), ended

@@ -15,7 +15,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.records import (
     BASELINE,
     Candidate,

@@ -10,7 +10,8 @@ import msgspec
 
 from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
-from steptune.tuner.profiling.diagnosis import Evidence, diagnose
+from steptune.tuner.profiling.diagnosis import diagnose
+from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import (
     Attempt,

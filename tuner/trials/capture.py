@@ -121,16 +121,19 @@ def record_profile(
     _export(recorder, path)
 
 
-def record_memory(step: Callable[[], None], path: Path) -> None:
-    """Runs a step with every allocation recorded, and writes a Kineto trace of it.
+def record_details(step: Callable[[], None], num_steps: int, path: Path) -> None:
+    """Runs steps with call stacks, shapes and every allocation recorded, and writes a Kineto trace of them.
 
-    The devices themselves are not watched: a second session of CUPTI would lose kernels.
+    Nothing is ever timed by it. The devices themselves are not watched: a second session of CUPTI would lose kernels.
 
     Args:
         path: `.json`.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
-        step()
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, record_shapes=True
+    ) as recorder:
+        for _ in range(num_steps):
+            step()
     _export(recorder, path)

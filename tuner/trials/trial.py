@@ -10,27 +10,26 @@ from typing import Any
 
 from steptune.tuner.profiling.analysis import (
     analyse_file,
-    analyse_memory,
     of_rank,
     profile_of,
     together,
-    with_memory,
     without_timelines,
 )
 from steptune.tuner.profiling.breakdown import with_epoch_restart
+from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.strategies.dataset_cache import CachedDataset
 from steptune.tuner.strategies.knobs import knobs_set_by
-from steptune.tuner.trace_records import MemoryStats, TraceAnalysis
+from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.compilation import compilation, num_graphs
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.trials.analysis_files import analysis_text, timelines_text
-from steptune.tuner.trials.capture import num_profiled_steps, record_memory, record_profile
+from steptune.tuner.trials.capture import num_profiled_steps, record_details, record_profile
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.device_watch import watch_device
 from steptune.tuner.trials.guard import needs_no_compilation, run_guard
@@ -330,10 +329,11 @@ class TrialRun:
         path.parent.mkdir(parents=True, exist_ok=True)
         rounds = -(-num_profiled_steps(unprofiled_ns) // self._job.steps_per_round)
         record_profile(self._stepper.step, rounds * self._job.steps_per_round, self._device, path)
-        own = of_rank(analyse_file(path, unprofiled_ns, KEPT), self.rank)
+        details = self._record_details()
+        own = of_rank(analyse_file(path, unprofiled_ns, KEPT, details), self.rank)
+        details.path.unlink()
         if not self.spec.keep_trace:
             path.unlink()
-        own = with_memory(own, self._memory_over_time())
         breakdowns = own.analysis.breakdowns
         steps = self._steps_per_epoch()
         if self._restart_ns and steps:
@@ -346,14 +346,12 @@ class TrialRun:
             profile = profile_of(own.analysis, TOP)
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
-    def _memory_over_time(self) -> tuple[MemoryStats, ...]:
-        """Memory of one more step: recording every allocation would slow down the steps that are inspected."""
-        path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.memory.json"
-        record_memory(self._stepper.step, path)
-        try:
-            return analyse_memory(path)
-        finally:
-            path.unlink()
+    def _record_details(self) -> DetailsFile:
+        """Stacks, shapes and allocations of more steps: recording them would slow down those that are timed."""
+        num_steps = self._job.steps_per_round
+        path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.details.json"
+        record_details(self._stepper.step, num_steps, path)
+        return DetailsFile(path=path, num_steps=num_steps)
 
     def _keep(self, analysis: TraceAnalysis) -> None:
         """For pages, which never read a trace."""

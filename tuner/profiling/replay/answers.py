@@ -12,6 +12,7 @@ from functools import reduce
 import numpy as np
 
 from steptune.tuner.profiling.categories import COMPUTING
+from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay import ranks as several
 from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, SYNC
@@ -86,6 +87,18 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
         unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
         saved={cause: max(0.0, share) for cause, share in saved.items()},
     )
+
+
+def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
+    """Share of the step that is saved if the host does not wait in some nodes.
+
+    Args:
+        replay: Of this graph, without a refusal.
+    """
+    graph = calibrated(graph, replay.event_cost_ns or 0.0)
+    if unprofiled_ns:
+        graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
+    return max(0.0, 1 - step_time_ns(without_synchronisation(graph, nodes)) / step_time_ns(graph))
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:

@@ -37,8 +37,12 @@ def stalls(chain: Chain) -> Ints:
     return found
 
 
-def without_synchronisation(graph: Graph) -> Graph:
-    """The host never waits for the device, but for copies to it from pageable memory."""
+def without_synchronisation(graph: Graph, nodes: Ints | None = None) -> Graph:
+    """The host never waits for the device, but for copies to it from pageable memory.
+
+    Args:
+        nodes: Those that do not wait; by default all.
+    """
     chain, category = graph.chain, graph.operations.category
     first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
 
@@ -46,9 +50,10 @@ def without_synchronisation(graph: Graph) -> Graph:
         return bool(chain.kind[node] == LAUNCH and category[first[node]] == PRIORITY[Category.COPY_H2D])
 
     length = chain.length.copy()
-    syncs = chain.kind == SYNC
+    chosen = np.ones(len(chain), dtype=bool) if nodes is None else np.isin(np.arange(len(chain)), nodes)
+    syncs = (chain.kind == SYNC) & chosen
     length[syncs] = np.minimum(length[syncs], SYNC_CALL_NS)
-    waits = {node: streams for node, streams in chain.waits.items() if stays(node)}
+    waits = {node: streams for node, streams in chain.waits.items() if not chosen[node] or stays(node)}
     return _with(graph, chain.having(length=length, waits=waits))
 
 

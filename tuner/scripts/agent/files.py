@@ -49,6 +49,9 @@ class SharedFolder:
     def trace(self, rank: int) -> Path:
         return self._path / f"trace-{rank}.json"
 
+    def details(self, rank: int) -> Path:
+        return self._path / f"details-{rank}.json"
+
     def write_record(self, record: dict[str, Any]) -> None:
         self._write(f"record-{os.getpid()}.json", json.dumps(record))
         if record["complete"]:

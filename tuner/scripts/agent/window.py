@@ -3,6 +3,7 @@
     warm-up     the time of a step becomes steady
     timing      blocks of whole steps without a profiler; on a GPU a block ends when its work has ended
     recording   some steps under torch.profiler, inside an epoch where that is long enough
+    detail      one more step with call stacks and shapes, which is never timed
     over        recorded, or refused
 
 Rank 0 decides when to record, three steps ahead; the others read the number of the step from the shared folder.
@@ -38,7 +39,7 @@ OWN_MARK = "steptune.capture"
 PERIOD_STEPS = 3
 """Steps after which their period is known."""
 LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1
-MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS
+MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
 """Steps that a script must make, of long ones and of short ones: one under the profiler is not kept."""
 
 
@@ -48,6 +49,7 @@ class Phase(Enum):
     WARM_UP = "warm-up"
     TIMING = "timing"
     RECORDING = "recording"
+    DETAIL = "detail"
     OVER = "over"
 
 
@@ -93,6 +95,8 @@ class Window:
             self._rank, self._num_ranks = rank_and_size()
         if self.phase is Phase.RECORDING:
             self._record_step()
+        elif self.phase is Phase.DETAIL:
+            self._end_detail()
         elif self._rank > 0:
             self._follow()
         elif self.phase is Phase.WARM_UP and self._is_warm():
@@ -224,7 +228,26 @@ class Window:
             self._profiler.export_chrome_trace(str(self._folder.trace(self._rank)))
             self._profiler = None
             self.recorded_step_ns = list(self._times_ns[-self._num_recorded :])
-            self.phase, self.complete = Phase.OVER, True
+            # What was recorded counts, even if the script makes no more step.
+            self.complete = True
+            self._begin_detail()
+
+    def _begin_detail(self) -> None:
+        """Devices are not watched: a second session of CUPTI would lose kernels."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self._profiler = profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True)
+        self._profiler.start()
+        self.phase = Phase.DETAIL
+
+    def _end_detail(self) -> None:
+        self._profiler.stop()
+        path = self._folder.details(self._rank)
+        part = path.with_name(f"{path.name}.part")
+        self._profiler.export_chrome_trace(str(part))
+        part.rename(path)
+        self._profiler = None
+        self.phase = Phase.OVER
 
 
 def median(values: Sequence[float]) -> float:

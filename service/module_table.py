@@ -1,0 +1,25 @@
+"""Modules as a table on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from steptune.dashboards import units
+from steptune.service.cli.console import plain_table
+from steptune.tuner.trace_records import ModuleStats
+
+
+def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) -> Table:
+    """Time of each module per step: forward, backward, and without the modules inside of it."""
+    table = plain_table("forward", "backward", "own", "calls", "module", title=title)
+    for column in table.columns[:-1]:
+        column.no_wrap, column.justify = True, "right"
+    for module in modules:
+        times = (module.forward_ns, module.backward_ns, module.own_ns)
+        count = units.significant(module.count / num_steps)
+        name = Text(module.name, no_wrap=True, overflow="ellipsis")
+        table.add_row(*(units.short_time(one / num_steps) for one in times), count, name)
+    return table

@@ -1,0 +1,57 @@
+"""Which profiler wrote a file, by its beginning; and what is no trace of steps, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from steptune.tuner.profiling.captures import jax, rocprof
+from steptune.tuner.profiling.captures.jax import read_jax
+from steptune.tuner.profiling.captures.nsight import read_nsight
+from steptune.tuner.profiling.captures.rocprof import KERNELS_CSV, read_rocprof_csv, read_rocprof_json
+from steptune.tuner.profiling.captures.whole_files import beginning
+from steptune.tuner.profiling.trace import Trace, TraceError
+
+_SQLITE = b"SQLite format 3\x00"
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+OTHERS = {
+    ".nsys-rep": (
+        "a report of Nsight Systems",
+        "export it with `nsys export --type sqlite`, and name the .sqlite file",
+    ),
+    ".qdrep": ("a report of Nsight Systems", "export it with `nsys export --type sqlite`, and name the .sqlite file"),
+    ".ncu-rep": (
+        "a report of Nsight Compute, which has kernels one by one",
+        "record steps with torch.profiler or nsys",
+    ),
+    ".pftrace": (
+        "a trace in Perfetto's own format",
+        "write JSON instead: `rocprofv3 --output-format json`, or torch.profiler's export_chrome_trace",
+    ),
+    ".xplane.pb": ("the other file of a profile of JAX", "name the .trace.json.gz that lies beside it"),
+    ".pickle": ("a pickle, maybe a memory snapshot; pickles are not opened", "record steps with torch.profiler"),
+    ".pt": ("a checkpoint", "record steps with torch.profiler"),
+    ".csv": ("a table", f"of rocprofv3's, name the one that ends in {KERNELS_CSV}"),
+}
+"""By the end of a name: what such a file is, and what to do."""
+
+
+def translator(path: Path) -> Callable[[Path], Trace] | None:
+    """The reader of another profiler's capture; None where the file may be a trace of torch.profiler.
+
+    Raises:
+        TraceError: The file is known to be no trace.
+    """
+    start = beginning(path)
+    if start.startswith(_SQLITE):
+        return read_nsight
+    if path.name.endswith(KERNELS_CSV):
+        return read_rocprof_csv
+    if start.startswith(_ZIP):
+        raise TraceError("it is an archive: name it to `steptune analyze`, or unpack it")
+    for suffix, (what, remedy) in OTHERS.items():
+        if path.name.endswith(suffix):
+            raise TraceError(f"it is {what}, and no trace of steps: {remedy}")
+    if rocprof.BEGINNING in start:
+        return read_rocprof_json
+    return read_jax if jax.BEGINNING.search(start) else None

@@ -1,0 +1,117 @@
+"""Events of other profilers, as those of torch.profiler.
+
+Every other part of the analysis knows one kind of trace. So a reader of another format says here what it found, in
+nanoseconds, and what comes out is a trace like any. A step is a range whose name says so (`step_names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steptune.tuner.profiling.captures.step_names import StepRange, chosen_steps
+from steptune.tuner.profiling.columns import Columns
+from steptune.tuner.profiling.events import NO_ARGS, Args, Event, Header
+from steptune.tuner.profiling.trace import TRANSLATED, Trace, TraceError
+from steptune.tuner.wording import counted
+
+PIECE = 100_000
+MOST_EVENTS = 20_000_000
+"""A capture of so many events needs some 4 GB; a few steps have a hundredth of it."""
+Thread = tuple[int | str, int | str]
+
+
+class Translation:
+    """Takes what another profiler recorded.
+
+    Args:
+        what: The capture in words: "an export of Nsight Systems".
+        mark: How its user marks steps.
+    """
+
+    def __init__(self, what: str, mark: str) -> None:
+        self._what = what
+        self._mark = mark
+        self._columns = Columns()
+        self._pending: list[Event] = []
+        self._ranges: list[StepRange] = []
+        self._base_ns: int | None = None
+        self._count = {"ranges": 0, "operations": 0}
+
+    def host(self, kind: str, name: str, start_ns: int, end_ns: int, thread: Thread, *, correlation: int = -1) -> None:
+        """Takes what a thread did.
+
+        Args:
+            kind: "cuda_runtime", "cpu_op", "python_function" or "user_annotation".
+        """
+        args = Args(correlation=correlation) if correlation >= 0 else NO_ARGS
+        self._take(kind, name, start_ns, end_ns, thread, args)
+
+    def annotation(self, name: str, start_ns: int, end_ns: int, thread: Thread, step: int | None = None) -> None:
+        """Takes a range that a program named.
+
+        Args:
+            step: Its number, where the format says that it is a step.
+        """
+        self._count["ranges"] += 1
+        self._ranges += StepRange.of(name, start_ns, end_ns, thread, step)
+        self.host("user_annotation", name, start_ns, end_ns, thread)
+
+    def operation(self, kind: str, name: str, start_ns: int, end_ns: int, args: Args) -> None:
+        """Takes what a device did.
+
+        Args:
+            kind: "kernel", "gpu_memcpy" or "gpu_memset".
+        """
+        self._count["operations"] += 1
+        self._take(kind, name, start_ns, end_ns, (f"device {args.device}", f"stream {args.stream}"), args)
+
+    def trace(
+        self, *, devices: list[dict[str, Any]] | None = None, epoch_ns: int = 0, distributed: Mapping[str, int] = {}
+    ) -> Trace:
+        """The trace of everything taken in.
+
+        Args:
+            devices: As torch.profiler describes them.
+            epoch_ns: Where the capture's clock begins, as nanoseconds since 1970.
+
+        Raises:
+            TraceError: It has no steps.
+        """
+        steps = chosen_steps(self._ranges)
+        if not steps:
+            ranges, operations = (counted(count, noun[:-1]) for noun, count in self._count.items())
+            raise TraceError(
+                f"it is {self._what} ({operations} of devices, {ranges} with a name), but not one of steps: no range "
+                f"is named step or iteration. {self._mark}"
+            )
+        for number, step in enumerate(steps):
+            self.host("user_annotation", f"ProfilerStep#{number}", step.start_ns, step.end_ns, step.thread)
+        self._flush()
+        header = Header(
+            device_properties=devices or [],
+            distributed=dict(distributed) or None,
+            base_time_ns=epoch_ns + (self._base_ns or 0),
+        )
+        note = f"read from {self._what}; advice is worded for PyTorch"
+        return self._columns.finish(header, framing=TRANSLATED, num_lost=0, is_whole=True, losses=[note])
+
+    def _take(self, kind: str, name: str, start_ns: int, end_ns: int, thread: Thread, args: Args) -> None:
+        if self._base_ns is None:
+            self._base_ns = start_ns
+        # Relative times are small enough that a float of microseconds holds every nanosecond.
+        start_us, length_us = (start_ns - self._base_ns) / 1000, (end_ns - start_ns) / 1000
+        self._pending.append(
+            Event(ph="X", cat=kind, name=name, ts=start_us, dur=length_us, pid=thread[0], tid=thread[1], args=args)
+        )
+        if len(self._pending) >= PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._columns.take(self._pending)
+        self._pending.clear()
+        if self._columns.num_events > MOST_EVENTS:
+            raise TraceError(
+                f"it is {self._what} of more than {MOST_EVENTS:,} events: record or export a shorter stretch, ten "
+                "steps are enough"
+            )

@@ -1,0 +1,50 @@
+"""Files that are read at once: JSON of other profilers, plain or compressed, up to a size."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steptune.tuner.profiling.trace import TraceError
+
+MOST_BYTES = 4 << 30
+"""Of a file, unpacked: what is decoded takes several times as much memory."""
+BEGINNING_BYTES = 1 << 16
+_GZIP = b"\x1f\x8b"
+
+
+def beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked; empty where it cannot be unpacked."""
+    with path.open("rb") as file:
+        start = file.read(BEGINNING_BYTES)
+    if not start.startswith(_GZIP):
+        return start
+    try:
+        return zlib.decompressobj(wbits=31).decompress(start, BEGINNING_BYTES)
+    except zlib.error:
+        return b""
+
+
+def json_of(path: Path) -> Any:
+    """Contents of a file.
+
+    Raises:
+        TraceError: It is no JSON, damaged, or larger than what is unpacked.
+    """
+    with path.open("rb") as file:
+        compressed = file.read(2) == _GZIP
+    try:
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TraceError("the compressed file ends in the middle or is damaged: copy it again") from None
+    if len(text) > MOST_BYTES:
+        raise TraceError(f"it has more than {MOST_BYTES >> 30} GiB: record a shorter stretch, ten steps are enough")
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"it is not JSON ({error}): the file ends in the middle, or was changed") from None

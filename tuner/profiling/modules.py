@@ -1,0 +1,156 @@
+"""The `nn.Module` for which each operator runs, where a trace has call stacks, and the time of each module.
+
+With `with_stack` the profiler records every call of a module as a frame ("nn.Module: Linear_3"). An operator of the
+forward pass belongs to the innermost frame around it. One of the backward pass has no frame: autograd gives it the
+sequence number of the forward operator whose gradient it computes, and so that one's module. Frames name classes and
+count their objects; the names of attributes are not recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.nesting import nest
+from steptune.tuner.profiling.operator_calls import (
+    NO_ROW,
+    OperatorCalls,
+    device_time_of_operators,
+    owners,
+    rows_by,
+)
+from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.trace_records import ModuleStats
+
+FRAME = r"^nn\.Module: "
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modules:
+    """Modules of operators.
+
+    Attributes:
+        frame: int64 by row of `trace.host`: row of the frame of an operator's module, or -1.
+        forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes, or -1.
+        paths: By row of a frame: the modules around it, the outermost first, and itself.
+        count: Calls of each module in the steps.
+    """
+
+    frame: Ints
+    forward_of: Ints
+    paths: dict[int, Path]
+    count: dict[Path, int]
+
+    def seen_from(self, match: Ints, times: int) -> Modules:
+        """The same for another trace of the same operators.
+
+        Args:
+            match: By row of the other trace's operators: the row here, or -1.
+            times: How often the other has the steps of this one.
+        """
+        known = match >= 0
+        return Modules(
+            frame=np.where(known, self.frame[match], NO_ROW),
+            forward_of=np.where(known, self.forward_of[match], NO_ROW),
+            paths=self.paths,
+            count={path: times * count for path, count in self.count.items()},
+        )
+
+    def name(self, operator: int) -> str:
+        """The module of an operator (a row of `trace.host`), and whether it runs backward; empty where unknown."""
+        row = int(self.frame[operator]) if operator >= 0 else NO_ROW
+        if row < 0:
+            return ""
+        return ".".join(self.paths[row]) + (" (backward)" if self.forward_of[operator] >= 0 else "")
+
+
+def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
+    """Links operators to modules. Without call stacks none has one."""
+    low, high = calls.span
+    host = trace.host
+    frames = trace.host_rows(FRAME, Kind.PYTHON)
+    frames = frames[host.end[frames] > host.start[frames]]
+    frame = np.full(len(host), NO_ROW, dtype=np.int64)
+    operators = np.flatnonzero(host.kind == Kind.OPERATOR)
+    on_thread = rows_by(operators, host.thread[operators])
+    paths: dict[int, Path] = {}
+    for thread, rows in rows_by(frames, host.thread[frames]).items():
+        forest = nest(host.start[rows], host.end[rows])
+        for number, row in enumerate(rows.tolist()):
+            outer = int(forest.parent[number])
+            name = trace.names[host.name[row]].partition(": ")[2]
+            paths[row] = (*(paths[int(rows[outer])] if outer >= 0 else ()), name)
+        start, end, owner = forest.segments()
+        inside = on_thread.get(thread, np.empty(0, dtype=np.int64))
+        frame[inside] = owners(host.start[inside], start, end, rows[owner])
+    forward_of = _inherited(_forward_operators(trace), calls.parent, operators)
+    backward = operators[forward_of[operators] >= 0]
+    frame[backward] = frame[forward_of[backward]]
+    count: defaultdict[Path, int] = defaultdict(int)
+    for row, path in paths.items():
+        count[path] += low <= int(host.start[row]) < high
+    return Modules(frame=frame, forward_of=forward_of, paths=paths, count=dict(count))
+
+
+def _forward_operators(trace: Trace) -> Ints:
+    """The last forward operator with the same sequence number, by row of a backward operator that has one; else -1."""
+    host = trace.host
+    numbered = (host.kind == Kind.OPERATOR) & (host.sequence >= 0)
+    forward = np.flatnonzero(numbered & (host.forward_thread == 0))
+    backward = np.flatnonzero(numbered & (host.forward_thread > 0))
+    found = np.full(len(host), NO_ROW, dtype=np.int64)
+    if len(forward) and len(backward):
+        forward = forward[np.argsort(host.sequence[forward], kind="stable")]
+        keys = host.sequence[forward]
+        position = np.searchsorted(keys, host.sequence[backward], side="right") - 1
+        known = (position >= 0) & (keys[np.maximum(position, 0)] == host.sequence[backward])
+        found[backward[known]] = forward[position[known]]
+    return found
+
+
+def _inherited(values: Ints, parent: Ints, operators: Ints) -> Ints:
+    """Values of operators, those that have none with that of the nearest operator around them that has."""
+    values = values.copy()
+    missing = operators[values[operators] < 0]
+    around = parent[missing]
+    while len(missing):
+        inside = around >= 0
+        missing, around = missing[inside], around[inside]
+        known = values[around] >= 0
+        values[missing[known]] = values[around[known]]
+        missing, around = missing[~known], parent[around[~known]]
+    return values
+
+
+def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: int = 20) -> tuple[ModuleStats, ...]:
+    """Modules with the most time on the device (on a CPU, of operators), those inside of them included."""
+    if not modules.paths:
+        return ()
+    time_ns = device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
+    rows = np.flatnonzero((modules.frame >= 0) & (time_ns > 0))
+    own: defaultdict[Path, list[int]] = defaultdict(lambda: [0, 0])
+    whole: defaultdict[Path, list[int]] = defaultdict(lambda: [0, 0])
+    backward: npt.NDArray[np.bool_] = modules.forward_of[rows] >= 0
+    for row, spent, late in zip(modules.frame[rows].tolist(), time_ns[rows].tolist(), backward.tolist(), strict=True):
+        own[modules.paths[row]][late] += spent
+    for path, times in own.items():
+        for length in range(1, len(path) + 1):
+            for late in (0, 1):
+                whole[path[:length]][late] += times[late]
+    order = sorted(whole, key=lambda path: (-sum(whole[path]), len(path)))[:top]
+    return tuple(
+        ModuleStats(
+            name=".".join(path),
+            count=modules.count.get(path, 0),
+            forward_ns=whole[path][0],
+            backward_ns=whole[path][1],
+            own_ns=sum(own.get(path, (0, 0))),
+        )
+        for path in order
+    )

@@ -1,0 +1,76 @@
+"""The finding of stalls: stretches in which the host launches nothing, whatever it does in them."""
+
+from __future__ import annotations
+
+from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
+from steptune.tuner.profiling.gains import bound_of
+from steptune.tuner.profiling.replay.answers import STALLS
+from steptune.tuner.profiling.stalls import cause_of, listed
+from steptune.tuner.records import Finding, Stall, StepFacts
+
+STALL_THRESHOLDS = (0.02, 0.05, 0.15)
+"""Our own, for host time in stalls as a share of the step."""
+RECURRING = 0.6
+"""Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
+
+
+def diagnose_stalls(evidence: Evidence) -> Finding | None:
+    """Stretches in which the host launches nothing: no dispatch, whatever it is."""
+    stalls, share = evidence.breakdown.stalls, evidence.stalled_share
+    gain = evidence.gain(STALLS, share)
+    saved = gain.expected if gain is not None and gain.expected is not None else 0.0
+    if stalls is None or not stalls.longest or max(share, saved) < STALL_THRESHOLDS[0]:
+        return None
+    num_steps = evidence.breakdown.num_steps
+    once = len(stalls.steps) == 1 < num_steps
+    level = 0 if once else sum(max(share, saved) >= threshold for threshold in STALL_THRESHOLDS) - 1
+    longest = stalls.longest[0]
+    does = "runs no operator" if evidence.device_kind == "cpu" else "launches no work"
+    when = f"in {len(stalls.steps)} of {num_steps} steps" if num_steps > 1 else "in the only step"
+    if once or len(stalls.steps) < RECURRING * num_steps:
+        when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
+    recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
+    return Finding(
+        rule="host_stall",
+        severity=SEVERITIES[level],
+        message=f"for {share:.0%} of the step the host {does}: stalls of up to {longest.length_ns / 1e6:.3g} ms "
+        f"{when}, {recorded}",
+        advice=_stall_advice(longest, evidence.facts),
+        strategies=(),
+        bound=bound_of(gain, share, share),
+        evidence={
+            **({"cause": cause_of(longest.name)} if cause_of(longest.name) else {}),
+            **(gain.evidence if gain is not None else {}),
+            "stalled_ms": round(share * sum(evidence.breakdown.per_step_ns.values()) / 1e6, 4),
+            "steps": listed(stalls.steps),
+            **{f"at_{number}": _place_of(stall) for number, stall in enumerate(stalls.longest[:PLACES], 1)},
+        },
+    )
+
+
+def _place_of(stall: Stall) -> str:
+    return f"{stall.length_ns / 1e6:.3g} ms in step {stall.step}" + (f": {stall.name}" if stall.name else "")
+
+
+STALL_ADVICE = {
+    "profiler": "nothing: the profiler itself wrote its buffers; steps without it do not have this stall",
+    "collection": "collect garbage outside the steps (gc.freeze() after building, gc.disable(), gc.collect() between "
+    "epochs)",
+    "compilation": "compile before the steps: warm up every shape, or let compiled shapes be dynamic",
+    "checkpoint": "write checkpoints beside the steps (torch.distributed.checkpoint.async_save), or more rarely",
+    "evaluation": "evaluate outside the steps that are profiled, or more rarely",
+    "lock or sleep": "find who holds the lock, or remove the sleep",
+    "logging": "log more rarely, or from another thread",
+}
+"""By what the name of a stall says that it is."""
+
+
+def _stall_advice(longest: Stall, facts: StepFacts) -> str:
+    if cause := cause_of(longest.name):
+        return STALL_ADVICE[cause]
+    causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
+    if longest.name:
+        return "move it out of the step, or let it run beside the steps"
+    if facts.own_capture:
+        return f"look in the step's own code for {causes}"
+    return f"record a few steps with with_stack=True, which tells {causes} apart"

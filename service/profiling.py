@@ -15,10 +15,10 @@ from steptune.dashboards import units
 from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import trusted_step_ns
-from steptune.service.module_table import modules_table
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
+from steptune.service.tables import modules_table
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.profiling.bounds import situation_of

@@ -10,8 +10,9 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from steptune.service.cli.console import errors, output, plain_table, print_json
+from steptune.service.cli.console import errors, output, print_json
 from steptune.service.cli.options import AsJson, Device
+from steptune.service.tables import plain_table
 from steptune.tuner.records import Environment, WorkloadFacts, choice_label
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Unsupported

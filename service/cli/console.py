@@ -16,6 +16,7 @@ from rich.text import Text
 from steptune.service.database import open_store
 from steptune.service.settings import Settings, load_settings
 from steptune.service.store import SqlStudyStore
+from steptune.service.tables import plain_table
 from steptune.tuner.workloads.reference import COMMAND, is_command
 
 INTERRUPTED = 130
@@ -35,22 +36,6 @@ def short_name(workload: str) -> str:
     if is_command(workload):
         return workload.removeprefix(COMMAND)
     return workload if workload.startswith("zoo:") else workload.rpartition("/")[2]
-
-
-def plain_table(*names: str, title: str | None = None) -> Table:
-    """A table without lines. What must stay whole on a narrow terminal is `no_wrap` in its column."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="dim",
-        title=title,
-        title_justify="left",
-        title_style="bold",
-    )
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:

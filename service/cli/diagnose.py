@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options
-from steptune.service.cli.console import errors, output, plain_table, print_json, say, settings_with
+from steptune.service.cli.console import errors, output, print_json, say, settings_with
 from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed
+from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from steptune.service.cli.console import errors, output, plain_table, print_json
+from steptune.service.cli.console import errors, output, print_json
+from steptune.service.tables import plain_table
 from steptune.tuner.network.examine import examine_host
 from steptune.tuner.network.finding import Level, NetworkFinding
 from steptune.tuner.network.log_checks import examine_logs

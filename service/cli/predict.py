@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from steptune.service.cli.console import opened_store, output, plain_table, print_json, settings_with
+from steptune.service.cli.console import opened_store, output, print_json, settings_with
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.options import AsJson, Database, StudyId
+from steptune.service.tables import plain_table
 
 if TYPE_CHECKING:
     from steptune.tuner.prediction.forecast import Extrapolation, Forecast

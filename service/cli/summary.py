@@ -18,7 +18,8 @@ from steptune.dashboards.headline import get_headline_info
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.story import NotTriedRow, TriedRow, get_not_tried_info, get_tried_info
 from steptune.dashboards.theme import category_colour
-from steptune.service.cli.console import plain_table, short_name
+from steptune.service.cli.console import short_name
+from steptune.service.tables import plain_table
 from steptune.tuner.records import Recommendation, choice_label
 from steptune.tuner.speeds import contribution_of
 

@@ -8,9 +8,10 @@ import typer
 
 from steptune.service.access.tokens import Token, utc_now
 from steptune.service.cli.access import opened_access, record, shown_time
-from steptune.service.cli.console import output, plain_table, print_json, say
+from steptune.service.cli.console import output, print_json, say
 from steptune.service.cli.options import AsJson, Database
 from steptune.service.settings.scopes import Scope, implied, parse_scopes
+from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 
 app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.links import get_links_info
-from steptune.service.cli.console import errors, opened_store, output, plain_table, print_json, say, settings_with
+from steptune.service.cli.console import errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.network import MARKS
 from steptune.service.probing import measure_links
+from steptune.service.tables import plain_table
 from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
 from steptune.tuner.records import Topology

@@ -27,8 +27,7 @@ from steptune.dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from steptune.service.cli.console import plain_table
-from steptune.service.module_table import modules_table
+from steptune.service.tables import modules_table, plain_table
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
     Comparison,

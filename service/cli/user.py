@@ -8,9 +8,10 @@ import typer
 
 from steptune.service.access.users import LIMITS, User
 from steptune.service.cli.access import DEFAULT_SCOPES, Scopes, UserName, opened_access, record, shown_time
-from steptune.service.cli.console import output, plain_table, print_json
+from steptune.service.cli.console import output, print_json
 from steptune.service.cli.options import AsJson, Database
 from steptune.service.settings.scopes import parse_scopes
+from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 
 app = typer.Typer(help="Users of the service.", no_args_is_help=True)

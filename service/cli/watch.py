@@ -6,11 +6,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from steptune.service.cli.console import errors, output, plain_table, print_json, say
+from steptune.service.cli.console import errors, output, print_json, say
 from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
+from steptune.service.tables import plain_table
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import Event, Recommendation, StudyState, choice_label
 from steptune.tuner.speeds import answer_of, contribution_of, proven_gain

@@ -1,4 +1,4 @@
-"""Modules as a table on a terminal."""
+"""Tables on a terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,23 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.service.cli.console import plain_table
 from steptune.tuner.trace_records import ModuleStats
+
+
+def plain_table(*names: str, title: str | None = None) -> Table:
+    """A table without lines. What must stay whole on a narrow terminal is `no_wrap` in its column."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        title=title,
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) -> Table:

@@ -2,10 +2,10 @@
 
     python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 
-Two emulated hosts with two ranks each (gloo) and a model of 4 MiB that hardly computes: one study for each link, the
-same but for the link's rate. On a link without a limit two levels only add calls, on a slow one they send a third less
-over it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it says
-so.
+Two emulated hosts with two ranks each (gloo) and a model of 4 MiB that trains on little data: one study for each link,
+the same but for the link's rate. On a link without a limit two levels only add calls, on a slow one they send a third
+less over it. The exit status is 1 where a study recommends the other. Where network namespaces are not permitted, it
+says so.
 """
 
 from __future__ import annotations

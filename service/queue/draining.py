@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.models import QueueEntryRow, StudyRow, UserRow, WorkerRow
 from steptune.service.queue.records import Quotas
-from steptune.service.queue.usage import Usage, limits_by_owner, limits_of, num_hosts, usage_by_owner
+from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
 from steptune.tuner.records import StudyState
 from steptune.tuner.wording import counted
 
@@ -43,8 +43,7 @@ class Due:
     def holds_up(self, session: Session, study: StudyRow) -> bool:
         """Say whether a study that has not begun waits until this one has."""
         user = None if study.owner_id is None else session.get(UserRow, study.owner_id)
-        priority = limits_of(user, Quotas()).priority
-        return study.study_id != self.study_id and priority <= self.priority
+        return study.study_id != self.study_id and (0 if user is None else user.priority) <= self.priority
 
     def leaves(self) -> ColumnElement[bool]:
         """Condition that a study may begin, of a query that has users by an outer join."""

@@ -371,8 +371,7 @@ class Worker:
             nonlocal said
             keeper.check_between_trials()
             self._can_be_met = found.can_be_met
-            if found.cluster != self._offer.cluster:
-                self._offer = replace(self._offer, cluster=found.cluster)
+            self._offer = replace(self._offer, cluster=found.cluster or self._offer.cluster)
             if self._held_place:  # it runs, and a host is lost
                 self._place(claim, keeper, group)
                 return

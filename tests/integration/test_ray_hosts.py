@@ -22,9 +22,10 @@ from steptune.service.progress import EVENT
 from steptune.service.queue import StudyQueue
 from steptune.service.submission import new_study
 from steptune.tuner.errors import RunnerError
-from steptune.tuner.records import FailureKind, StudySettings, StudyState, TrialResult, new_id
+from steptune.tuner.records import FailureKind, Recommendation, StudySettings, StudyState, TrialResult, new_id
 
 PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
+LARGE_TABLE = f"{ROOT / 'benchmarks/workloads/large_table.py'}:LargeTable"
 SHORT = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
 """The baseline alone: its trial runs on all hosts."""
 TWO_HOSTS = ("--num-hosts", "2", "--ranks", "4", "--runner", "ray")
@@ -173,6 +174,43 @@ def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_r
     assert [attempt.failure.kind for attempt in repeated.repeated] == [FailureKind.INFRASTRUCTURE]
     assert not agents
     assert not left_behind(tmp_path)
+
+
+def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the_middle(tmp_path: Path) -> None:
+    """Of a model that trains. The trials that ran are repeated on the node in its place, and no other is."""
+    asked = ("tune", LARGE_TABLE, "--budget", "5m", "--trials", "4", "--only", "hierarchical_allreduce")
+    options = ("--foreign-load", "1000", "--isolation", "none", *TWO_HOSTS)
+    with (
+        two_hosts("500mbit", needed_in_ci=True, num_hosts=3) as networks,
+        ray_cluster(2, 2, 2, networks=networks) as cluster,
+    ):
+        within = ("nsenter", f"--net={networks[0]}", "--")
+        with steptune(cluster, tmp_path, *asked, *options, within=within, GLOO_SOCKET_IFNAME="link0") as command:
+            command.wait_until(lambda: {"completed", "running"} <= set(trial_states(command)), 200)
+            [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
+            victim.kill()
+            assert command.end(450) == 0, command.output
+        agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
+    [(record,)] = command.all("SELECT record FROM recommendations")
+    answer = msgspec.json.decode(record, type=Recommendation)
+    assert answer.candidate.choices == {"hierarchical_allreduce": {"levels": 2}}, command.output
+    assert answer.gain is not None
+    assert answer.gain.interval.low > 1
+    assert set(trial_states(command)) == {"completed"}
+    lost = [attempt.failure.kind for result in command.results() for attempt in result.repeated or ()]
+    assert lost
+    assert set(lost) == {FailureKind.INFRASTRUCTURE}
+    assert command.output.count("reserved by Ray") == 2, command.output
+    assert not agents
+    assert not left_behind(tmp_path)
+
+
+def trial_states(command: Command) -> list[str]:
+    """States of the study's trials, in their order; none while there is no database."""
+    try:
+        return [state for (state,) in command.all("SELECT state FROM trials ORDER BY sequence")]
+    except sqlite3.OperationalError:
+        return []
 
 
 def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:

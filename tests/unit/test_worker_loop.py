@@ -420,5 +420,7 @@ class TestHostThatIsLost:
                 hosts.places = places
                 checks[0](SimpleNamespace(lack="one is lost", can_be_met=True, cluster="head"))
                 held.append(site.queue.entry("study").hosts[1:])
+            checks[0](SimpleNamespace(lack="", can_be_met=False, cluster=""))
         assert held == [("other",), (), ("third",)]
+        assert worker._offer.cluster == "head", "it stays known while it does not answer"
         assert site.queue.entry("study").num_claims == 1

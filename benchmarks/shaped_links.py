@@ -34,7 +34,7 @@ LINKS = {"unlimited": (None, 1), "500mbit": ("500mbit", 2)}
 MAX_TRIALS = 8
 """Enough for both to be tried; they, not the budget, end the search, or a busy machine would try fewer."""
 BUDGET_S = 300.0
-"""Of which a quiet machine needs a fifth. On a busy one a confirmation that the budget cuts short proves no gain."""
+"""Studies end by themselves well before that, but for those on a busy machine."""
 OTHERS_LOAD = 1000.0
 """The ranks of this and the kernel's work for the network take all cores of a small machine; trials take turns."""
 CAP_S = 1.5

@@ -12,15 +12,16 @@ from steptune.tuner.network.emulated import emulated_hosts
 
 
 @contextmanager
-def two_hosts(rate: str | None = None, *, needed_in_ci: bool = False) -> Iterator[tuple[Path, ...]]:
+def two_hosts(rate: str | None = None, *, needed_in_ci: bool = False, num_hosts: int = 2) -> Iterator[tuple[Path, ...]]:
     """Skips the test where network namespaces are not permitted; what CI installs has to be there.
 
     Args:
         needed_in_ci: There, what is not permitted fails the test, too.
+        num_hosts: Two, or as many more as are to replace one.
     """
     with ExitStack() as stack:
         try:
-            networks = stack.enter_context(emulated_hosts(2, rate))
+            networks = stack.enter_context(emulated_hosts(num_hosts, rate))
         except MissingDependencyError as error:
             if os.environ.get("CI") == "true":
                 pytest.fail(str(error))

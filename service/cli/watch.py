@@ -11,6 +11,7 @@ from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import AsJson
 from steptune.service.cli.remote import RemoteStudy, Token, TokenFile, Url, connected, study_id_of
 from steptune.service.client import Client
+from steptune.service.messages import StudyDetail
 from steptune.service.tables import plain_table
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import Event, Recommendation, StudyState, choice_label
@@ -43,6 +44,8 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
     """
     from steptune.service.progress import EVENT, Picture
 
+    if not as_json:
+        _say_what_it_waits_for(client.study(study_id))
     with live_progress(console, quiet=as_json) as show:
         picture = Picture()
         for event in client.events(study_id):
@@ -81,6 +84,11 @@ def print_answer(console: Console, study_id: str, recommendation: Recommendation
             table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}")
         console.print(table)
     console.print(f"study    {study_id}  (`steptune export {study_id} --url …` writes it)", soft_wrap=True)
+
+
+def _say_what_it_waits_for(study: StudyDetail) -> None:
+    if study.queue is not None and study.queue.waits_for:
+        say(f"waits for {study.queue.waits_for}")
 
 
 def _state_text(event: Event) -> str:

@@ -47,6 +47,10 @@ class QueueEntryRow(Base):
     """Devices times the time that workers held it."""
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
+    waits_since: Mapped[datetime | None] = mapped_column(index=True)
+    """Since when it has waited for hosts that a cluster's present nodes can give; NULL where it does not."""
+    asked_by: Mapped[str | None]
+    """The worker that last asked for them."""
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
@@ -77,6 +81,8 @@ class WorkerRow(Base):
     devices: Mapped[str]
     """Slots that it may claim, as JSON: [["core", 0], ["cuda", 1]]."""
     isolation: Mapped[str]
+    cluster: Mapped[str] = mapped_column(server_default="")
+    """Whose hosts it reserves; empty for none, and until the cluster has told its identity."""
     version: Mapped[str]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime] = mapped_column(index=True)

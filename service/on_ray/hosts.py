@@ -73,10 +73,12 @@ class Reservation:
     Args:
         on_text: Takes a line for people while the study waits.
         log: Takes what that process prints.
-        check: Called while the study waits; what it raises ends the wait.
+        check: Called while the study waits, and when it has its hosts; what it raises ends the wait.
 
     Attributes:
         lack: What the cluster lacks at this moment, or why it cannot be asked; empty where it has all.
+        can_be_met: Whether the cluster has said that its present nodes can give the hosts.
+        cluster: Identity of the cluster, the same for all that ask it; empty until it has answered.
         address: Of the driver's node, once reserved.
         gpus: Of the driver's node that are the study's, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
     """
@@ -90,6 +92,8 @@ class Reservation:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.lack = ""
+        self.can_be_met = False
+        self.cluster = ""
         self.address = ""
         self.gpus = ""
         self._cluster = cluster
@@ -116,6 +120,7 @@ class Reservation:
                 if isinstance(event, Failed):
                     raise (RunnerError if event.lasting else HostsUnavailableError)(self._text(event))
                 self._take(event)
+        self._check()
 
     def keep(self) -> None:
         """Ask once more where the reservation is lost, as with the cluster's head. Called while hosts are missing.
@@ -191,10 +196,10 @@ class Reservation:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Waiting):
-            self.lack = event.text
+            self.lack, self.can_be_met, self.cluster = event.text, event.can_be_met, event.cluster
             self._on_text(f"waiting for Ray: {event.text}")
         elif isinstance(event, Reserved):
-            self.lack = ""
+            self.lack, self.can_be_met, self.cluster = "", True, event.cluster
             self.address, self.gpus = event.address, event.gpus
             os.environ[VISIBLE_DEVICES] = self.gpus  # of all that this process starts from now on
             names = " and ".join(node[:8] for node in event.nodes)
@@ -227,7 +232,7 @@ def reserved_hosts(
     level: Level,
     on_text: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
-    check_waiting: Callable[[str], None] = lambda lack: None,
+    check_waiting: Callable[[Reservation], None] = lambda reservation: None,
     *,
     timeout_s: float | None,
 ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
@@ -238,8 +243,8 @@ def reserved_hosts(
     Args:
         on_text: Takes a line for people while the study waits.
         check: The runner's look at other things, which what is yielded calls, too.
-        check_waiting: Called some times a second while the study waits and no trial runs, with what the cluster lacks;
-            what it raises ends that.
+        check_waiting: Called some times a second while the study waits and no trial runs, and once when it has its
+            hosts; what it raises ends that.
         timeout_s: How long the cluster may take to reserve the hosts; None for as long as `check_waiting` lets it.
 
     Raises:
@@ -247,40 +252,15 @@ def reserved_hosts(
         HostsUnavailableError: The cluster cannot be reached, or has not replaced a host that was lost.
         RunnerError: It cannot have the hosts, or has not got them in time.
     """
-    num_hosts, ranks_per_host = study.settings.num_hosts, ranks_of_each(study)
-    if num_hosts > 1:
-        refuse_isolated(level)
     secret = secrets.token_hex(MIN_SECRET_LENGTH)
     with contextlib.ExitStack() as stack:
         group = None
-        if num_hosts > 1:
-            group = HostGroup(
-                num_hosts=num_hosts,
-                ranks_per_host=ranks_per_host,
-                address="",
-                secret=secret.encode(),
-                workload=study.workload,
-                directory=Path(study.directory).absolute(),
-                patience_s=settings.ray_timeout_s,
-            )
-        order = AgentOrder(
-            port=group.port if group else 0,
-            secret=secret,
-            folder=str(settings.data_directory.absolute() / "hosts"),
-            patience_s=settings.host_patience_s,
-            variables={name: os.environ[name] for name in CHANGED_BY_RAY if name in os.environ},
-        )
-        request = ReservationRequest(
-            address=cluster.address,
-            num_hosts=num_hosts,
-            ranks_per_host=ranks_per_host,
-            device=study.settings.device,
-            timeout_s=timeout_s,
-            insecure=cluster.insecure,
-            order=order,
-        )
+        if study.settings.num_hosts > 1:
+            refuse_isolated(level)
+            group = _host_group(study, settings, secret)
+        request = _request(cluster, study, settings, group, secret, timeout_s)
         log = Path(study.directory).absolute() / "logs" / "ray.log"
-        reservation = Reservation(cluster, request, log, on_text, lambda: check_waiting(reservation.lack))
+        reservation = Reservation(cluster, request, log, on_text, lambda: check_waiting(reservation))
         stack.callback(reservation.close)
         if group is not None:
             stack.enter_context(group.closed_with_reason())
@@ -301,6 +281,39 @@ def reserved_hosts(
             if reservation.lack:
                 raise HostsUnavailableError(f"{error}; {reservation.lack}") from error
             raise
+
+
+def _host_group(study: Study, settings: Settings, secret: str) -> HostGroup:
+    return HostGroup(
+        num_hosts=study.settings.num_hosts,
+        ranks_per_host=ranks_of_each(study),
+        address="",
+        secret=secret.encode(),
+        workload=study.workload,
+        directory=Path(study.directory).absolute(),
+        patience_s=settings.ray_timeout_s,
+    )
+
+
+def _request(
+    cluster: Cluster, study: Study, settings: Settings, group: HostGroup | None, secret: str, timeout_s: float | None
+) -> ReservationRequest:
+    order = AgentOrder(
+        port=group.port if group else 0,
+        secret=secret,
+        folder=str(settings.data_directory.absolute() / "hosts"),
+        patience_s=settings.host_patience_s,
+        variables={name: os.environ[name] for name in CHANGED_BY_RAY if name in os.environ},
+    )
+    return ReservationRequest(
+        address=cluster.address,
+        num_hosts=study.settings.num_hosts,
+        ranks_per_host=ranks_of_each(study),
+        device=study.settings.device,
+        timeout_s=timeout_s,
+        insecure=cluster.insecure,
+        order=order,
+    )
 
 
 def ranks_of_each(study: Study) -> int:

@@ -52,9 +52,17 @@ class _Event(Record, tag=True):
 
 
 class Waiting(_Event):
-    """The reservation is not met: what is asked, what the cluster has, and whether its nodes can ever meet it."""
+    """The reservation is not met.
+
+    Attributes:
+        text: On what is asked, what the cluster has, and whether its nodes can ever meet it.
+        can_be_met: Whether they can.
+        cluster: Identity of the cluster: Ray's name of its head's node.
+    """
 
     text: str
+    can_be_met: bool
+    cluster: str
 
 
 class Reserved(_Event):
@@ -64,11 +72,13 @@ class Reserved(_Event):
         address: Of the driver's node, as the others reach it.
         gpus: Of the driver's node, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
         nodes: Ray's names of the nodes, by number of the host.
+        cluster: Identity of the cluster, as in `Waiting`.
     """
 
     address: str
     gpus: str
     nodes: list[str]
+    cluster: str
 
 
 class Failed(_Event):

@@ -29,6 +29,8 @@ from steptune.service.on_ray.messages import Event, Failed, ReservationRequest, 
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.wording import counted
 
+HEAD = "node:__internal_head__"
+"""A resource that Ray gives to the node of a cluster's head, and to no other."""
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
@@ -98,17 +100,17 @@ class Reservation:
         timeout_s = self._request.timeout_s
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not group.wait(LOOK_S):
-            text = self._lack(bundle)
+            lack = self._lack(bundle)
             if self._given_up():
                 self._util.remove_placement_group(group)
                 return
             if time.monotonic() > deadline:
                 self._util.remove_placement_group(group)
                 raise PlatformError(
-                    f"Ray has not reserved the hosts within {timeout_s:g} s: {text}. Ask for less, free "
+                    f"Ray has not reserved the hosts within {timeout_s:g} s: {lack.text}. Ask for less, free "
                     "the cluster or add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
                 )
-            self._tell_once(Waiting(text=text))
+            self._tell_once(lack)
         self._group, self._resources = group, bundle
 
     def _bundle(self, me: str) -> dict[str, float]:
@@ -135,8 +137,8 @@ class Reservation:
             )
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
-    def _lack(self, bundle: dict[str, float]) -> str:
-        """Text on what is asked, what the cluster has, and whether it is a matter of time."""
+    def _lack(self, bundle: dict[str, float]) -> Waiting:
+        """Compare what is asked with what the cluster has, and say whether it is a matter of time."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
         free = self._ray.available_resources()
@@ -145,11 +147,18 @@ class Reservation:
             f"{free.get(name, 0):g} of {sum(node.get(name, 0) for node in nodes):g} {name}" for name in bundle
         )
         several = self._request.num_hosts > 1
-        return (
+        can_be_met = able >= self._request.num_hosts
+        text = (
             f"{counted(self._request.num_hosts, 'host')} with {asked}{' each' if several else ''} asked for"
             f"{' on nodes of their own' if several else ''}; the cluster has {counted(len(nodes), 'node')}, {able} of "
-            f"that size, and {has} free: {_prospect(able >= self._request.num_hosts)}"
+            f"that size, and {has} free: {_prospect(can_be_met)}"
         )
+        return Waiting(text=text, can_be_met=can_be_met, cluster=self._cluster())
+
+    def _cluster(self) -> str:
+        """Identity of the cluster, the same on all of its nodes; empty while its head is not known."""
+        heads = [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and HEAD in node["Resources"]]
+        return heads[0] if heads else ""
 
     def _tell_once(self, event: Event) -> None:
         if event != self._last:
@@ -186,14 +195,14 @@ class Reservation:
         table = self._util.placement_group_table(self._group)
         nodes = [table["bundles_to_node_id"][number] for number in range(self._request.num_hosts)]
         gpus = self._gpus[0] if "GPU" in self._resources else ""
-        return Reserved(address=self._util.get_node_ip_address(), gpus=gpus, nodes=nodes)
+        return Reserved(address=self._util.get_node_ip_address(), gpus=gpus, nodes=nodes, cluster=self._cluster())
 
     def _look(self) -> None:
         """Tell when a host is lost, and when Ray has found another."""
         if self._util.placement_group_table(self._group)["state"] == "CREATED":
             self._tell_once(self._reserved())
         else:
-            self._tell_once(Waiting(text=self._lack(self._resources)))
+            self._tell_once(self._lack(self._resources))
 
     def _release(self) -> None:
         try:

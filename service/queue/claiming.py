@@ -13,6 +13,8 @@ and of the one user's studies
    everybody would give their own the highest;
 6. the oldest.
 
+On a cluster whose hosts workers reserve, a study that has waited long for them goes before these (`draining`).
+
 A study is for one hardware profile, because figures of different machines are not compared. One that has begun goes
 on with a worker of its own profile; with one of another only where its user named a part of a label ("H100") that
 both have, which says that such machines may stand for each other.
@@ -24,11 +26,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, UserRow
 from steptune.service.places import CORE, CUDA, Slot
+from steptune.service.queue.draining import Due
 from steptune.service.queue.records import Quotas, WorkerOffer, stored_kind
 from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
 from steptune.tuner.records import StudyState
@@ -52,15 +55,17 @@ def candidates(
     *,
     leaving: Collection[str] = (),
     without: str | None = None,
+    due: Due | None = None,
 ) -> Iterator[Candidate]:
     """One study for each user who may start one, the user whose turn it is first.
 
     Args:
         leaving: Studies that the worker leaves alone for now.
         without: A study that the worker would give up first.
+        due: The study that goes first on the worker's cluster.
     """
     num_devices = num_free_devices(session, offer, now, without)
-    first = _first_of_each_owner(session, offer, num_devices, now, leaving)
+    first = _first_of_each_owner(session, offer, num_devices, now, leaving, due)
     usage = usage_by_owner(session, now) if first else {}
     limits = limits_by_owner(session, {found.owner_id: None for found in first}, quotas)
 
@@ -134,7 +139,12 @@ def taken_slots(session: Session, host_id: str, now: datetime, without: str | No
 
 
 def _first_of_each_owner(
-    session: Session, offer: WorkerOffer, num_devices: int, now: datetime, leaving: Collection[str]
+    session: Session,
+    offer: WorkerOffer,
+    num_devices: int,
+    now: datetime,
+    leaving: Collection[str],
+    due: Due | None,
 ) -> list[Candidate]:
     if num_devices == 0:
         return []
@@ -144,8 +154,9 @@ def _first_of_each_owner(
     ranked = (
         select(StudyRow.study_id, StudyRow.owner_id, QueueEntryRow.priority, QueueEntryRow.queued_at, place)
         .join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+        .outerjoin(UserRow, UserRow.user_id == StudyRow.owner_id)
         .where(claimable(now), _fits(session, offer, num_devices), num_hosts(session) <= offer.max_hosts)
-        .where(StudyRow.study_id.not_in(leaving))
+        .where(StudyRow.study_id.not_in(leaving), true() if due is None else due.leaves())
         .subquery()
     )
     first = select(ranked).where(ranked.c.place == 1)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.fencing import database_now
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
+from steptune.service.queue.draining import end_wait
 from steptune.service.queue.records import AND, BEGUN, ENDED, QueueEntry, Source, kind_of
 from steptune.service.queue.waiting import Entry
 from steptune.service.store import lose_trials, write_event, write_state
@@ -105,6 +106,8 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
     entry.requested = ""
     entry.version += 1
     entry.ended_at = None if state in (*BEGUN, StudyState.PAUSED) else entry.ended_at or now
+    if state is not StudyState.QUEUED:
+        end_wait(entry)
     freed = update(ResourceSlotRow).where(ResourceSlotRow.study_id == study.study_id)
     session.execute(freed.values(study_id=None))
     lose_trials(session, study.study_id)

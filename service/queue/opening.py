@@ -14,4 +14,10 @@ def open_queue(engine: Engine, settings: Settings) -> StudyQueue:
     quotas = Quotas(
         max_running=settings.max_running, max_queued=settings.max_queued, max_device_hours=settings.max_device_hours
     )
-    return StudyQueue(engine, quotas=quotas, lease_s=settings.lease_s, max_losses=settings.max_losses)
+    return StudyQueue(
+        engine,
+        quotas=quotas,
+        lease_s=settings.lease_s,
+        max_losses=settings.max_losses,
+        hosts_wait_s=settings.hosts_wait_s,
+    )

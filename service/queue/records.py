@@ -95,6 +95,8 @@ class WorkerInfo(Record):
     version: str
     started_at: datetime
     heartbeat_at: datetime
+    cluster: str = ""
+    """Whose hosts it reserves; empty for none, and while it is not known."""
     study_id: str | None = None
     """The study that it holds."""
 
@@ -123,6 +125,8 @@ class WorkerOffer(Record):
     """Hosts that a study may be on: more where a cluster reserves those beside this one."""
     reserves: bool = False
     """Whether a claim still has to get its devices from a cluster."""
+    cluster: str = ""
+    """That cluster's identity; empty until it has told."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

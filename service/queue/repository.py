@@ -23,6 +23,7 @@ from steptune.service.models import (
 )
 from steptune.service.places import CUDA, place_of
 from steptune.service.queue.claiming import Candidate, candidates, claimable
+from steptune.service.queue.draining import Due, due_on, end_wait, holds_hosts, join_cluster, keep_wait
 from steptune.service.queue.entries import (
     account,
     check_not_of_command_line,
@@ -58,6 +59,8 @@ from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
 """A worker that was not heard of for so long is taken for dead."""
+HOSTS_WAIT_S = 600.0
+"""A study that has waited so long for hosts that others of its cluster take goes first there."""
 MAX_LOSSES = 5
 """Workers that may die with a study, one after the other without a trial completed, before it is given up."""
 FORGET_WORKERS = timedelta(days=1)
@@ -71,6 +74,7 @@ class StudyQueue:
         quotas: Of users for whom nothing else was set.
         lease_s: How long a claim lasts without a heartbeat.
         max_losses: Deaths of workers in a row after which a study has failed.
+        hosts_wait_s: After which a study that waits for hosts of a cluster goes first there.
     """
 
     def __init__(
@@ -80,11 +84,13 @@ class StudyQueue:
         quotas: Quotas = Quotas(),  # noqa: B008 - frozen
         lease_s: float = LEASE_S,
         max_losses: int = MAX_LOSSES,
+        hosts_wait_s: float = HOSTS_WAIT_S,
     ) -> None:
         self._engine = engine
         self._quotas = quotas
         self._lease_s = lease_s
         self._max_losses = max_losses
+        self._hosts_wait_s = hosts_wait_s
 
     # --- what users do ---------------------------------------------------------------------------
 
@@ -286,6 +292,7 @@ class StudyQueue:
                     device_kind=offer.profile.device_kind,
                     devices=json.dumps([[slot.kind, slot.number] for slot in offer.slots]),
                     isolation=offer.isolation,
+                    cluster=offer.cluster,
                     version=offer.version,
                     started_at=now,
                     heartbeat_at=now,
@@ -321,7 +328,8 @@ class StudyQueue:
             _one_claim_at_a_time(session)
             now = database_now(session)
             self._bury(session, now, takes_over=True)
-            for candidate in candidates(session, offer, now, self._quotas, leaving=leaving):
+            due = self._due(session, offer.cluster, now)
+            for candidate in candidates(session, offer, now, self._quotas, leaving=leaving, due=due):
                 if candidate.owner_id in resting:
                     continue
                 claim = self._take(session, candidate, offer, now)
@@ -329,7 +337,7 @@ class StudyQueue:
                     return claim
             return None
 
-    def has_work(
+    def gives_way(
         self,
         offer: WorkerOffer,
         *,
@@ -337,33 +345,62 @@ class StudyQueue:
         leaving: Collection[str] = (),
         without: str,
     ) -> bool:
-        """Say whether a worker could claim a study if it gave up the one that it has.
+        """Say whether a worker shall give up the study for whose hosts it waits: another goes first on the cluster, or
+        it could claim one that may run meanwhile.
 
         Args:
             without: The study that it has.
         """
         with reading(self._engine) as session:
             now = database_now(session)
-            others = candidates(session, offer, now, self._quotas, leaving={*leaving, without}, without=without)
+            due = self._due(session, offer.cluster, now)
+            if due is not None and due.holds_up(session, session.get_one(StudyRow, without)):
+                return True
+            leaving = {*leaving, without}
+            others = candidates(session, offer, now, self._quotas, leaving=leaving, without=without, due=due)
             return any(candidate.owner_id not in resting for candidate in others)
 
-    def say_waiting(self, lease: Lease, why: str) -> None:
+    def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
         """Tells what a study waits for whose devices a cluster has not reserved yet.
+
+        Args:
+            cluster: Its identity; empty where it could not be asked.
+            can_be_met: Whether its present nodes could give the devices.
 
         Raises:
             LeaseLostError: The lease is over.
         """
         with writing(self._engine) as session:
             hold(session, lease, lease.study_id)
-            study, _ = locked(session, lease.study_id)
+            study, entry = locked(session, lease.study_id)
+            keep_wait(entry, lease.worker_id, database_now(session), can_be_met=can_be_met)
+            join_cluster(session, lease.worker_id, cluster)
             set_state(session, study, StudyState.QUEUED, why)
 
-    def begin(self, lease: Lease, place: str) -> str:
+    def holds_hosts(self, cluster: str) -> bool:
+        """Say whether any study of the service has hosts of a cluster."""
+        with reading(self._engine) as session:
+            return holds_hosts(session, cluster, database_now(session))
+
+    def wait_anew(self, lease: Lease) -> None:
+        """Counts the time that a study has waited for hosts from now on: no other study of the service had them.
+
+        Raises:
+            LeaseLostError: The lease is over.
+        """
+        with writing(self._engine) as session:
+            hold(session, lease, lease.study_id)
+            _, entry = locked(session, lease.study_id)
+            if entry.waits_since is not None:
+                entry.waits_since = database_now(session)
+
+    def begin(self, lease: Lease, place: str, *, cluster: str = "") -> str:
         """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has lost
         or replaced some of them, whose time counts until then.
 
         Args:
             place: Hosts and devices.
+            cluster: Identity of the cluster.
 
         Returns:
             Why the study may not start now, in which case it waits as before; empty where it has.
@@ -381,6 +418,11 @@ class StudyQueue:
                 usage = usage_by_owner(session, now).get(study.owner_id, Usage())
                 if exceeded := limits_of(user, self._quotas).exceeded_by(usage):
                     return exceeded
+                join_cluster(session, lease.worker_id, cluster)
+                due = self._due(session, cluster, now)
+                if due is not None and due.holds_up(session, study):
+                    return due.reason
+                end_wait(entry)
                 entry.claimed_at = now
                 entry.num_claims += 1
                 set_state(session, study, StudyState.RUNNING)
@@ -534,6 +576,10 @@ class StudyQueue:
             place=entry.place,
         )
 
+    def _due(self, session: Session, cluster: str, now: datetime) -> Due | None:
+        patience, silence = timedelta(seconds=self._hosts_wait_s), timedelta(seconds=self._lease_s)
+        return due_on(session, cluster, now, self._quotas, patience=patience, silence=silence)
+
     def _check_queued(self, session: Session, owner_id: str | None) -> None:
         user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
         limit = limits_of(user, self._quotas).max_queued
@@ -559,7 +605,8 @@ class StudyQueue:
         now = database_now(session)
         waiting = any(is_waiting(*entry, now) for entry in ordered)
         workers = known_workers(session, now, self._lease_s) if waiting else []
-        reasons = waits_for(session, ordered, workers, self._quotas, now)
+        dues = {cluster: self._due(session, cluster, now) for cluster in {worker.cluster for worker in workers}}
+        reasons = waits_for(session, ordered, workers, dues, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -10,20 +10,28 @@ from sqlalchemy.orm import Session
 
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
 from steptune.service.queue.claiming import is_named
+from steptune.service.queue.draining import Due
 from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo, kind_of
 from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
 from steptune.tuner.records import Study, StudyState
 
 Entry = tuple[StudyRow, QueueEntryRow]
+FIRST = "; it goes first there, and others wait until it has begun"
 
 
 def waits_for(
-    session: Session, entries: Sequence[Entry], workers: Sequence[WorkerInfo], quotas: Quotas, now: datetime
+    session: Session,
+    entries: Sequence[Entry],
+    workers: Sequence[WorkerInfo],
+    dues: Mapping[str, Due | None],
+    quotas: Quotas,
+    now: datetime,
 ) -> list[str]:
     """For each study what it waits for; empty where it runs, or has ended.
 
     Args:
         workers: All that the service knows.
+        dues: For each of their clusters the study that goes first there.
     """
     waiting = [entry for entry in entries if is_waiting(*entry, now)]
     alive = [worker for worker in workers if worker.state not in ("gone", "draining")]
@@ -34,15 +42,20 @@ def waits_for(
         if not is_waiting(study, entry, now):
             return ""
         message = msgspec.json.decode(study.record, type=Study).message
+        first = study.study_id in {due.study_id for due in dues.values() if due is not None}
         if _is_held(entry, now):
-            return f"hosts of the cluster: {message}" if message else "hosts that its worker asks a cluster for"
+            asked = f"hosts of the cluster: {message}" if message else "hosts that its worker asks a cluster for"
+            return f"{asked}{FIRST if first else ''}"
         if not alive:
             return "a worker: none is running; `steptune worker` starts one"
         missing = _missing_hardware(session, study, entry, alive)
         if missing:
             return missing
         exceeded = limits[study.owner_id].exceeded_by(usage.get(study.owner_id, Usage()))
-        return exceeded or f"a worker{_hosts(study)} to be free{f'; last: {message}' if message else ''}"
+        if exceeded or (exceeded := _held_up(session, study, entry, alive, dues)):
+            return exceeded
+        last = f"; last: {message}" if message else ""
+        return f"a worker{_hosts(study)} to be free{last}{FIRST if first else ''}"
 
     return [reason(*entry) for entry in entries]
 
@@ -61,7 +74,7 @@ def _is_held(entry: QueueEntryRow, now: datetime) -> bool:
 def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> str:
     """Hardware that no worker has; empty where one would do."""
     kind, wanted, count = kind_of(entry.required_device_kind), entry.required_hardware, entry.num_devices
-    fitting = [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
+    fitting = _fitting(entry, alive)
     if not fitting:
         return f"a worker with {_devices(kind, count)}"
     if wanted is not None:
@@ -75,8 +88,33 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
     return f"a worker with the hardware on which it was begun: {profile.label if profile else ''} ({begun})"
 
 
+def _held_up(
+    session: Session,
+    study: StudyRow,
+    entry: QueueEntryRow,
+    alive: Sequence[WorkerInfo],
+    dues: Mapping[str, Due | None],
+) -> str:
+    """Why no worker that has what a study needs begins it now, where another one goes first; empty where one may."""
+    fitting = {worker.cluster for worker in _fitting(entry, alive)}
+    if _num_hosts(study) > 1:
+        fitting.discard("")
+    before = [due for cluster in fitting if (due := dues[cluster]) is not None and due.holds_up(session, study)]
+    return before[0].reason if before and len(before) == len(fitting) else ""
+
+
+def _fitting(entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    """Workers of the kind that a study needs, with as many devices."""
+    kind, count = kind_of(entry.required_device_kind), entry.num_devices
+    return [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
+
+
+def _num_hosts(study: StudyRow) -> int:
+    return msgspec.json.decode(study.record, type=Study).settings.num_hosts
+
+
 def _hosts(study: StudyRow) -> str:
-    num_hosts = msgspec.json.decode(study.record, type=Study).settings.num_hosts
+    num_hosts = _num_hosts(study)
     return f" whose cluster reserves {num_hosts} hosts" if num_hosts > 1 else ""
 
 

@@ -43,5 +43,6 @@ def worker_of(worker: WorkerRow, label: str, study_id: str | None, *, gone: bool
         version=worker.version,
         started_at=worker.started_at,
         heartbeat_at=worker.heartbeat_at,
+        cluster=worker.cluster,
         study_id=study_id,
     )

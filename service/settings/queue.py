@@ -46,6 +46,13 @@ class QueueSettings(BaseModel):
         "the study has failed.",
     )
 
+    hosts_wait_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; then it goes "
+        "first there, and no other one begins.",
+    )
+
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:
         if self.lease_s < 3 * self.heartbeat_s:

@@ -22,7 +22,7 @@ from steptune.service.directories import mark, remove_tree
 from steptune.service.housekeeping import keep_house
 from steptune.service.isolation import Level
 from steptune.service.isolation.users import take_back
-from steptune.service.on_ray.hosts import Cluster, reserved_hosts
+from steptune.service.on_ray.hosts import Cluster, Reservation, reserved_hosts
 from steptune.service.places import CUDA, VISIBLE_DEVICES, this_place
 from steptune.service.progress import EVENT, Publisher
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
@@ -63,6 +63,8 @@ HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
 GIVE_WAY_S = 5.0
 """Between two times that a worker whose study waits for hosts looks whether another one could run."""
+ALONE_S = 60.0
+"""A study whose hosts no other study of the service has had for so long waits for others than those."""
 LOOKS_PER_S = 20.0
 """How often all idle workers together look at the queue: each looks the less often the more there are."""
 LONGEST_POLL_S = 15.0
@@ -133,6 +135,8 @@ class Worker:
         self._waits = Waits()
         self._give_way_at_s = 0.0
         self._held_place = ""
+        self._can_be_met = False
+        self._alone_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
@@ -288,7 +292,10 @@ class Worker:
             raise
         except HostsUnavailableError as error:
             keeper.check_lease()
-            return Outcome(state=StudyState.QUEUED, message=str(error), waits=True)
+            why = str(error)
+            if not self._can_be_met:  # nobody leaves hosts to a study whose cluster does not answer
+                keeper.persist(lambda: self._queue.say_waiting(claim.lease, why))
+            return Outcome(state=StudyState.QUEUED, message=why, waits=True)
         except (RunnerError, StoreError, IsolationUnavailableError) as error:
             keeper.check_lease()  # processes that were killed because the lease was lost are no fault of the machine
             logger.error("study %s: %s", claim.lease.study_id, error)
@@ -358,18 +365,23 @@ class Worker:
         asked = replace(study, settings=replace(study.settings, device=device))
         self._held_place, said = "", ""
         group: HostGroup | None = None
+        self._can_be_met, self._alone_at_s = False, now_s()
 
-        def check_waiting(lack: str) -> None:
+        def check_waiting(found: Reservation) -> None:
             nonlocal said
             keeper.check_between_trials()
+            self._can_be_met = found.can_be_met
+            self._offer = replace(self._offer, cluster=found.cluster or self._offer.cluster)
             if self._held_place:  # it runs, and a host is lost
                 self._place(claim, keeper, group)
                 return
-            if not lack:  # Ray has not answered yet
+            lack = found.lack
+            if not lack:  # Ray has not answered yet, or has given all
                 return
             if lack != said:
                 said = lack
-                keeper.persist(lambda: self._queue.say_waiting(claim.lease, lack))
+                met, cluster = found.can_be_met, found.cluster
+                keeper.persist(lambda: self._queue.say_waiting(claim.lease, lack, cluster=cluster, can_be_met=met))
             self._give_way(claim, lack)
 
         with reserved_hosts(
@@ -380,17 +392,21 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """Ends the wait for hosts where another study can run meanwhile.
+        """Ends the wait for hosts where another study can run meanwhile, or goes first.
 
         Raises:
-            HostsUnavailableError: One can.
+            HostsUnavailableError: One can, or does.
         """
         if now_s() < self._give_way_at_s:
             return
         self._give_way_at_s = now_s() + GIVE_WAY_S
         with suppress(StoreUnavailableError):
+            if self._queue.holds_hosts(self._offer.cluster):
+                self._alone_at_s = now_s()
+            elif now_s() >= self._alone_at_s + ALONE_S:
+                self._queue.wait_anew(claim.lease)
             resting, leaving = self._rests.owners(), self._waits.recent
-            if self._queue.has_work(self._offer, resting=resting, leaving=leaving, without=claim.lease.study_id):
+            if self._queue.gives_way(self._offer, resting=resting, leaving=leaving, without=claim.lease.study_id):
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
@@ -403,7 +419,8 @@ class Worker:
             return claim.place
         place = AND.join([this_place(), *(hosts.places if hosts is not None else ())])
         if place != self._held_place:
-            refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place))
+            cluster = self._offer.cluster
+            refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place, cluster=cluster))
             if refusal:
                 raise HostsUnavailableError(f"the hosts were there, and it waits for {refusal}")
             self._held_place = place

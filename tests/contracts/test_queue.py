@@ -425,10 +425,10 @@ class TestReserving:
         over_hosts(queue, ada)
         offer = cluster_worker(queue)
         claimed(queue, offer)
-        assert not queue.has_work(offer, without="study")
+        assert not queue.gives_way(offer, without="study")
         submitted(queue, "next", ada)
-        assert queue.has_work(offer, without="study")
-        assert not queue.has_work(offer, without="study", leaving={"next"})
+        assert queue.gives_way(offer, without="study")
+        assert not queue.gives_way(offer, without="study", leaving={"next"})
         queue.release(Lease(study_id="study", worker_id="cluster", fence=1), StudyState.QUEUED, "busy")
         claim = queue.claim(offer, leaving={"study"})
         assert claim is not None

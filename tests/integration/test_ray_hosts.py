@@ -16,14 +16,16 @@ import pytest
 from host_networks import two_hosts
 from marked import wait_until
 from ray_clusters import ROOT, Cluster, ray_cluster, reservation
-from sites import QUICK, WORKLOAD, Site
+from sites import LEASE_S, QUICK, WORKLOAD, Site
 
 from steptune.service.progress import EVENT
+from steptune.service.queue import StudyQueue
 from steptune.service.submission import new_study
 from steptune.tuner.errors import RunnerError
-from steptune.tuner.records import FailureKind, StudySettings, StudyState, TrialResult, new_id
+from steptune.tuner.records import FailureKind, Recommendation, StudySettings, StudyState, TrialResult, new_id
 
 PLACED = f"{ROOT / 'tests/workloads/placed.py'}:Placed"
+LARGE_TABLE = f"{ROOT / 'benchmarks/workloads/large_table.py'}:LargeTable"
 SHORT = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets", "--foreign-load", "100", "--isolation", "none")
 """The baseline alone: its trial runs on all hosts."""
 TWO_HOSTS = ("--num-hosts", "2", "--ranks", "4", "--runner", "ray")
@@ -174,6 +176,43 @@ def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_r
     assert not left_behind(tmp_path)
 
 
+def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the_middle(tmp_path: Path) -> None:
+    """Of a model that trains. The trials that ran are repeated on the node in its place, and no other is."""
+    asked = ("tune", LARGE_TABLE, "--budget", "5m", "--trials", "4", "--only", "hierarchical_allreduce")
+    options = ("--foreign-load", "1000", "--isolation", "none", *TWO_HOSTS)
+    with (
+        two_hosts("500mbit", needed_in_ci=True, num_hosts=3) as networks,
+        ray_cluster(2, 2, 2, networks=networks) as cluster,
+    ):
+        within = ("nsenter", f"--net={networks[0]}", "--")
+        with steptune(cluster, tmp_path, *asked, *options, within=within, GLOO_SOCKET_IFNAME="link0") as command:
+            command.wait_until(lambda: {"completed", "running"} <= set(trial_states(command)), 200)
+            [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
+            victim.kill()
+            assert command.end(450) == 0, command.output
+        agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
+    [(record,)] = command.all("SELECT record FROM recommendations")
+    answer = msgspec.json.decode(record, type=Recommendation)
+    assert answer.candidate.choices == {"hierarchical_allreduce": {"levels": 2}}, command.output
+    assert answer.gain is not None
+    assert answer.gain.interval.low > 1
+    assert set(trial_states(command)) == {"completed"}
+    lost = [attempt.failure.kind for result in command.results() for attempt in result.repeated or ()]
+    assert lost
+    assert set(lost) == {FailureKind.INFRASTRUCTURE}
+    assert command.output.count("reserved by Ray") == 2, command.output
+    assert not agents
+    assert not left_behind(tmp_path)
+
+
+def trial_states(command: Command) -> list[str]:
+    """States of the study's trials, in their order; none while there is no database."""
+    try:
+        return [state for (state,) in command.all("SELECT state FROM trials ORDER BY sequence")]
+    except sqlite3.OperationalError:
+        return []
+
+
 def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
     with ray_cluster(2, 2) as cluster:
         with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS) as command:
@@ -188,14 +227,17 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
     assert not list((tmp_path / ".steptune" / "hosts").iterdir())
 
 
-@pytest.mark.parametrize("with_another", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("with_another", "hosts_wait_s"), [(False, 600), (True, 0), pytest.param(True, 600, marks=pytest.mark.soak)]
+)
 def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_another: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_another: bool, hosts_wait_s: int
 ) -> None:
     """A study on two hosts waits in the queue while others have a node, and loses nothing; as does, beside it, one on a
-    single host of the same cluster, which takes turns with it.
+    single host of the same cluster, which takes turns with it until the wide one has waited long.
     """
     site = Site(tmp_path)
+    site.queue = StudyQueue(site.store.engine, lease_s=LEASE_S, hosts_wait_s=hosts_wait_s)
     settings = StudySettings(
         budget_s=600, max_trials=1, only=("ddp_buckets",), num_ranks=2, num_hosts=2, device="cpu", measure=QUICK
     )
@@ -203,7 +245,8 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
     site.queue.submit(study, owner_id=None, required_device_kind="cpu")
     waiting = [study.study_id, *([site.submit(trials=1)] if with_another else [])]
     with ray_cluster(1, 1) as cluster:
-        for name, value in {**cluster.variables, "GLOO_SOCKET_IFNAME": "lo"}.items():
+        variables = {**cluster.variables, "STEPTUNE_HOSTS_WAIT_S": str(hosts_wait_s), "GLOO_SOCKET_IFNAME": "lo"}
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         try:
             with reservation(cluster, tmp_path / "other") as (other, _):
@@ -212,8 +255,11 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
                 lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: it can be met when others"
                 wait_until(lambda: lack in site.entry(study.study_id).waits_for, site.log())
                 assert lack in activity(site, study.study_id)
+                [known] = site.queue.workers()
+                assert known.cluster == other.cluster != ""
                 if with_another:
-                    wait_until(lambda: "hosts of the cluster: 1 host" in site.entry(waiting[1]).waits_for, site.log())
+                    reason = "hosts of the cluster: 1 host" if hosts_wait_s else "go first to a study over 2 hosts"
+                    wait_until(lambda: reason in site.entry(waiting[1]).waits_for, site.log())
                 entries = site.queue.entries(waiting)
                 assert {entry.state for entry in entries} == {StudyState.QUEUED}
                 assert {entry.device_seconds for entry in entries} == {0}
@@ -222,6 +268,8 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
                 assert (entry.num_claims, entry.num_lost) == (1, 0)
         finally:
             site.close()
+    began = [entry.claimed_at for entry in site.queue.entries(waiting)]
+    assert hosts_wait_s or began == sorted(began)
     assert [site.store.get_study(study_id).environment.num_hosts for study_id in waiting] == [2, 1][: len(waiting)]
 
 

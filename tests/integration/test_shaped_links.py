@@ -31,4 +31,7 @@ def test_a_study_reduces_in_two_levels_where_the_link_between_hosts_is_slow(
     (study,) = json.loads(output.read_text())["studies"]
     assert (study["levels"], study["right"]) == (levels, True)
     assert levels in study["tried"]
+    if levels > 1:
+        assert study["verdict"] == "faster"
+        assert study["interval"][0] > 1
     assert study["recommended"] in study["step_ms"]

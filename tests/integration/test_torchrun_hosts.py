@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from host_networks import two_hosts
-from launched_hosts import LaunchedHost, launched
+from launched_hosts import ROOT, LaunchedHost, launched
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 TUNE = ("-m", "steptune", "tune", f"{WORKLOADS / 'placed.py'}:Placed", "--foreign-load", "100", "--isolation", "none")
@@ -56,6 +56,20 @@ def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
     }
     assert not list((second.folder / ".steptune" / "hosts").iterdir())
     assert "secret" not in first.output + second.output
+
+
+def test_over_a_slow_link_two_levels_are_recommended(tmp_path: Path, networks: tuple[Path, ...]) -> None:
+    """Of a model that trains."""
+    table = f"{ROOT / 'benchmarks/workloads/large_table.py'}:LargeTable"
+    asked = ("-m", "steptune", "tune", table, "--foreign-load", "1000", "--isolation", "none")
+    limits = ("--budget", "4m", "--trials", "4", "--only", "hierarchical_allreduce")
+    with launched(networks, tmp_path, *asked, *limits) as (first, _):
+        wait_until(lambda: first.process.poll() is not None, first, 400)
+        assert first.process.returncode == 0, first.output
+    [(record,)] = Rows(first).all("SELECT record FROM recommendations")
+    answer = json.loads(record)
+    assert answer["candidate"]["choices"] == {"hierarchical_allreduce": {"levels": 2}}, first.output
+    assert answer["gain"]["interval"]["low"] > 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What Ray's variables become on the way to a study: its token reaches no trial."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,11 @@ from ray_clusters import require_ray
 from steptune.service.cli.options import cluster_of
 from steptune.service.launched import check_size, num_hosts_of
 from steptune.service.on_ray.actor import agent_environment
-from steptune.service.on_ray.hosts import ranks_of_each, take_cluster
+from steptune.service.on_ray.hosts import Cluster, ranks_of_each, reserved_hosts, take_cluster
 from steptune.service.on_ray.messages import AgentOrder, ReservationRequest
 from steptune.service.on_ray.reservation import Reservation
-from steptune.tuner.errors import ChoiceError, PlatformError, StoreError
+from steptune.service.settings import Settings
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, PlatformError, StoreError
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.trials.launch import Launch
 
@@ -107,6 +109,20 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
     study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
     with pytest.raises(ChoiceError, match="3 ranks cannot be spread evenly over 2 hosts"):
         ranks_of_each(study)
+
+
+@pytest.mark.parametrize("level", ["limits", "bubblewrap"])
+def test_levels_that_keep_ranks_from_the_network_are_refused_on_several_hosts(level: str, tmp_path: Path) -> None:
+    """Before the cluster is asked for any."""
+    settings = StudySettings(num_ranks=2, num_hosts=2)
+    study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory=str(tmp_path))
+    cluster = Cluster(address="auto", insecure=True, variables={})
+    with (
+        pytest.raises(IsolationUnavailableError, match=f"isolation {level} keeps ranks from .* --isolation none"),
+        reserved_hosts(cluster, study, Settings(_env_file=None), SimpleNamespace(name=level), print, timeout_s=1.0),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_node_whose_processor_ray_does_not_have_is_refused_in_words() -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from steptune.service.access.users import UserStore
 from steptune.service.connections import create_engine_for, writing
 from steptune.service.fencing import Lease
-from steptune.service.models import WorkerRow
+from steptune.service.models import QueueEntryRow, WorkerRow
 from steptune.service.on_ray import hosts as on_ray
 from steptune.service.on_ray.messages import ReservationRequest, Waiting
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer
@@ -297,6 +297,52 @@ class TestWaitingForHosts:
         with pytest.raises(HostsUnavailableError, match="busy"):
             site.worker._give_way(claim, "busy")
 
+    @pytest.fixture
+    def asked(self, site: Site) -> Claim:
+        """A study that has waited long for hosts of a cluster, and is asked for."""
+        submitted(site.queue, "wide")
+        offer = replace(site.worker._offer, cluster="shared")
+        site.worker._offer = offer
+        site.queue.register(offer)
+        claim = site.queue.claim(offer)
+        assert claim is not None
+        site.queue.say_waiting(claim.lease, "busy", cluster="shared", can_be_met=True)
+        with writing(site.engine) as session:
+            session.get_one(QueueEntryRow, "wide").waits_since -= timedelta(hours=1)
+        site.worker._alone_at_s = site.now_s
+        submitted(site.queue, "small")
+        return claim
+
+    def test_one_that_waits_long_gives_way_no_more(self, site: Site, asked: Claim) -> None:
+        site.worker._give_way(asked, "busy")
+
+    def test_one_whose_hosts_none_of_the_services_studies_has_does_again(self, site: Site, asked: Claim) -> None:
+        """As where other users of the cluster keep them: nobody knows for how long."""
+        site.pass_time(loop.ALONE_S)
+        with pytest.raises(HostsUnavailableError, match="busy"):
+            site.worker._give_way(asked, "busy")
+
+    def test_as_long_as_one_of_them_has_some_it_does_not(self, site: Site, asked: Claim) -> None:
+        other = replace(site.worker._offer, worker_id="other", host_id="other", cluster="")
+        site.queue.register(other)
+        claim = site.queue.claim(other)
+        assert claim is not None
+        assert site.queue.begin(claim.lease, "other") == ""
+        site.queue.register(replace(other, cluster="shared"))
+        submitted(site.queue, "next")
+        for _ in range(3):
+            site.pass_time(loop.ALONE_S)
+            site.worker._give_way(asked, "busy")
+
+    def test_one_whose_cluster_does_not_answer_lets_others_begin(self, site: Site, asked: Claim) -> None:
+        site.queue.release(asked.lease, StudyState.QUEUED, "busy")
+        site.work(failing(HostsUnavailableError("not reached")), claims=1)
+        offer = replace(site.worker._offer, worker_id="other", host_id="other")
+        site.queue.register(offer)
+        claim = site.queue.claim(offer, leaving={"wide"})
+        assert claim is not None
+        assert claim.lease.study_id == "small"
+
 
 class TestHostsThatARayClusterReserves:
     """By a cluster that has none to give."""
@@ -304,7 +350,7 @@ class TestHostsThatARayClusterReserves:
     @pytest.fixture
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Where the cluster keeps what it was asked for."""
-        said = msgspec.json.encode(Waiting(text="none is free")).decode()
+        said = msgspec.json.encode(Waiting(text="none is free", can_be_met=True, cluster="head")).decode()
         program = (
             f"import sys; open({str(tmp_path / 'asked')!r}, 'w').write(input()); print({said!r}, flush=True); input()"
         )
@@ -350,7 +396,7 @@ class TestHostThatIsLost:
         claim = site.queue.claim(offer)
         assert claim is not None
         hosts = SimpleNamespace(places=["other core 0"])
-        checks: list[Callable[[str], None]] = []
+        checks: list[Callable[[object], None]] = []
 
         @contextmanager
         def reserved(*arguments: object, **_: object) -> Iterator[tuple[object, None]]:
@@ -372,7 +418,9 @@ class TestHostThatIsLost:
         with worker._hosts(claim, study, keeper, print):
             for places in (["other core 0"], [], ["third core 0"]):
                 hosts.places = places
-                checks[0]("one is lost")
+                checks[0](SimpleNamespace(lack="one is lost", can_be_met=True, cluster="head"))
                 held.append(site.queue.entry("study").hosts[1:])
+            checks[0](SimpleNamespace(lack="", can_be_met=False, cluster=""))
         assert held == [("other",), (), ("third",)]
+        assert worker._offer.cluster == "head", "it stays known while it does not answer"
         assert site.queue.entry("study").num_claims == 1

@@ -1,0 +1,128 @@
+"""Which study goes first on a cluster whose hosts workers reserve.
+
+A cluster keeps no host free for a study that needs several while others take each one that becomes free. The workers
+do: while a study is due on their cluster, none of them begins another one there, unless an administrator gave that
+one's user a higher priority. A study is due where
+
+* it has waited longer than is allowed for hosts that the cluster's present nodes can give;
+* the worker that last asked for them is alive and goes on taking studies, so that it comes back to this one;
+* its user may start a study now, and wants neither to cancel nor to pause it.
+
+Of several, the one whose user has the highest priority is due, and then the one that has waited longest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from steptune.service.models import QueueEntryRow, StudyRow, UserRow, WorkerRow
+from steptune.service.queue.records import Quotas
+from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
+from steptune.tuner.records import StudyState
+from steptune.tuner.wording import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A study that goes first on its cluster.
+
+    Attributes:
+        priority: That an administrator gave its user.
+        since: When it began to wait.
+    """
+
+    study_id: str
+    priority: int
+    num_hosts: int
+    since: datetime
+
+    def holds_up(self, session: Session, study: StudyRow) -> bool:
+        """Say whether a study that has not begun waits until this one has."""
+        user = None if study.owner_id is None else session.get(UserRow, study.owner_id)
+        return study.study_id != self.study_id and (0 if user is None else user.priority) <= self.priority
+
+    def leaves(self) -> ColumnElement[bool]:
+        """Condition that a study may begin, of a query that has users by an outer join."""
+        return or_(StudyRow.study_id == self.study_id, func.coalesce(UserRow.priority, 0) > self.priority)
+
+    @property
+    def reason(self) -> str:
+        """Reason for which the others wait."""
+        return (
+            f"hosts of the cluster, which go first to a study over {counted(self.num_hosts, 'host')} that has waited "
+            f"for them since {self.since:%Y-%m-%d %H:%M} UTC"
+        )
+
+
+def due_on(
+    session: Session, cluster: str, now: datetime, quotas: Quotas, *, patience: timedelta, silence: timedelta
+) -> Due | None:
+    """The study that goes first on a cluster; None where none does.
+
+    Args:
+        cluster: Its identity; empty where it is not known.
+        patience: How long a study waits before it goes first.
+        silence: After which a worker is taken for dead.
+    """
+    if not cluster:
+        return None
+    waiting = (
+        select(StudyRow.study_id, StudyRow.owner_id, QueueEntryRow.waits_since, num_hosts(session).label("num_hosts"))
+        .join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
+        .join(WorkerRow, WorkerRow.worker_id == QueueEntryRow.asked_by)
+        .where(QueueEntryRow.waits_since <= now - patience, QueueEntryRow.requested == "")
+        .where(StudyRow.state == StudyState.QUEUED.value, WorkerRow.cluster == cluster)
+        .where(WorkerRow.state.in_(("idle", "busy")), WorkerRow.heartbeat_at > now - silence)
+    )
+    found = session.execute(waiting).all()
+    if not found:
+        return None
+    usage = usage_by_owner(session, now)
+    limits = limits_by_owner(session, {row.owner_id: None for row in found}, quotas)
+    ready = [
+        Due(
+            study_id=row.study_id,
+            priority=limits[row.owner_id].priority,
+            num_hosts=row.num_hosts,
+            since=row.waits_since,
+        )
+        for row in found
+        if not limits[row.owner_id].exceeded_by(usage.get(row.owner_id, Usage()))
+    ]
+    return min(ready, key=lambda due: (-due.priority, due.since, due.study_id), default=None)
+
+
+def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
+    """Keep since when a study has waited for hosts, and who asked for them last; nothing where the nodes of that
+    cluster can never give them.
+    """
+    entry.waits_since = (entry.waits_since or now) if can_be_met else None
+    entry.asked_by = worker_id if can_be_met else None
+
+
+def end_wait(entry: QueueEntryRow) -> None:
+    """Forget that a study has waited: it has its hosts, or its user wants none."""
+    entry.waits_since = entry.asked_by = None
+
+
+def join_cluster(session: Session, worker_id: str, cluster: str) -> None:
+    """Keep which cluster a worker reserves hosts of, where the cluster has told."""
+    if not cluster:
+        return
+    known = update(WorkerRow).where(WorkerRow.worker_id == worker_id, WorkerRow.cluster != cluster)
+    session.execute(known.values(cluster=cluster))
+
+
+def holds_hosts(session: Session, cluster: str, now: datetime) -> bool:
+    """Say whether any study of the service has hosts of a cluster now."""
+    held = exists().where(
+        QueueEntryRow.worker_id == WorkerRow.worker_id,
+        WorkerRow.cluster == cluster,
+        QueueEntryRow.lease_until > now,
+        QueueEntryRow.claimed_at.is_not(None),
+    )
+    return bool(session.scalar(select(held)))

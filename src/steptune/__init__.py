@@ -5,13 +5,15 @@ In a training script:    `steptune.apply(recommendation, workload)`, `steptune.l
                          `steptune.watch(loader)`, `steptune.enable("steptune.json")`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
-The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to the folders at the top of the repository.
+The subpackages `tuner`, `service`, `dashboards`, `kernels`, `migrations` and `examples` are links to the folders at the
+top of the repository.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steptune._version import __version__
     from steptune.tuner.export.apply import apply, launch_environment
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from steptune.tuner.scripts.watch import watch
     from steptune.tuner.workloads.workload import Workload
 
-__version__ = "0.1.0"
 __all__ = [
     "Workload",
     "__version__",
@@ -33,6 +34,7 @@ __all__ = [
 
 _MODULES = {
     "Workload": "steptune.tuner.workloads.workload",
+    "__version__": "steptune._version",
     "analyse_traces": "steptune.tuner.profiling.analysis",
     "apply": "steptune.tuner.export.apply",
     "enable": "steptune.tuner.scripts.enable",

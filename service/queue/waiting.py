@@ -9,10 +9,11 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
-from steptune.service.queue.claiming import is_named
+from steptune.service.queue.claiming import is_named, runs_scripts
 from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo, kind_of
 from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
 from steptune.tuner.records import Study, StudyState
+from steptune.tuner.workloads.reference import is_command
 
 Entry = tuple[StudyRow, QueueEntryRow]
 
@@ -64,6 +65,13 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
     fitting = [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
     if not fitting:
         return f"a worker with {_devices(kind, count)}"
+    if is_command(study.workload):
+        fitting = [worker for worker in fitting if runs_scripts(worker.isolation)]
+        if not fitting:
+            return (
+                "a worker that runs scripts: those that are there isolate trials, and scripts run under "
+                "`steptune worker --isolation none` only"
+            )
     if wanted is not None:
         fitting = [worker for worker in fitting if is_named(wanted, worker.hardware_fingerprint, worker.hardware_label)]
         return "" if fitting else f"a worker with hardware {wanted!r}"

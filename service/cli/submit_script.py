@@ -9,7 +9,7 @@ from pathlib import Path
 from steptune.service.cli.commands import refuse_secrets
 from steptune.service.cli.console import say
 from steptune.service.client import Client
-from steptune.service.client.packing import is_source
+from steptune.service.client.packing import python_sources
 from steptune.service.script_source import ScriptManifest, check_variables, imported_packages, interpreter_of
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.workloads.reference import workload_of
@@ -38,11 +38,10 @@ def manifest_of(
     absent = [name for name in env if name not in os.environ]
     if absent:
         raise ChoiceError(f"--env {absent[0]}: there is no such variable here: set it, or leave it out")
-    sources = (path for path in folder.rglob("*.py") if not any(part.startswith(".") for part in path.parts))
     return ScriptManifest(
         command=tuple(command),
         variables={name: os.environ[name] for name in env},
-        packages=imported_packages(filter(is_source, sources), interpreter_of(command)),
+        packages=imported_packages(python_sources(folder), interpreter_of(command)),
         data=dict(_place_of(path, folder) for path in data),
         other_versions=other_versions,
     )

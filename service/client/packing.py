@@ -47,6 +47,11 @@ def is_source(path: Path) -> bool:
     return path.suffix in _SOURCES and path.stat().st_size <= SCRIPT_LIMITS.file_bytes
 
 
+def python_sources(folder: Path) -> list[Path]:
+    """Python files of a script that would be sent: none of an environment or a cache beside it."""
+    return [path for path in _files(folder, folder, [], is_source) if path.suffix == ".py"]
+
+
 def pack(
     folder: Path,
     target: Path,

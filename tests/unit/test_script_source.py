@@ -98,6 +98,14 @@ class TestSending:
         found = imported_packages(project.glob("*.py"), sys.executable)
         assert found == {"numpy": NUMPY, "PyYAML": metadata.version("PyYAML")}
 
+    def test_an_environment_beside_the_script_is_none_of_its_sources(self, tmp_path: Path) -> None:
+        """Whatever the folders above are called."""
+        folder = tmp_path / ".hidden" / "project"
+        (folder / "venv").mkdir(parents=True)
+        (folder / "train.py").write_text("import numpy\n")
+        (folder / "venv" / "other.py").write_text("import yaml\n")
+        assert manifest_of(["python", "train.py"], folder, [], [], other_versions=False).packages == {"numpy": NUMPY}
+
     def test_data_in_the_folder_keeps_its_name(self, project: Path) -> None:
         manifest = manifest_of(["python", "train.py"], project, [], ["data/", "/data/tokens"], other_versions=False)
         assert manifest.data == {"data": str(project / "data"), "/data/tokens": "/data/tokens"}

@@ -17,9 +17,12 @@ COPY service service
 COPY dashboards dashboards
 COPY kernels kernels
 COPY migrations migrations
+COPY examples examples
+# The version comes from Git, which is not copied: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION_FOR_STEPTUNE=1.2.3.
+ARG SETUPTOOLS_SCM_PRETEND_VERSION_FOR_STEPTUNE
 # What of pyproject.toml's extras comes along: the zoo needs `transformers` and `timm`, the state of GPUs `cuda`; workers on
 # a Ray cluster need `ray`, too (kuberay.yml).
-ARG EXTRAS=postgresql,s3,oidc,transformers,timm,cuda
+ARG EXTRAS=torch,postgresql,s3,oidc,transformers,timm,cuda
 RUN /opt/steptune/bin/pip install --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.12.12-slim-trixie AS service

@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	sed 's/^torch==.*/$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt $(TORCH) --editable ".[examples,transformers,postgresql,oidc,parquet,ray]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt $(TORCH) --editable ".[torch,examples,transformers,postgresql,oidc,parquet,ray]" --group dev
 	@touch $@
 
 install: $(VENV)/.installed

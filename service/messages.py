@@ -383,9 +383,10 @@ class WorkloadInfo(Record):
     Attributes:
         workload_id: Sortable by time.
         owner_id: Its user.
-        kind: "file", "archive", "zoo" or "module".
+        kind: "file", "archive", "script", "zoo" or "module".
         name: Given by its owner, or that of the uploaded file.
-        entry: The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload".
+        entry: The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload", or a script's
+            command: "-- python train.py".
         digest: SHA-256 of what was uploaded, in hexadecimal digits; null where nothing was.
         size_bytes: Of what was uploaded.
         created_at: When it was given (ISO 8601, UTC).

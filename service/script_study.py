@@ -38,12 +38,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
         ChoiceError: A strategy, a search or an objective that does not exist.
         WorkloadError: The script shards its parameters.
     """
-    sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
-    if sharded:
-        raise WorkloadError(
-            f"the script shards its parameters ({sharded[0]}): a candidate could not be shown to be the same training, "
-            "because each rank sees a part of it. Write a Workload, for which Steptune shards the model itself"
-        )
+    refuse_sharded(look)
     check_names(settings.only, settings.skip)
     check_search(settings.search)
     check_device(parse_objective(settings.objective), look.record.device)
@@ -61,6 +56,20 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
         source_digest=command_digest(look.command, look.folder),
         steptune_version=__version__,
     )
+
+
+def refuse_sharded(look: Look) -> None:
+    """Refuse a script whose parameters are sharded.
+
+    Raises:
+        WorkloadError: They are.
+    """
+    sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
+    if sharded:
+        raise WorkloadError(
+            f"the script shards its parameters ({sharded[0]}): a candidate could not be shown to be the same training, "
+            "because each rank sees a part of it. Write a Workload, for which Steptune shards the model itself"
+        )
 
 
 def script_of(study: Study) -> ScriptFacts:

@@ -16,8 +16,9 @@ from typing import BinaryIO
 
 from steptune.service.archives import DEFAULT_LIMITS, check_source_size, checked_parts, find_workloads, unpack
 from steptune.service.connections import storage_errors
+from steptune.service.script_source import read_manifest
 from steptune.tuner.errors import WorkloadError, WorkloadRejectedError
-from steptune.tuner.workloads.reference import parse_reference
+from steptune.tuner.workloads.reference import is_command, parse_reference, workload_of
 
 _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10
@@ -68,7 +69,7 @@ class Upload:
     """A file or an archive that was looked at.
 
     Attributes:
-        kind: "file" or "archive".
+        kind: "file", "archive" or "script".
         path: Where it lies.
         entry: The reference of the workload within it.
         digest: SHA-256 of its bytes.
@@ -85,7 +86,8 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
 
     Args:
         file_name: As its user called it; with `.py` at its end it is a file, else an archive.
-        entry: The workload's reference within it ("folder/train.py:MyWorkload"); empty where there is only one.
+        entry: The workload's reference within it ("folder/train.py:MyWorkload"), or a script's command; empty where
+            there is only one.
         folder: An empty one, which the caller removes.
 
     Raises:
@@ -104,6 +106,8 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
         (root / file_name).symlink_to(path)
     else:
         unpack(path, root)
+    if is_command(entry):
+        return Upload(kind="script", path=path, entry=_script_entry(root, entry), digest=digest)
     found = _entry(root, entry)
     return Upload(kind="file" if is_file else "archive", path=path, entry=found, digest=digest)
 
@@ -130,6 +134,14 @@ def _entry(root: Path, entry: str) -> str:
         )
     shown = ", ".join(found[:_SHOWN])
     raise WorkloadRejectedError(f"it has {len(found)} workloads ({shown}): name one with `entry`")
+
+
+def _script_entry(root: Path, entry: str) -> str:
+    """The command of the script below `root`."""
+    command = read_manifest(root).command
+    if workload_of(command) != entry:
+        raise WorkloadRejectedError(f"`entry` is {entry!r}, and the archive is of {workload_of(command)!r}")
+    return entry
 
 
 def _check_entry(root: Path, entry: str) -> None:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """From, and below."""
+NO_TORCH = (
+    "torch is not installed, and this needs torch >= 2.11, < 2.14: pip install 'steptune[torch]', or the build for "
+    "your devices as https://pytorch.org/get-started/locally says"
+)
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
 """Between parts of GPUs, which NCCL takes to be on hosts of their own."""
@@ -51,7 +55,7 @@ def check_platform() -> None:
         raise PlatformError(f"Python {platform.python_version()} is not supported: use Python {wanted}")
     version = torch_version()
     if version is None:
-        raise PlatformError("torch is not installed: pip install torch")
+        raise PlatformError(NO_TORCH)
     low, high = SUPPORTED_TORCH
     if not low <= _numbers(version) < high:
         raise PlatformError(

@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(next(iter(sys.modules["steptune"].__path__))).absolute()
 IMPORT_ROOT = PACKAGE.parent
 """What an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no package."""
-_IN_TRIALS = ("tuner", "kernels")
+_IN_TRIALS = ("tuner", "kernels", "examples")
 
 
 def trial_folders() -> list[Path]:

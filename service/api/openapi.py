@@ -15,12 +15,13 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from steptune._version import __version__
 from steptune.service.api.descriptions import field_descriptions, summary_of
 from steptune.service.api.problems import MEDIA_TYPE, Problem
 from steptune.service.api.security import SESSION_SCHEME
 from steptune.tuner.records import Record
 
+INTERFACE_VERSION = "1"
+"""Of the interface, as in its addresses (`/api/v1`); the software's own changes with every commit."""
 REF = "#/components/schemas/{name}"
 BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
@@ -136,7 +137,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         whole = get_openapi(
             title=app.title,
-            version=__version__,
+            version=INTERFACE_VERSION,
             openapi_version="3.1.0",
             description=DESCRIPTION,
             routes=app.routes,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from steptune.tuner.errors import ChoiceError
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import MeasureSettings, Numerics, StudySettings
 from steptune.tuner.search.searches import check_search
@@ -183,6 +184,18 @@ class StudyRequest(Body):
         return self
 
 
+def check_of_a_script(request: StudyRequest) -> None:
+    """Refuse what the command of a script decides itself.
+
+    Raises:
+        ChoiceError: Names the field.
+    """
+    if request.num_hosts > 1:
+        raise ChoiceError("`num_hosts` is for workloads: a script is tuned on one host")
+    if request.constraints.memory_limit_bytes is not None:
+        raise ChoiceError("`memory_limit_bytes` is for workloads: a script takes the memory that it takes")
+
+
 class StudyChange(Body):
     """Changes of a study. What is left out stays."""
 
@@ -208,7 +221,7 @@ class UploadForm(Body):
     entry: OptionalReference = Field(
         default="",
         description="The workload within it, as in `folder/train.py:MyWorkload?batch=8`; may be left out where there "
-        "is only one.",
+        "is only one. Of a script its command, as in `-- python train.py`.",
     )
     name: Text = Field(default="", max_length=200, description="For people; by default the file's.")
 

@@ -18,12 +18,12 @@ from steptune.service.api.ownership import check_study, own_workload
 from steptune.service.api.pagination import Paging
 from steptune.service.api.problems import RefusalError, not_found
 from steptune.service.api.reading import reads_rows
-from steptune.service.api.requests import StudyChange, StudyRequest
+from steptune.service.api.requests import StudyChange, StudyRequest, check_of_a_script
 from steptune.service.api.security import Requires
 from steptune.service.messages import Page, StudyDetail, StudySummary
 from steptune.service.queries import studies as queries
 from steptune.service.queries.studies import StudyFilter
-from steptune.service.queue.records import BEGUN
+from steptune.service.queue.records import BEGUN, SCRIPT
 from steptune.service.settings.scopes import Scope
 from steptune.service.submission import checked_reference, new_study
 from steptune.tuner.errors import WorkloadNotFoundError
@@ -187,6 +187,8 @@ def resume_study(
 def _submit(request: Request, service: Services, principal: Principal, body: StudyRequest, study_id: str) -> Response:
     if not queries.study_owner(service.engine, study_id).exists:  # it does where its process died before it answered
         source = None if body.workload_id is None else own_workload(service.engine, body.workload_id, principal)
+        if source is not None and source.kind == SCRIPT:
+            check_of_a_script(body)
         reference = checked_reference(body.workload or "") if source is None else source.entry
         study = new_study(
             study_id,

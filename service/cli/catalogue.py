@@ -13,6 +13,7 @@ from rich.text import Text
 from steptune.service.cli.console import errors, output, print_json
 from steptune.service.cli.options import AsJson, Device
 from steptune.service.tables import plain_table
+from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import Environment, WorkloadFacts, choice_label
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.base import Unsupported
@@ -62,6 +63,7 @@ def strategies(
     """List the strategies, their choices, and what cannot be tried here and why."""
     from steptune.service.probing import look_here
 
+    check_platform()
     with errors.status("looking at this machine"):
         environment, workloads = look_here(workload, device)
     rows = [_row(strategy, environment, workloads) for strategy in _strategies(workloads)]

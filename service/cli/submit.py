@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options
 from steptune.service.cli.console import errors, output, print_json, say
 from steptune.service.cli.options import (
     AsJson,
@@ -20,9 +22,11 @@ from steptune.service.cli.options import (
     parse_names,
 )
 from steptune.service.cli.remote import Token, TokenFile, Url, connected
+from steptune.service.cli.submit_script import manifest_of, send_script
 from steptune.service.cli.watch import follow_to_its_end
 from steptune.service.client import Client
 from steptune.service.quantities import parse_bytes, parse_duration_s
+from steptune.service.script_source import ScriptManifest
 from steptune.tuner.errors import ChoiceError, WorkloadNotFoundError
 from steptune.tuner.records import MeasureSettings
 from steptune.tuner.workloads.reference import imported_modules, parse_reference
@@ -33,24 +37,44 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command()(submit)
+    app.command(cls=CommandOrWorkload)(submit)
 
 
 def submit(
+    context: typer.Context,
     workload: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="zoo:NAME, package.module:ClassName on the workers, or path/to/file.py:ClassName, archive.tar.gz, "
-            "FOLDER, which are sent.",
+            "FOLDER, which are sent. Or a command after `--`, whose sources in this folder are sent.",
             metavar="WORKLOAD",
+            show_default=False,
         ),
-    ],
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
             "--folder", help="Send this folder, in which WORKLOAD's file lies: for what it imports.", show_default=False
         ),
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", help="Send this variable of the environment with a command; no other is sent.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            help="Path that the script reads, which a worker must have: absolute, or in this folder, where the worker "
+            "links it.",
+            show_default=False,
+        ),
+    ] = None,
+    other_versions: Annotated[
+        bool, typer.Option("--other-versions", help="A worker may have other versions of the script's packages.")
+    ] = False,
     budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
     trials: Annotated[
         int | None, typer.Option(min=1, help="At most this many suggestions of the search.", show_default=False)
@@ -90,7 +114,9 @@ def submit(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a service tune WORKLOAD."""
+    """Have a service tune WORKLOAD, or the training script that a command after `--` runs."""
+    command: tuple[str, ...] | None = context.meta.get(COMMAND)
+    manifest = _manifest(context, workload, command, env or (), data or (), other_versions=other_versions)
     request: dict[str, Any] = {
         "budget_s": parse_duration_s(budget),
         "max_trials": trials,
@@ -111,9 +137,12 @@ def submit(
         "quiet_machine": quiet_machine,
     }
     with connected(url, token, token_file) as client:
-        study = client.submit(**_given(client, workload, folder), **request)
+        given = _given(client, workload, folder, manifest)
+        study = client.submit(**given, **request)
         if not as_json:
             say(f"page {client.url}/studies/{study.study_id}")
+            if study.queue is not None and study.queue.waits_for and not watch:
+                say(f"it waits for {study.queue.waits_for}")
         if watch:
             say(f"study {study.study_id}", style="dim")
             follow_to_its_end(client, study.study_id, errors, as_json=as_json)
@@ -124,8 +153,34 @@ def submit(
             say(f"Waiting for a worker. Follow it with `steptune watch {study.study_id}`.")
 
 
-def _given(client: Client, workload: str, folder: Path | None) -> dict[str, str]:
-    """The fields that name the workload; a file, an archive or a folder is sent first."""
+def _manifest(
+    context: typer.Context,
+    workload: str | None,
+    command: tuple[str, ...] | None,
+    env: Sequence[str],
+    data: Sequence[str],
+    *,
+    other_versions: bool,
+) -> ScriptManifest | None:
+    """How the script is run, where a command was given."""
+    if command is None:
+        if workload is None:
+            raise ChoiceError("nothing to submit: name a workload, or a command after `--`")
+        refuse_options(context, ("env", "data", "other_versions"), "scripts")
+        return None
+    if workload is not None:
+        raise ChoiceError(f"{workload} and a command after `--`: submit one of them")
+    refuse_options(context, ("folder", "num_hosts", "memory_limit"))
+    return manifest_of(command, Path.cwd(), env, data, other_versions=other_versions)
+
+
+def _given(
+    client: Client, workload: str | None, folder: Path | None, manifest: ScriptManifest | None
+) -> dict[str, str]:
+    """The fields that name the workload; a file, an archive, a folder or a script is sent first."""
+    if manifest is not None:
+        return {"workload_id": send_script(client, Path.cwd(), manifest)}
+    assert workload is not None, "a workload or a command was given"
     path, entry = _local(workload)
     if workload.startswith("zoo:"):
         known_reference(workload)

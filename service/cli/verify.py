@@ -16,6 +16,7 @@ from steptune.service.cli.options import AsJson, Database, Isolation, Python, St
 from steptune.service.cli.scripts import look_of
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError
+from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import MeasureSettings, Recommendation, Study
 from steptune.tuner.workloads.reference import command_of, is_command
 
@@ -60,6 +61,7 @@ def verify(
         raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
     if edited is not None and command is None:
         raise ChoiceError("--edited is for a command: write it after `--`")
+    check_platform()
     settings = settings_with(database, isolation)
     with opened_store(settings) as store:
         study = None if edited is not None else _study(store, study_id, command)

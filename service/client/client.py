@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from steptune.service.client.errors import NotFoundError
 from steptune.service.client.events import follow
-from steptune.service.client.packing import pack
+from steptune.service.client.packing import SCRIPT_LIMITS, Packed, is_source, pack
 from steptune.service.client.transport import Transport
 from steptune.service.connections import storage_errors
 from steptune.service.messages import (
@@ -31,6 +33,7 @@ from steptune.service.messages import (
     WorkerSummary,
     WorkloadInfo,
 )
+from steptune.service.script_source import MANIFEST, ScriptManifest
 from steptune.tuner.errors import StoreError
 from steptune.tuner.records import (
     CollectiveStats,
@@ -43,6 +46,7 @@ from steptune.tuner.records import (
     Window,
 )
 from steptune.tuner.store_rules import decode
+from steptune.tuner.workloads.reference import workload_of
 
 ENDED = (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED)
 PAGE = 200
@@ -106,6 +110,27 @@ class Client:
                 pack(path, packed)
                 return self._send_file(packed, entry, name)
         return self._send_file(path, entry, name)
+
+    def upload_script(self, folder: Path, manifest: ScriptManifest) -> tuple[WorkloadInfo, Packed]:
+        """Upload a script's own sources, without data, and how it is run.
+
+        Returns:
+            The workload, and which files went along.
+
+        Raises:
+            WorkloadError: It is not there, or too large.
+        """
+        with tempfile.TemporaryDirectory(prefix="steptune-") as temporary:
+            packed = Path(temporary) / f"{folder.resolve().name or 'script'}.tar.gz"
+            data = {folder / name for name in manifest.data}
+            sent = pack(
+                folder,
+                packed,
+                SCRIPT_LIMITS,
+                wanted=lambda path: is_source(path) and not data & {path, *path.parents},
+                beside={MANIFEST: msgspec.json.encode(manifest)},
+            )
+            return self._send_file(packed, workload_of(manifest.command), ""), sent
 
     def name_workload(self, entry: str, *, name: str = "") -> WorkloadInfo:
         """Names a workload that workers have: `zoo:NAME`, or `package.module:Class`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,37 @@ class Packed:
     left_out: tuple[str, ...]
 
 
-def pack(folder: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
+SCRIPT_LIMITS = ArchiveLimits(members=2_000, total_bytes=16 << 20, file_bytes=1 << 20)
+"""Of the sources of a script: what is larger is data."""
+_SOURCES = frozenset(
+    {".py", ".pyi", ".pyx", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini", ".txt", ".jinja", ".c", ".cpp"}
+    | {".cu", ".cuh", ".h", ".hpp"}
+)
+
+
+def is_source(path: Path) -> bool:
+    """Say whether a file is one of a script's own sources, and no data."""
+    return path.suffix in _SOURCES and path.stat().st_size <= SCRIPT_LIMITS.file_bytes
+
+
+def python_sources(folder: Path) -> list[Path]:
+    """Python files of a script that would be sent: none of an environment or a cache beside it."""
+    return [path for path in _files(folder, folder, [], is_source) if path.suffix == ".py"]
+
+
+def pack(
+    folder: Path,
+    target: Path,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
+    *,
+    wanted: Callable[[Path], bool] = lambda path: True,
+    beside: Mapping[str, bytes] | None = None,
+) -> Packed:
     """Writes a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
+
+    Args:
+        wanted: Of its files and folders.
+        beside: Contents of further files.
 
     Raises:
         WorkloadNotFoundError: There is no such folder.
@@ -44,7 +74,7 @@ def pack(folder: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> 
     if not folder.is_dir():
         raise WorkloadNotFoundError(f"{folder} is not a folder")
     left_out: list[str] = []
-    files = [path.relative_to(folder).as_posix() for path in _files(folder, folder, left_out)]
+    files = [path.relative_to(folder).as_posix() for path in _files(folder, folder, left_out, wanted)]
     _check_size(folder, files, limits)
     with (
         storage_errors(str(folder)),
@@ -59,10 +89,14 @@ def pack(folder: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> 
                 member = tarfile.TarInfo(name)
                 member.size, member.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
                 tar.addfile(member, file)
+        for name, content in (beside or {}).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     return Packed(files=tuple(files), left_out=tuple(left_out))
 
 
-def _files(root: Path, folder: Path, left_out: list[str]) -> Iterator[Path]:
+def _files(root: Path, folder: Path, left_out: list[str], wanted: Callable[[Path], bool]) -> Iterator[Path]:
     with storage_errors(str(folder)):
         entries = sorted(folder.iterdir())
     for path in entries:
@@ -70,8 +104,8 @@ def _files(root: Path, folder: Path, left_out: list[str]) -> Iterator[Path]:
         if path.is_symlink() or hidden or (path.name in LEFT_OUT and path.is_dir()):
             left_out.append(path.relative_to(root).as_posix())
         elif path.is_dir():
-            yield from _files(root, path, left_out)
-        elif path.is_file():
+            yield from _files(root, path, left_out, wanted)
+        elif path.is_file() and wanted(path):
             yield path
         else:
             left_out.append(path.relative_to(root).as_posix())

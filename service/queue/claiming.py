@@ -26,15 +26,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, case, exists, false, func, or_, select, true
+from sqlalchemy import ColumnElement, and_, case, exists, false, func, not_, or_, select, true
 from sqlalchemy.orm import Session
 
+from steptune.service.isolation import NONE
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, UserRow
 from steptune.service.places import CORE, CUDA, Slot
 from steptune.service.queue.draining import Due
 from steptune.service.queue.records import Quotas, WorkerOffer, stored_kind
 from steptune.service.queue.usage import Usage, limits_by_owner, num_hosts, usage_by_owner
 from steptune.tuner.records import StudyState
+from steptune.tuner.workloads.reference import COMMAND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,14 @@ def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnEleme
         shapes.append(and_(QueueEntryRow.num_devices == number, or_(wanted.is_(None), named), goes_on_here))
     kind = QueueEntryRow.required_device_kind
     has = offer.profile.device_kind
-    return and_(or_(kind.is_(None), kind.in_([has, stored_kind(has, 2), stored_kind(None, 2)])), or_(*shapes))
+    kinds = or_(kind.is_(None), kind.in_([has, stored_kind(has, 2), stored_kind(None, 2)]))
+    runs_it = true() if runs_scripts(offer.isolation) else not_(StudyRow.workload.startswith(COMMAND))
+    return and_(kinds, runs_it, or_(*shapes))
+
+
+def runs_scripts(isolation: str) -> bool:
+    """Say whether a worker of this level runs scripts: their view of a folder is a mount, which the others forbid."""
+    return isolation == NONE
 
 
 def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, without: str | None = None) -> int:

@@ -10,6 +10,8 @@ from steptune.service.fencing import Lease
 from steptune.service.places import CORE, CUDA, Slot
 from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
+SCRIPT = "script"
+"""Kind of an upload that is a training script with its command."""
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
 AND = " and "
@@ -162,7 +164,7 @@ class Source(Record):
     """Upload of a user."""
 
     kind: str
-    """"file" or "archive"; "zoo" and "module" are on every worker."""
+    """"file", "archive" or "script"; "zoo" and "module" are on every worker."""
     entry: str
     digest: str | None
 

@@ -9,11 +9,12 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, StudyRow
-from steptune.service.queue.claiming import is_named
+from steptune.service.queue.claiming import is_named, runs_scripts
 from steptune.service.queue.draining import Due
 from steptune.service.queue.records import BEGUN, Quotas, WorkerInfo, kind_of
 from steptune.service.queue.usage import Usage, limits_by_owner, usage_by_owner
 from steptune.tuner.records import Study, StudyState
+from steptune.tuner.workloads.reference import is_command
 
 Entry = tuple[StudyRow, QueueEntryRow]
 FIRST = "; it goes first there, and others wait until it has begun"
@@ -77,6 +78,13 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
     fitting = _fitting(entry, alive)
     if not fitting:
         return f"a worker with {_devices(kind, count)}"
+    if is_command(study.workload):
+        fitting = [worker for worker in fitting if runs_scripts(worker.isolation)]
+        if not fitting:
+            return (
+                "a worker that runs scripts: those that are there isolate trials, and scripts run under "
+                "`steptune worker --isolation none` only"
+            )
     if wanted is not None:
         fitting = [worker for worker in fitting if is_named(wanted, worker.hardware_fingerprint, worker.hardware_label)]
         return "" if fitting else f"a worker with hardware {wanted!r}"

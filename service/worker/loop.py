@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from steptune.service.on_ray.hosts import Cluster, Reservation, reserved_hosts
 from steptune.service.places import CUDA, VISIBLE_DEVICES, this_place
 from steptune.service.progress import EVENT, Publisher
 from steptune.service.queue import Claim, StudyQueue, WorkerOffer, open_queue
-from steptune.service.queue.records import AND
+from steptune.service.queue.records import AND, SCRIPT
 from steptune.service.running import isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
@@ -35,6 +36,7 @@ from steptune.service.worker.clock import now_s
 from steptune.service.worker.keeper import LeaseKeeper
 from steptune.service.worker.patience import patient
 from steptune.service.worker.rests import Rests
+from steptune.service.worker.scripts import prepare_script
 from steptune.service.worker.sources import fetch_source
 from steptune.service.worker.waits import Waits
 from steptune.tuner.errors import (
@@ -47,7 +49,7 @@ from steptune.tuner.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from steptune.tuner.protocols import StudyStore
+from steptune.tuner.protocols import StudyStore, TrialRunner
 from steptune.tuner.records import Study, StudyState
 from steptune.tuner.search.driver import StudyDriver
 from steptune.tuner.search.view import StudyInterrupt, StudyView
@@ -318,32 +320,20 @@ class Worker:
         store = patient(base, keeper, claim.study)
         watcher = _Watcher(study, store, self._keep)
         self._show_devices(claim)
+        is_script = claim.source is not None and claim.source.kind == SCRIPT
+        # Trials of a script take no turns with the baseline: an earlier claim's say nothing of the machine's load now.
+        since = f" claim {claim.lease.fence}" if is_script else ""
         with (
             self._hosts(claim, study, keeper, watcher.say) as (hosts, check),
-            isolated_runner(
-                workload=reference,
-                directory=directory,
-                settings=self._settings,
-                level=self._level,
-                python=self._python,
-                owner=claim.owner_id,
-                device=study.settings.device or self._offer.profile.device_kind,
-                num_ranks=study.settings.num_ranks,
-                seed=study.settings.seed,
-                memory_limit_bytes=study.settings.memory_limit_bytes,
-                task_deadline_s=study.settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, study.settings.budget_s),
-                check=check,
-                hosts=hosts,
-            ) as runner,
+            self._trials(claim, study, check, hosts) as (study, runner),
         ):
-            self._runner = runner
             driver = StudyDriver(
                 study,
                 store,
                 runner,
                 on_change=watcher,
                 before_trials=keeper.check_between_trials,
-                place=lambda: self._place(claim, keeper, hosts),
+                place=lambda: self._place(claim, keeper, hosts) + since,
                 other_hardware=claim.other_hardware,
             )
             driver.run()
@@ -352,6 +342,33 @@ class Worker:
         remove_working_files(study)
         remove_tree(directory / "source")
         return state
+
+    @contextlib.contextmanager
+    def _trials(
+        self, claim: Claim, study: Study, check: Callable[[], None], hosts: HostGroup | None
+    ) -> Iterator[tuple[Study, TrialRunner]]:
+        """The runner of a study's trials, and the study, of which a script decides a part itself."""
+        directory, settings = Path(study.directory), study.settings
+        if claim.source is not None and claim.source.kind == SCRIPT:
+            yield prepare_script(study, directory / "source", self._level, check, self._python)
+            return
+        with isolated_runner(
+            workload=study.workload,
+            directory=directory,
+            settings=self._settings,
+            level=self._level,
+            python=self._python,
+            owner=claim.owner_id,
+            device=settings.device or self._offer.profile.device_kind,
+            num_ranks=settings.num_ranks,
+            seed=settings.seed,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            task_deadline_s=settings.phase_timeout_s or max(MIN_TASK_DEADLINE_S, settings.budget_s),
+            check=check,
+            hosts=hosts,
+        ) as runner:
+            self._runner = runner
+            yield study, runner
 
     @contextlib.contextmanager
     def _hosts(

@@ -8,7 +8,7 @@ from pathlib import Path
 from steptune.service.archives import DEFAULT_LIMITS, checked_parts, unpack
 from steptune.service.artifacts import ArtifactStore
 from steptune.service.directories import remove_tree
-from steptune.service.queue.records import Source
+from steptune.service.queue.records import SCRIPT, Source
 from steptune.tuner.records import Study
 
 
@@ -16,7 +16,7 @@ def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, 
     """Brings what was uploaded into a folder, anew: user code may have changed what was there.
 
     Returns:
-        The reference of the workload on this machine.
+        The reference of the workload on this machine; of a script its command, which runs in the folder.
 
     Raises:
         StoreError: The upload is not kept any more; ArchiveRefusedError where it is no archive that may be unpacked.
@@ -26,11 +26,11 @@ def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, 
     remove_tree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with artifacts.local_copy(source.digest) as upload:
-        if source.kind == "archive":
+        if source.kind in ("archive", SCRIPT):
             unpack(upload, folder)
         else:
             name, _, _ = source.entry.partition("?")[0].rpartition(":")
             target = folder.joinpath(*checked_parts(name, DEFAULT_LIMITS))
             target.parent.mkdir(parents=True)
             shutil.copyfile(upload, target)
-    return f"{folder}/{source.entry}"
+    return source.entry if source.kind == SCRIPT else f"{folder}/{source.entry}"

@@ -5,7 +5,8 @@ In a training script:    `steptune.apply(recommendation, workload)`, `steptune.l
                          `steptune.watch(loader)`, `steptune.enable("steptune.json")`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
-The subpackages `tuner`, `service`, `dashboards` and `migrations` are links to the folders at the top of the repository.
+The subpackages `tuner`, `service`, `dashboards`, `kernels`, `migrations` and `examples` are links to the folders at the
+top of the repository.
 """
 
 import importlib

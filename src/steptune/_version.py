@@ -1,3 +1,8 @@
-"""The version, apart from the public names, which import everything."""
+"""The version, as the metadata of the installation has it: the last tag, and what came after it."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("steptune")
+except PackageNotFoundError:  # a checkout that is on the import path, and not installed
+    __version__ = "0+unknown"

@@ -284,6 +284,15 @@ class TestHardware:
 
 
 class TestHosts:
+    @pytest.mark.parametrize("level", ["limits", "bubblewrap"])
+    def test_a_script_waits_for_a_worker_that_isolates_nothing(self, queue, level):
+        """Its view of a folder is a mount."""
+        study = sample_study(study_id="study", workload="-- python train.py", settings=StudySettings())
+        queue.submit(replace(study, facts=None, environment=None), owner_id=None)
+        assert queue.claim(cpu_worker(queue, isolation=level)) is None
+        assert "--isolation none" in queue.entry("study").waits_for
+        assert claimed(queue, cpu_worker(queue, "other", isolation="none")).study.workload == "-- python train.py"
+
     def test_a_study_on_several_hosts_waits_for_a_worker_that_has_as_many(self, queue):
         study = sample_study(
             study_id="study", facts=None, environment=None, settings=StudySettings(num_ranks=4, num_hosts=2), message=""

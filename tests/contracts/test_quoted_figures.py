@@ -397,9 +397,21 @@ QUOTES: list[tuple[str, str, list[float]]] = [
         "reference takes {} in FP32 and {} in bfloat16",
         [guarded()["steps"]["reference"]["FP32"], guarded()["steps"]["reference"]["bf16"]],
     ),
-    # the README
+    # how far it can be believed
+    *[
+        (
+            "../README",
+            f"{name}, beside the best settings by hand | one H200 | {{:.2f}}× ({{:.2f}} to {{:.2f}})",
+            figures,
+        )
+        for name, figures in (
+            ("GPT-2 small", single_gpu("", O1)[18:21]),
+            ("Swin-B", single_gpu("", O1)[3:6]),
+            ("ResNet-50 at batch 256", single_gpu("", O1)[9:12]),
+        )
+    ],
     (
-        "README",
+        "./results",
         "ViT-L {:.2f} ({:.2f} to {:.2f}), Swin-B {:.2f} ({:.2f} to {:.2f}), Swin-T at batch 16 {:.2f} ({:.2f}"
         " to {:.2f}), ResNet-50 {:.2f} "
         "({:.2f} to {:.2f}) at batch 256 and {:.2f} ({:.2f} to {:.2f}) at batch 16, GPT-2 large {:.2f} "
@@ -410,12 +422,12 @@ QUOTES: list[tuple[str, str, list[float]]] = [
         single_gpu("", O1),
     ),
     (
-        "README",
+        "./results",
         "{:.1f} to {:.1f} times today's FP32",
         [end(row["gain"] for row in latest("").values()) for end in (min, max)],
     ),
     (
-        "README",
+        "./results",
         "pure bfloat16 by hand: {:.2f} ({:.2f} to {:.2f}), {:.2f} ({:.2f} to {:.2f}), {:.2f} ({:.2f} to "
         "{:.2f}), {:.2f} ({:.2f} to {:.2f}), "
         "{:.2f} ({:.2f} to {:.2f}), {:.2f} (one start, no interval), {:.2f} ({:.2f} to {:.2f}), {:.2f} in the"
@@ -434,6 +446,6 @@ def words(text: str) -> str:
 )
 def test_pages_quote_the_figures_of_result_files(page: str, sentence: str, figures: list[float]):
     """A figure that a run has changed is changed on its page, too."""
-    path = ROOT / "README.md" if page == "README" else ROOT / "docs" / (page if "/" in page else f"strategies/{page}")
+    path = ROOT / "docs" / (page if "/" in page else f"strategies/{page}")
     path = path.with_suffix(".md")
     assert words(sentence.format(*figures)) in words(path.read_text())

@@ -47,8 +47,10 @@ class Ended:
 class Steptune:
     """The command in one folder, with the default database and data directory under it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bin: Path | None = None) -> None:
         self.folder = folder
+        self.command = [sys.executable, "-m", "steptune"] if bin is None else [str(bin / "steptune")]
+        self._path = {"PYTHONPATH": str(ROOT / "src")} if bin is None else {}
 
     def __call__(
         self,
@@ -60,7 +62,7 @@ class Steptune:
     ) -> Ended:
         """Runs it to its end, and checks its exit status unless that is None."""
         process = subprocess.run(
-            [*wrapper, sys.executable, "-m", "steptune", *map(str, arguments)],
+            [*wrapper, *self.command, *map(str, arguments)],
             cwd=self.folder,
             env=self.environment(variables),
             capture_output=True,
@@ -78,9 +80,9 @@ class Steptune:
         return ended.error
 
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPTUNE_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("STEPTUNE_", "PYTHONPATH"))}
         # Threads that spin for operators of microseconds take milliseconds on a busy machine.
-        return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "80", **(variables or {})}
+        return {**kept, **self._path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **(variables or {})}
 
     def studies(self) -> list[dict[str, Any]]:
         """The studies that the database has, the newest first."""

@@ -1,20 +1,17 @@
 """The whole service as a team runs it: PostgreSQL, a server, a worker that is another process, a client."""
 
 import json
-import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-from command import WORKLOADS, Steptune
+from command import WORKLOADS
 from marked import wait_until
+from running import START_S, Running, written
 
 from steptune.service.client import AccessRefusedError, Client, InvalidRequestError, NotFoundError
 from steptune.service.connections import create_engine_for
@@ -24,63 +21,8 @@ from steptune.tuner.records import Recommendation, StudyState
 SUBMITTED = "zoo:synthetic?load_ms=20&compute_ms=2&batch=4"
 LIMITS = {"budget_s": 240.0, "max_trials": 4, "only": ["data_loading"], "foreign_cpu_share": 100.0}
 """Few trials end it, not the clock: the machine may be busy."""
-START_S = 300.0
 
 pytestmark = pytest.mark.xdist_group("service")
-
-
-class Running:
-    """A service in a folder: its database, its server, its worker."""
-
-    def __init__(self, folder: Path, database: str) -> None:
-        self.folder = folder
-        self.steptune = Steptune(folder)
-        self.variables = {"STEPTUNE_DATABASE_URL": database}
-        self.url = ""
-        self.token = ""
-
-    def __call__(self, *arguments: str, **options):
-        """A command of whoever runs the service."""
-        return self.steptune(*arguments, variables=self.variables, **options)
-
-    def remote(self, *arguments: str, **options):
-        """A command of a user somewhere else, who has only an address and a token."""
-        variables = {"STEPTUNE_URL": self.url, "STEPTUNE_TOKEN": self.token}
-        return self.steptune(*arguments, variables=variables, **options)
-
-    def client(self, token: str | None = None) -> Client:
-        return Client(self.url, token or self.token)
-
-    @contextmanager
-    def process(self, *arguments: str, log: str) -> Iterator[Path]:
-        """A process that is asked to end at the end, and must."""
-        path = self.folder / log
-        with path.open("wb") as sink:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "steptune", *arguments],
-                cwd=self.folder,
-                env=self.steptune.environment(self.variables),
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-            )
-        try:
-            yield path
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                assert process.wait(60) in (0, -signal.SIGTERM), path.read_text()
-            finally:
-                process.kill()
-
-
-def written(log: Path, pattern: str) -> str:
-    """What a log says, once it does."""
-    deadline = time.monotonic() + START_S
-    while not (found := re.search(pattern, log.read_text())):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-    return found[1]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 from script_runs import ROOT, VARIABLES, ScriptFolder, interpreter, losses
 
 from steptune.tuner.errors import PlatformError
+from steptune.tuner.scripts.launch import ran_script
 from steptune.tuner.scripts.recognised import remarks_on_processes
 
 STEPTUNE = (sys.executable, "-m", "steptune", "profile")
@@ -396,3 +397,18 @@ def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptF
 
     assert run.out.endswith("torch/__init__.py\n")
     assert "steptune sees nothing in process" in run.err
+
+
+def test_a_reason_to_stop_ends_the_command_and_leaves_no_process(folder: ScriptFolder) -> None:
+    """As where a worker is told that its study is cancelled."""
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"), ran_script(["sleep", "600"], check=check):
+        raise AssertionError("it ended by itself")
+    assert not psutil.Process().children(recursive=True)

@@ -228,7 +228,11 @@ class TestDockerfile:
         text = (ROOT / "Dockerfile").read_text() + COMPOSE_FILE.read_text() + (ROOT / ".env.example").read_text()
         assert not re.findall(r"(?:pypi|pytorch|pythonhosted)\.org", text)
         arguments = [instruction.text for instruction in stages["build"].all("ARG")]
-        assert sorted(name for name in arguments if "=" not in name) == ["PIP_INDEX_URL", "TORCH_INDEX"]
+        assert sorted(name for name in arguments if "=" not in name) == [
+            "PIP_INDEX_URL",
+            "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_STEPTUNE",
+            "TORCH_INDEX",
+        ]
 
     def test_no_secret_is_built_in(self, stages):
         texts = [instruction.text for stage in stages.values() for instruction in stage.instructions]
@@ -240,7 +244,7 @@ class TestDockerfile:
         assert any(".[$EXTRAS]" in run.text for run in stages["build"].all("RUN"))
         needed = {"torchvision": "timm"}
         of_the_zoo = {needed.get(package, package) for entry in ZOO for package in entry.needs}
-        assert set(extras.split(",")) == {"postgresql", "s3", "oidc", "cuda", *of_the_zoo}
+        assert set(extras.split(",")) == {"torch", "postgresql", "s3", "oidc", "cuda", *of_the_zoo}
 
     def test_torch_is_the_pinned_one(self, stages):
         [pinned] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

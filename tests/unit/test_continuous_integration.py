@@ -40,9 +40,7 @@ def test_hooks_of_commits_call_targets() -> None:
 def test_every_supported_python_and_the_oldest_torch_are_tested() -> None:
     rows = JOB["strategy"]["matrix"]["include"]
     assert {row["python"] for row in rows} == minor_versions(PROJECT["requires-python"])
-    (oldest,) = (
-        re.match(r"torch>=([\d.]+),", need)[1] for need in PROJECT["dependencies"] if need.startswith("torch>")
-    )
+    (oldest,) = (re.match(r"torch>=([\d.]+),", need)[1] for need in PROJECT["optional-dependencies"]["torch"])
     (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert {row["torch"] for row in rows} == {pinned, f"{oldest}.0"}
     assert JOB["env"]["TORCH"] == "torch==${{ matrix.torch }}"

@@ -54,7 +54,7 @@ class TestPlatform:
             raise metadata.PackageNotFoundError(name)
 
         monkeypatch.setattr(metadata, "version", missing)
-        with pytest.raises(PlatformError, match="torch is not installed: pip install torch"):
+        with pytest.raises(PlatformError, match=r"torch is not installed.*pip install 'steptune\[torch\]'"):
             check_platform()
 
     def test_the_version_is_that_of_torch_itself(self) -> None:

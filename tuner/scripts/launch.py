@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ NO_RUNS = {"WANDB_MODE": "disabled"}
 """An inspection is no run to report."""
 INTERRUPT_S = 8.0
 """Time for the command to end after an interrupt, before its processes are killed."""
+CHECK_S = 0.5
+"""Between two looks at whether a command shall go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ def ran_script(
     folder: Path | None = None,
     log: Path | None = None,
     longest_s: float | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[Ended]:
     """Run a command with the hooks armed; its record and traces are there until the context ends.
 
@@ -76,6 +80,7 @@ def ran_script(
         folder: Where it runs; by default this folder.
         log: A file for what it prints.
         longest_s: Seconds after which it is ended.
+        check: Called some times a second while it runs; what it raises ends it.
 
     Raises:
         PlatformError: There can be no view here.
@@ -97,7 +102,7 @@ def ran_script(
             own |= {name: value for name, value in NO_RUNS.items() if name not in os.environ}
         run = _Run(command=command, folder=folder, record=record, view=view, variables={**own, **(variables or {})})
         with _output_of(log, own_output=own_output) as stream:
-            status = run.wait(stream, longest_s)
+            status = run.wait(stream, longest_s, check)
         reason = record / NO_VIEW
         if reason.exists():
             why = reason.read_text(encoding="utf-8")
@@ -175,7 +180,7 @@ class _Run:
     view: Path | None
     variables: Mapping[str, str]
 
-    def wait(self, stream: Any, longest_s: float | None) -> int | None:
+    def wait(self, stream: Any, longest_s: float | None, check: Callable[[], None] | None) -> int | None:
         """Run it to its end; None where it took longer than it may."""
         path = os.pathsep.join(filter(None, (str(ARMED), os.environ.get("PYTHONPATH"))))
         given = {
@@ -192,7 +197,7 @@ class _Run:
             stderr=stream if stream is not None and stream is not sys.stderr else None,
         )
         try:
-            return process.wait(longest_s)
+            return _status_of(process, longest_s, check)
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
@@ -204,6 +209,22 @@ class _Run:
                 process.terminate()
                 process.wait()
             raise
+        except BaseException:  # of the check
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _status_of(process: subprocess.Popen[bytes], longest_s: float | None, check: Callable[[], None] | None) -> int:
+    """Exit status of a process, with looks at something else meanwhile."""
+    if check is None:
+        return process.wait(longest_s)
+    began = time.monotonic()
+    while longest_s is None or time.monotonic() - began < longest_s:
+        check()
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(CHECK_S)
+    raise subprocess.TimeoutExpired(process.args, longest_s)
 
 
 _SUPERVISOR = """

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,8 @@ class ScriptRunner:
     Args:
         look: What the command trains.
         directory: Of the study.
+        variables: Of the environment of every start.
+        check: Called some times a second while a start runs; what it raises ends it.
     """
 
     def __init__(
@@ -132,8 +134,12 @@ class ScriptRunner:
         seed: int = 0,
         strategies: Sequence[Strategy] = STRATEGIES,
         listener: ProgressListener = lambda progress: None,
+        variables: Mapping[str, str] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._look = look
+        self._variables = dict(variables or {})
+        self._check = check
         self._files = StudyFiles(directory)
         self._seed = seed
         self._strategies = strategies
@@ -400,11 +406,12 @@ class ScriptRunner:
         with ran_script(
             way.command,
             trial=trial,
-            variables={**given, **way.variables},
+            variables={**given, **self._variables, **way.variables},
             texts=way.texts,
             folder=self._look.folder,
             log=log,
             longest_s=longest_s,
+            check=self._check,
         ) as ended:
             yield ended
 
@@ -540,11 +547,17 @@ def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[E
 
 
 def look_at(
-    command: tuple[str, ...], folder: Path, log: Path, variables: Mapping[str, str] | None = None
+    command: tuple[str, ...],
+    folder: Path,
+    log: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    longest_s: float | None = None,
+    check: Callable[[], None] | None = None,
 ) -> tuple[Look | None, Ended]:
     """Run a command until its steps are recorded; None where they could not be."""
     began = time.monotonic()
-    with ran_script(command, folder=folder, log=log, variables=variables) as ended:
+    with ran_script(command, folder=folder, log=log, variables=variables, longest_s=longest_s, check=check) as ended:
         record = next((record for record in ended.records if record.complete), None)
         if record is None or not ended.traces:
             return None, ended

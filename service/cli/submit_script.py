@@ -1,0 +1,73 @@
+"""`submit -- COMMAND`: a training script for the workers of a service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from steptune.service.cli.commands import refuse_secrets
+from steptune.service.cli.console import say
+from steptune.service.client import Client
+from steptune.service.client.packing import python_sources
+from steptune.service.script_source import ScriptManifest, check_variables, imported_packages, interpreter_of
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.workloads.reference import workload_of
+
+SHOWN = 6
+MOST_CHARACTERS = 500
+
+
+def manifest_of(
+    command: Sequence[str], folder: Path, env: Sequence[str], data: Sequence[str], *, other_versions: bool
+) -> ScriptManifest:
+    """Say how a script is run, from what stands on the command line.
+
+    Raises:
+        ChoiceError: The command, a variable or a path of data means something on this machine only.
+        WorkloadRejectedError: A variable sounds like a secret.
+    """
+    if not command:
+        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+    refuse_secrets(command)
+    if Path(command[0]).is_absolute():
+        raise ChoiceError(f"workers have no {command[0]}: write {Path(command[0]).name}, which is theirs there")
+    if len(workload_of(command)) > MOST_CHARACTERS:
+        raise ChoiceError(f"the command is longer than {MOST_CHARACTERS} characters: put its arguments into a script")
+    check_variables(env)
+    absent = [name for name in env if name not in os.environ]
+    if absent:
+        raise ChoiceError(f"--env {absent[0]}: there is no such variable here: set it, or leave it out")
+    return ScriptManifest(
+        command=tuple(command),
+        variables={name: os.environ[name] for name in env},
+        packages=imported_packages(python_sources(folder), interpreter_of(command)),
+        data=dict(_place_of(path, folder) for path in data),
+        other_versions=other_versions,
+    )
+
+
+def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
+    """Send a script, and say which files went along; the id of what was sent."""
+    sent, packed = client.upload_script(folder, manifest)
+    say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {_some(packed.files)}", style="dim")
+    named = {Path(name) for name in manifest.data}
+    left_out = [n for n in packed.left_out if not n.startswith(".") and not named & {Path(n), *Path(n).parents}]
+    if left_out:
+        say(f"not sent: {_some(left_out)}. What the script reads of it a worker must have: --data PATH", style="yellow")
+    return sent.workload_id
+
+
+def _place_of(path: str, folder: Path) -> tuple[str, str]:
+    """The path as the script names it, and where a worker must have it."""
+    if path.startswith("/"):
+        return path, path
+    name = os.path.normpath(path)
+    if name.startswith(".."):
+        raise ChoiceError(f"--data {path} lies outside of this folder: name it by an absolute path")
+    return name, str((folder / name).resolve())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

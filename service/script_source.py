@@ -1,0 +1,180 @@
+"""A submitted script: its sources, and beside them how it is run and what a worker must have for it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import field
+
+from steptune.service.isolation.environment import SECRET
+from steptune.tuner.errors import WorkloadRejectedError
+from steptune.tuner.records import Record
+
+MANIFEST = ".steptune-script.json"
+"""Beside the sources, in the same archive."""
+MANIFEST_BYTES = 1 << 16
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_A_MACHINE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
+_INSTALLED = """
+import json, sys
+from importlib import metadata
+found = {}
+modules, names = json.load(sys.stdin)
+known = metadata.packages_distributions() if modules else {}
+for name in {*names, *(one for module in modules for one in known.get(module, ()))}:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+class ScriptManifest(Record):
+    """How a submitted script is run.
+
+    Attributes:
+        command: As its user typed it.
+        variables: Of the environment, those that the user named.
+        packages: Versions of the packages that its sources import, where it was submitted.
+        data: Paths as the script names them, and where a worker must have them.
+        other_versions: A worker may have other versions of the packages.
+    """
+
+    command: tuple[str, ...]
+    variables: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    other_versions: bool = False
+
+
+def read_manifest(folder: Path) -> ScriptManifest:
+    """Read how the script in a folder is run.
+
+    Raises:
+        WorkloadRejectedError: There is no such file, it cannot be read, or it names what sounds like a secret.
+    """
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            manifest = msgspec.json.decode(file.read(MANIFEST_BYTES), type=ScriptManifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise WorkloadRejectedError(
+            f"{MANIFEST} in the archive of a script cannot be read ({error}): send it by `steptune submit -- COMMAND`"
+        ) from None
+    if not manifest.command:
+        raise WorkloadRejectedError(f"{MANIFEST} has no command")
+    check_variables(manifest.variables)
+    for name in manifest.data:
+        if not name.startswith("/") and ".." in Path(name).parts:
+            raise WorkloadRejectedError(f"data {name!r} lies outside of the script's folder: give an absolute path")
+    return manifest
+
+
+def check_variables(names: Iterable[str]) -> None:
+    """Refuse variables of the environment whose names sound like secrets, or that name folders of one machine.
+
+    Raises:
+        WorkloadRejectedError: Names the first one, and the ways out.
+    """
+    for name in names:
+        if SECRET.search(name):
+            raise WorkloadRejectedError(
+                f"{name} sounds like a secret, and what is sent is stored with the study: set it in the worker's own "
+                "environment, or let the script read it from a file that the worker has"
+            )
+        if name in _OF_A_MACHINE or not _NAME.fullmatch(name):
+            raise WorkloadRejectedError(f"{name!r} is no variable that means the same on another machine: leave it out")
+
+
+def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
+    """The Python that a command runs: itself, or the one beside it in its environment.
+
+    Args:
+        path: Where commands are looked for; None is this process's PATH.
+    """
+    found = shutil.which(command[0], path=path)
+    if found is None:
+        return sys.executable
+    if Path(found).name.startswith("python"):
+        return found
+    beside = Path(found).with_name("python")
+    return str(beside) if beside.exists() else sys.executable
+
+
+def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
+    """Versions of the packages whose modules these files import anywhere, as an interpreter has them."""
+    modules: set[str] = set()
+    for path in sources:
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):  # a template, or of another Python: the script says so itself
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.add(node.module.partition(".")[0])
+    return _installed(python, modules=sorted(modules))
+
+
+def check_packages(manifest: ScriptManifest, python: str) -> None:
+    """Refuse to run a script with other packages than where it was submitted.
+
+    Raises:
+        WorkloadRejectedError: Names those that are missing, or have another version.
+    """
+    here = _installed(python, names=sorted(manifest.packages))
+    missing = [f"{name} {version}" for name, version in sorted(manifest.packages.items()) if name not in here]
+    if missing:
+        raise WorkloadRejectedError(f"the worker has no {', '.join(missing)}: install it there")
+    others = [
+        f"{name} {here[name]} in place of {version}"
+        for name, version in sorted(manifest.packages.items())
+        if _public(here[name]) != _public(version)
+    ]
+    if others and not manifest.other_versions:
+        raise WorkloadRejectedError(
+            f"the worker has {', '.join(others)}: install these versions there, or submit with --other-versions"
+        )
+
+
+def link_data(manifest: ScriptManifest, folder: Path) -> None:
+    """Put links to data where the script looks for them.
+
+    Raises:
+        WorkloadRejectedError: The worker does not have them.
+    """
+    absent = [place for place in manifest.data.values() if not Path(place).exists()]
+    if absent:
+        raise WorkloadRejectedError(
+            f"the worker has no {', '.join(absent)}: mount it there, or name another with --data"
+        )
+    for name, place in manifest.data.items():
+        if not name.startswith("/"):
+            path = folder / name
+            if path.exists():
+                raise WorkloadRejectedError(f"{name} is data, and among the sources, too: send one of them")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(place)
+
+
+def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str] = ()) -> dict[str, str]:
+    given = json.dumps([modules, names])
+    done = subprocess.run([python, "-I", "-c", _INSTALLED], input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WorkloadRejectedError(f"{python} cannot say which packages it has: {done.stderr.strip()[-200:]}")
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def _public(version: str) -> str:
+    """Without the build: 2.13.0 of 2.13.0+cpu."""
+    return version.partition("+")[0]

@@ -26,6 +26,7 @@ from steptune.tuner.profiling.bounds import (
     Situation,
     input_without_workers,
     jointly,
+    launched_late,
     pipelined_input,
     removable,
     without,
@@ -139,6 +140,8 @@ class DataLoading(Strategy):
         hidden = self._hidden_at_most(situation, choice)
         starts = min(hidden, removable(situation, Category.EPOCH_RESTART))
         found: Savings = {Category.EPOCH_RESTART: starts, Category.DATA_WAIT: hidden - starts}
+        if choice["num_workers"]:
+            found = jointly(found, launched_late(situation))
         if int(choice["num_workers"] or 0) < int(current["num_workers"] or 0):
             found = jointly(found, without_crowding(situation))
         if choice["pin_memory"] and not current["pin_memory"]:

@@ -37,6 +37,8 @@ NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
 """Factor of a bound, since some are wrong; gain beyond it that any change may have, and that undoing one may have."""
+NO_LIKELIER = 0.02
+"""Difference in the probability to run that counts as none."""
 WORTH = 0.02
 """Gain, of the step, that is worth going on for."""
 UNLIKELY = 0.05
@@ -156,7 +158,7 @@ class Look:
         nothing.
         """
         found = []
-        for levels in map(self._lean, wanted):
+        for levels in self._lean(list(wanted)):
             if levels in self._seen:
                 continue
             self._seen.add(levels)
@@ -169,18 +171,25 @@ class Look:
                 found.append(canonical)
         return found
 
-    def _lean(self, levels: Levels) -> Levels:
-        """The same without changes of the best whose bounds say that they save nothing, where it may run without them.
+    def _lean(self, wanted: list[Levels]) -> list[Levels]:
+        """The same without changes of the best that go along with others, whose bounds say that they save nothing, where
+        these make it no likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
-        best = self._known[self._best]
-        lean = tuple(
-            now if level and level != now and most[level] <= 0 else level
-            for level, now, most in zip(levels, best, self._model.prior.most, strict=True)
-        )
-        candidate = None if lean == levels else self._grid.candidate(lean)
-        return levels if candidate is None or not self._history.may_work(candidate) else lean
+        best, most = self._known[self._best], self._model.prior.most
+        lean = [
+            tuple(
+                now if level and level != now and saved[level] <= 0 else level
+                for level, now, saved in zip(levels, best, most, strict=True)
+            )
+            for levels in wanted
+        ]
+        before, after = (self._history.runs(_rows(some, self._width)) for some in (wanted, lean))
+        return [
+            less if less != best and x <= y + NO_LIKELIER else full
+            for full, less, x, y in zip(wanted, lean, before, after, strict=True)
+        ]
 
     # --- what they promise --------------------------------------------------------------------
 

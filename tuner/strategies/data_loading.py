@@ -29,6 +29,7 @@ from steptune.tuner.profiling.bounds import (
     launched_late,
     pipelined_input,
     removable,
+    total,
     without,
     without_crowding,
 )
@@ -160,7 +161,8 @@ class DataLoading(Strategy):
         if (choice["num_workers"] and not hidden) or hidden < 0:
             return HARDLY
         part = self.usual_realisation if choice["num_workers"] else WITHOUT_WORKERS_PART
-        return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
+        late = total(launched_late(situation)) if choice["num_workers"] else 0.0  # which is possible, not expected
+        return part * hidden + PINNED_PART * max(0.0, self.bound(situation, choice) - best - late)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
         """Share of the step that a loader saves. Without workers no more than the wait for them and their starts: what

@@ -1,5 +1,6 @@
 """What every search must do on surfaces of which the answer is known."""
 
+import itertools
 import random
 
 import pytest
@@ -145,6 +146,6 @@ def test_what_can_save_nothing_is_changed_by_itself_at_most():
     )
     for seed in range(SEEDS):
         suggestions, _, _ = told(surface, seed)
-        for earlier, suggestion in zip(suggestions, suggestions[1:], strict=False):
+        for earlier, suggestion in itertools.pairwise(suggestions):
             new = suggestion.candidate.choices.keys() - earlier.candidate.choices.keys()
             assert "idle" not in new or len(new) == 1, seed

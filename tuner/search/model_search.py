@@ -172,8 +172,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """The same without changes of the best that go along with others, whose bounds say that they save nothing, where
-        these make it no likelier to run.
+        """The same without changes of the best that go along with others and by their bounds save nothing, where these
+        make it no likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """

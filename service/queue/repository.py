@@ -413,12 +413,12 @@ class StudyQueue:
             now = database_now(session)
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
+            join_cluster(session, lease.worker_id, cluster)
             if entry.claimed_at is None:
                 user = session.get(UserRow, study.owner_id) if study.owner_id is not None else None
                 usage = usage_by_owner(session, now).get(study.owner_id, Usage())
                 if exceeded := limits_of(user, self._quotas).exceeded_by(usage):
                     return exceeded
-                join_cluster(session, lease.worker_id, cluster)
                 due = self._due(session, cluster, now)
                 if due is not None and due.holds_up(session, study):
                     return due.reason

@@ -258,7 +258,8 @@ class Worker:
                 keeper.drain(self._stop_at_s)
             try:
                 end = self._outcome(claim, keeper)
-                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
+                given = {"failed": end.failed, "lost": end.lost}
+                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, **given))
                 logger.info("study %s: %s %s", study_id, end.state.value, end.message)
                 self._learn(claim, end)
             except StoreError as error:

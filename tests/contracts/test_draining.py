@@ -204,6 +204,15 @@ class TestEnds:
         queue.heartbeat(lease, draining=True)
         assert self.narrow_begins(queue)
 
+    def test_its_worker_fails_before_it_asks_again(self, engine, queue, lease):
+        """As where its disk is full; what it has waited counts."""
+        since = waits_since(engine)
+        queue.release(lease, StudyState.QUEUED, "no space", failed=True)
+        narrow = queue.claim(worker(queue, "other"), leaving={"wide"})
+        assert narrow is not None
+        assert queue.begin(narrow.lease, "other", cluster="shared") == ""
+        assert waits_since(engine) == since
+
     def test_only_others_than_the_services_studies_have_the_hosts(self, engine, queue, lease):
         """Then it waits as long as any other before it goes first again."""
         assert not queue.holds_hosts("shared")

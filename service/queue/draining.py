@@ -97,9 +97,11 @@ def due_on(
 
 
 def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
-    """Keep since when a study has waited for hosts, and who asked for them last; nothing where the nodes of that
-    cluster can never give them.
+    """Keep since when a study has waited for hosts, and who asked for them last; nothing where nodes can never give
+    them to that one. Whether they can depends on the worker, whose own node is the first.
     """
+    if not can_be_met and entry.asked_by not in (None, worker_id):
+        return
     entry.waits_since = (entry.waits_since or now) if can_be_met else None
     entry.asked_by = worker_id if can_be_met else None
 

@@ -413,12 +413,12 @@ class StudyQueue:
             now = database_now(session)
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
+            join_cluster(session, lease.worker_id, cluster)
             if entry.claimed_at is None:
                 user = session.get(UserRow, study.owner_id) if study.owner_id is not None else None
                 usage = usage_by_owner(session, now).get(study.owner_id, Usage())
                 if exceeded := limits_of(user, self._quotas).exceeded_by(usage):
                     return exceeded
-                join_cluster(session, lease.worker_id, cluster)
                 due = self._due(session, cluster, now)
                 if due is not None and due.holds_up(session, study):
                     return due.reason
@@ -465,13 +465,16 @@ class StudyQueue:
             session.execute(alive.values(heartbeat_at=now, state="draining" if draining else "busy"))
             return session.scalar(select(QueueEntryRow.requested).where(QueueEntryRow.study_id == lease.study_id)) or ""
 
-    def release(self, lease: Lease, state: StudyState, message: str = "", *, lost: bool = False) -> None:
+    def release(
+        self, lease: Lease, state: StudyState, message: str = "", *, failed: bool = False, lost: bool = False
+    ) -> None:
         """Ends a claim; the devices are free. What the user asks of a study that stops counts for more than the state
         that a worker gives it: the worker may not have heard of it.
 
         Args:
             state: Of the study from now on: QUEUED where another worker shall go on with it.
-            lost: The study broke down by no fault of its own; too often in a row, and it has failed.
+            failed: The worker or its surroundings failed it: it asks for no hosts of a cluster.
+            lost: And not for a reason that passes: too often in a row, and the study has failed.
 
         Raises:
             LeaseLostError: The lease was over before.
@@ -481,6 +484,8 @@ class StudyQueue:
             study, entry = locked(session, lease.study_id)
             ended = StudyState(study.state) in ENDED  # whatever went wrong after that
             state = StudyState(study.state) if ended else wished(entry, state)
+            if failed and entry.asked_by == lease.worker_id:
+                entry.asked_by = None
             if lost:
                 entry.num_lost += 1
                 if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:

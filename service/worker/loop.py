@@ -38,7 +38,7 @@ from steptune.service.worker.patience import patient
 from steptune.service.worker.rests import Rests
 from steptune.service.worker.scripts import prepare_script
 from steptune.service.worker.sources import fetch_source
-from steptune.service.worker.waits import Waits
+from steptune.service.worker.waits import TURN_S, Waits
 from steptune.tuner.errors import (
     HostsUnavailableError,
     IsolationUnavailableError,
@@ -138,7 +138,7 @@ class Worker:
         self._give_way_at_s = 0.0
         self._held_place = ""
         self._can_be_met = False
-        self._alone_at_s = 0.0
+        self._asked_at_s = self._alone_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
         """No further study; the trials that run may end within this time, then the study is given back.
@@ -260,7 +260,8 @@ class Worker:
                 keeper.drain(self._stop_at_s)
             try:
                 end = self._outcome(claim, keeper)
-                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, lost=end.lost))
+                given = {"failed": end.failed, "lost": end.lost}
+                keeper.persist(lambda: self._queue.release(claim.lease, end.state, end.message, **given))
                 logger.info("study %s: %s %s", study_id, end.state.value, end.message)
                 self._learn(claim, end)
             except StoreError as error:
@@ -382,7 +383,8 @@ class Worker:
         asked = replace(study, settings=replace(study.settings, device=device))
         self._held_place, said = "", ""
         group: HostGroup | None = None
-        self._can_be_met, self._alone_at_s = False, now_s()
+        self._can_be_met = False
+        self._asked_at_s = self._alone_at_s = now_s()
 
         def check_waiting(found: Reservation) -> None:
             nonlocal said
@@ -409,19 +411,23 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """Ends the wait for hosts where another study can run meanwhile, or goes first.
+        """Ends the wait for hosts where another study can run meanwhile, or goes first, or another worker is idle:
+        the first host is the worker's own, and that one's may be free.
 
         Raises:
-            HostsUnavailableError: One can, or does.
+            HostsUnavailableError: One can, does, or is.
         """
-        if now_s() < self._give_way_at_s:
+        now = now_s()
+        if now < self._give_way_at_s:
             return
-        self._give_way_at_s = now_s() + GIVE_WAY_S
+        self._give_way_at_s = now + GIVE_WAY_S
         with suppress(StoreUnavailableError):
             if self._queue.holds_hosts(self._offer.cluster):
-                self._alone_at_s = now_s()
-            elif now_s() >= self._alone_at_s + ALONE_S:
+                self._alone_at_s = now
+            elif now >= self._alone_at_s + ALONE_S:
                 self._queue.wait_anew(claim.lease)
+            if now >= self._asked_at_s + TURN_S and self._queue.num_idle():
+                raise HostsUnavailableError(lack)
             resting, leaving = self._rests.owners(), self._waits.recent
             if self._queue.gives_way(self._offer, resting=resting, leaving=leaving, without=claim.lease.study_id):
                 raise HostsUnavailableError(lack)

@@ -119,6 +119,13 @@ class TestDraining:
         assert queue.begin(lease, "other and third", cluster="shared") == ""
         assert queue.entry("narrow").state is StudyState.RUNNING
 
+    def test_a_study_whose_cluster_is_started_anew_has_hosts_of_the_new_one(self, queue):
+        submitted(queue, "narrow")
+        lease = claimed(queue, worker(queue, "other")).lease
+        assert queue.begin(lease, "other", cluster="shared") == ""
+        assert queue.begin(lease, "other again", cluster="anew") == ""
+        assert queue.holds_hosts("anew")
+
 
 class TestEnds:
     """Each ends the draining, and so lets `narrow` begin on another worker of the cluster."""
@@ -141,6 +148,20 @@ class TestEnds:
     def test_nodes_are_lost_and_those_that_are_left_can_never_give_them(self, queue, lease):
         queue.say_waiting(lease, "one node", cluster="shared", can_be_met=False)
         assert self.narrow_begins(queue)
+
+    def test_nodes_can_never_give_them_to_another_worker(self, queue, lease):
+        """Whose own node, the first host there, is larger than the others: it ends nothing."""
+        queue.release(lease, StudyState.QUEUED, BUSY)
+        other = queue.claim(worker(queue, "other"))
+        assert other is not None
+        assert other.lease.study_id == "wide"
+        queue.say_waiting(other.lease, "one node of that size", cluster="shared", can_be_met=False)
+        assert claim_of(queue, worker(queue, "third")) is None
+        queue.release(other.lease, StudyState.QUEUED, "one node of that size")
+        again = queue.claim(worker(queue, "asks"))
+        assert again is not None
+        queue.say_waiting(again.lease, "one node", cluster="shared", can_be_met=False)
+        assert claim_of(queue, worker(queue, "third")) == "narrow"
 
     def test_its_cluster_does_not_answer(self, queue, lease):
         queue.say_waiting(lease, "not reached")
@@ -182,6 +203,15 @@ class TestEnds:
     def test_its_worker_takes_no_further_study(self, queue, lease):
         queue.heartbeat(lease, draining=True)
         assert self.narrow_begins(queue)
+
+    def test_its_worker_fails_before_it_asks_again(self, engine, queue, lease):
+        """As where its disk is full; what it has waited counts."""
+        since = waits_since(engine)
+        queue.release(lease, StudyState.QUEUED, "no space", failed=True)
+        narrow = queue.claim(worker(queue, "other"), leaving={"wide"})
+        assert narrow is not None
+        assert queue.begin(narrow.lease, "other", cluster="shared") == ""
+        assert waits_since(engine) == since
 
     def test_only_others_than_the_services_studies_have_the_hosts(self, engine, queue, lease):
         """Then it waits as long as any other before it goes first again."""

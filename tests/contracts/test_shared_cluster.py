@@ -1,4 +1,4 @@
-"""Workers share a cluster of two hosts; the cluster and the studies are doubles, workers and queue are real."""
+"""Workers share a cluster; the cluster and the studies are doubles, workers and queue are real."""
 
 import threading
 import time
@@ -67,19 +67,21 @@ class Nodes:
 
 
 class Fleet:
-    """Two workers, each on a host of its own."""
+    """Workers, each on a host of its own."""
 
-    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.engine = create_engine_for(url)
         self.queue = StudyQueue(self.engine)
         self.begun: list[str] = []
         self.runs: Callable[[str], None] = lambda _: None
-        monkeypatch.setattr(loop, "reserved_hosts", Nodes("one", "two").reserved)
+        monkeypatch.setattr(loop, "reserved_hosts", Nodes(*hosts).reserved)
         monkeypatch.setattr(loop, "child_pids", list)
         monkeypatch.setattr(loop, "GIVE_WAY_S", WAITS_S)
+        monkeypatch.setattr(loop, "TURN_S", WAITS_S)
         settings = Settings(_env_file=None, database_url=url, data_directory=folder, poll_s=WAITS_S, hosts_wait_s=0.0)
-        self._workers = [self._worker(name, settings) for name in ("one", "two")]
-        self._threads = [threading.Thread(target=worker.run, name="worker") for worker in self._workers]
+        self._workers = [self._worker(name, settings) for name in hosts]
+        threads = [threading.Thread(target=worker.run, name="worker") for worker in self._workers]
+        self._threads = dict(zip(hosts, threads, strict=True))
 
     def _worker(self, host: str, settings: Settings) -> Worker:
         offer = WorkerOffer(
@@ -102,25 +104,29 @@ class Fleet:
         study = sample_study(study_id=study_id, facts=None, environment=None, settings=settings, message="")
         self.queue.submit(study, owner_id=None)
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    def start(self, *hosts: str) -> None:
+        for host in hosts:
+            self._threads[host].start()
 
     def close(self) -> None:
         for worker in self._workers:
             worker.stop(within_s=0)
-        for thread in self._threads:
-            thread.join()
+        for thread in self._threads.values():
+            if thread.ident is not None:
+                thread.join()
         self.engine.dispose()
 
 
 @pytest.fixture
-def fleet(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    fleet = Fleet(database_url, tmp_path / "data", monkeypatch)
+def fleet(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    fleet = Fleet(database_url, tmp_path / "data", monkeypatch, *request.param)
     yield fleet
     fleet.close()
 
 
+@pytest.mark.parametrize("fleet", [("one", "two")], indirect=True)
 def test_narrow_studies_that_keep_coming_do_not_keep_a_wide_one_out(fleet: Fleet) -> None:
     """The cluster could have run it at any time, had the hosts that became free been left to it."""
     first_two = threading.Barrier(3)
@@ -134,7 +140,7 @@ def test_narrow_studies_that_keep_coming_do_not_keep_a_wide_one_out(fleet: Fleet
     fleet.runs = run
     for study_id in ("narrow-0", "narrow-1"):
         fleet.submit(study_id)
-    fleet.start()
+    fleet.start("one", "two")
     wait_until(lambda: len(fleet.begun) == 2, "both hosts are in use")
     fleet.submit("wide", num_hosts=2)
     fleet.submit("narrow-2")
@@ -142,3 +148,22 @@ def test_narrow_studies_that_keep_coming_do_not_keep_a_wide_one_out(fleet: Fleet
     first_two.wait(30)
     wait_until(lambda: fleet.queue.entry("wide").state is StudyState.COMPLETED, "it runs at last")
     assert len(fleet.begun) < MOST_NARROW, fleet.begun
+
+
+@pytest.mark.parametrize("fleet", [("one", "two", "three")], indirect=True)
+def test_a_worker_whose_own_host_is_in_use_leaves_its_study_to_one_that_is_free(fleet: Fleet) -> None:
+    """It would keep a study that goes first, and everybody else waiting for that, until its own host is given back."""
+    ends = threading.Event()
+    fleet.runs = lambda study_id: ends.wait(60) if study_id == "wide" else None
+    try:
+        fleet.submit("wide", num_hosts=2)
+        fleet.start("one")
+        wait_until(lambda: fleet.begun == ["wide"], "it has the host of another worker, too")
+        fleet.submit("narrow")
+        fleet.start("three")
+        wait_until(lambda: "the other host is in use" in fleet.queue.entry("narrow").waits_for, "its host is taken")
+        fleet.start("two")
+        wait_until(lambda: fleet.queue.entry("narrow").state is StudyState.COMPLETED, "it runs on the free host")
+        assert fleet.queue.entry("wide").state is StudyState.RUNNING
+    finally:
+        ends.set()

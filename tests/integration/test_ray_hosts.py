@@ -176,9 +176,12 @@ def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_r
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.timeout(1200)
 def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the_middle(tmp_path: Path) -> None:
-    """Of a model that trains. The trials that ran are repeated on the node in its place, and no other is."""
-    asked = ("tune", LARGE_TABLE, "--budget", "5m", "--trials", "4", "--only", "hierarchical_allreduce")
+    """Of a model that trains. The trials that ran are repeated on the node in its place, and no other is. The budget is
+    for machines that others load.
+    """
+    asked = ("tune", LARGE_TABLE, "--budget", "10m", "--trials", "4", "--only", "hierarchical_allreduce")
     options = ("--foreign-load", "1000", "--isolation", "none", *TWO_HOSTS)
     with (
         two_hosts("500mbit", needed_in_ci=True, num_hosts=3) as networks,
@@ -186,10 +189,10 @@ def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the
     ):
         within = ("nsenter", f"--net={networks[0]}", "--")
         with steptune(cluster, tmp_path, *asked, *options, within=within, GLOO_SOCKET_IFNAME="link0") as command:
-            command.wait_until(lambda: {"completed", "running"} <= set(trial_states(command)), 200)
+            command.wait_until(lambda: {"completed", "running"} <= set(trial_states(command)), 300)
             [victim] = [node for node in cluster.nodes if any(AGENT in p.cmdline() for p in node.processes())]
             victim.kill()
-            assert command.end(450) == 0, command.output
+            assert command.end(800) == 0, command.output
         agents = [process for process in cluster.processes() if AGENT in process.cmdline()]
     [(record,)] = command.all("SELECT record FROM recommendations")
     answer = msgspec.json.decode(record, type=Recommendation)

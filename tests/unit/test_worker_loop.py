@@ -329,6 +329,7 @@ class TestWaitingForHosts:
         assert claim is not None
         assert site.queue.begin(claim.lease, "other") == ""
         site.queue.register(replace(other, cluster="shared"))
+        site.queue.heartbeat(claim.lease)
         submitted(site.queue, "next")
         for _ in range(3):
             site.pass_time(loop.ALONE_S)

@@ -11,7 +11,7 @@ import msgspec
 
 from steptune.tuner.profiling.trace import TraceError
 
-MOST_BYTES = 4 << 30
+MOST_BYTES = 1 << 30
 """Of a file, unpacked: what is decoded takes several times as much memory."""
 BEGINNING_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"

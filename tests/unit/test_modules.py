@@ -178,3 +178,39 @@ def test_several_ranks_have_their_details(tmp_path: Path) -> None:
     details = {path: window.detailed(path.parent) for path in paths}
     analysis = analyse_traces(paths, details=details)
     assert [bool(rank.modules) for rank in analysis.ranks] == [True, True]
+
+
+def test_what_is_computed_again_for_a_gradient_is_of_its_own_module(tmp_path: Path) -> None:
+    """Checkpoints of activations: the frames of the second time stand inside of the gradient, and below no model."""
+    again = [
+        step(0, 0, 1000),
+        frame("nn.Module: Net_0", 10, 200),
+        frame("nn.Module: Block_0", 12, 195),
+        frame("nn.Module: Linear_0", 20, 100),
+        numbered("aten::addmm", 30, 85, 5, 0),
+        *launched("gemm", 40, 50, 80, 1),
+        frame("nn.Module: Linear_1", 110, 190),
+        numbered("aten::addmm", 120, 180, 6, 0),
+        *launched("gemm", 130, 140, 160, 2),
+        numbered("autograd::engine::evaluate_function: AddmmBackward0", 300, 600, 6, 1),
+        frame("nn.Module: Block_0", 302, 395),
+        frame("nn.Module: Linear_0", 304, 340),
+        numbered("aten::addmm", 306, 338, 7, 0),
+        *launched("gemm", 310, 320, 350, 3),
+        frame("nn.Module: Linear_1", 350, 390),
+        numbered("aten::addmm", 352, 388, 8, 0),
+        *launched("gemm", 360, 370, 390, 4),
+        operator("aten::mm", 420, 580),
+        *launched("gemm", 430, 440, 500, 5),
+        numbered("autograd::engine::evaluate_function: AddmmBackward0", 700, 800, 5, 1),
+        operator("aten::mm", 710, 790),
+        *launched("gemm", 720, 730, 800, 6),
+    ]
+    analysis = analyse_rank(write_trace(tmp_path / "trace.json", again))
+    found = {one.name: (one.forward_ns, one.backward_ns, one.own_ns) for one in analysis.modules}
+    assert found == {
+        "Net_0": (50_000, 180_000, 0),
+        "Net_0.Block_0": (50_000, 180_000, 0),
+        "Net_0.Block_0.Linear_0": (30_000, 100_000, 130_000),
+        "Net_0.Block_0.Linear_1": (20_000, 80_000, 100_000),
+    }

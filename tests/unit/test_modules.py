@@ -13,6 +13,7 @@ from steptune.tuner.profiling.launches import find_launches
 from steptune.tuner.profiling.modules import find_modules
 from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.source_lines import is_user_frame
 
 
 def frame(name: str, start: float, end: float) -> Event:
@@ -178,6 +179,29 @@ def test_several_ranks_have_their_details(tmp_path: Path) -> None:
     details = {path: window.detailed(path.parent) for path in paths}
     analysis = analyse_traces(paths, details=details)
     assert [bool(rank.modules) for rank in analysis.ranks] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_users"),
+    [
+        ("train.py(54): main", True),
+        ("multiprocessing_train.py(12): main", True),
+        ("threading_utils/pool.py(12): work", True),
+        ("profile.py(3): main", True),
+        ("/home/me/copy.py(3): main", True),
+        ("copy.py(128): deepcopy", False),
+        ("json/decoder.py(337): decode", False),
+        ("threading.py(975): _bootstrap", False),
+        ("torch/nn/modules/linear.py(116): forward", False),
+        ("/opt/env/lib/python3.11/site-packages/apex/amp.py(3): step", False),
+        ("transformers/trainer.py(2500): training_step", False),
+        ("steptune/tuner/trials/stepper.py(80): step", False),
+        ("<string>(1): <module>", False),
+    ],
+)
+def test_a_path_says_whether_a_frame_is_the_users(name: str, is_users: bool) -> None:
+    """torch.profiler cuts off folders from which Python imports, so that installed packages begin with their name."""
+    assert is_user_frame(name) == is_users
 
 
 def test_what_is_computed_again_for_a_gradient_is_of_its_own_module(tmp_path: Path) -> None:

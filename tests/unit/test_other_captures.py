@@ -12,7 +12,7 @@ import other_captures
 import pytest
 
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
-from steptune.tuner.profiling.captures import archive
+from steptune.tuner.profiling.captures import archive, whole_files
 from steptune.tuner.profiling.captures.step_names import StepRange, chosen_steps
 from steptune.tuner.profiling.perfetto import write_perfetto
 from steptune.tuner.profiling.reader import read_trace
@@ -98,6 +98,14 @@ def test_one_long_text_in_every_row_is_refused(tmp_path: Path) -> None:
     text = f"ALTER TABLE NVTX_EVENTS ADD COLUMN more TEXT DEFAULT '{'x' * (2 << 20)}'"
     with pytest.raises(TraceError, match="SQLite file cannot be read"):
         read_trace(altered(other_captures.nsight(tmp_path), text))
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_files, "MOST_BYTES", 1 << 20)
+    path = tmp_path / "results.json.gz"
+    path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool": [' + b"[]," * (1 << 20)))
+    with pytest.raises(TraceError, match="more than 1 MiB: record a shorter stretch"):
+        read_trace(path)
 
 
 def test_operations_that_jax_derives_from_streams_are_not_counted_twice(tmp_path: Path) -> None:

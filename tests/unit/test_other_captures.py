@@ -73,6 +73,9 @@ def profile_with(folder: Path, row: object) -> Path:
         lambda folder: altered(other_captures.nsight(folder), "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 'late'"),
         lambda folder: altered(other_captures.nsight(folder), "UPDATE StringIds SET value = x'ff'"),
         lambda folder: altered(
+            other_captures.nsight(folder), "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = ~(1 << 63)"
+        ),
+        lambda folder: altered(
             other_captures.nsight(folder), "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = 1 << 60"
         ),
         lambda folder: profile_with(folder, {"ph": "M", "name": "thread_name", "pid": [1], "tid": 2}),

@@ -43,6 +43,8 @@ _EMITTED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*$", re.DOTALL)
 _PROCESS = (1 << 24) - 1
 """An id of a thread is 24 bits of its process, then 24 bits of its own."""
 NOT_A_NUMBER = -1
+LATEST_NS = 1 << 62
+"""In the year 2116: later times do not fit beside those of events."""
 MOST_TEXT_BYTES = 1 << 20
 """Of a name; those of templates have tens of thousands."""
 
@@ -97,8 +99,10 @@ class _Export:
         self._take_calls()
         self._take_kernels()
         self._take_copies()
-        epoch = next(self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
-        return self._translation.trace(devices=self._devices(), epoch_ns=epoch or 0)
+        epoch_ns = next(self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0] or 0
+        if not 0 <= epoch_ns < LATEST_NS:
+            raise ValueError(f"a clock that begins {epoch_ns} ns after 1970")
+        return self._translation.trace(devices=self._devices(), epoch_ns=epoch_ns)
 
     def _refusal(self) -> str:
         if any(name.startswith("rocpd_") for name in self._columns):

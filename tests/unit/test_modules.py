@@ -13,6 +13,7 @@ from steptune.tuner.profiling.launches import find_launches
 from steptune.tuner.profiling.modules import find_modules
 from steptune.tuner.profiling.operator_calls import operator_calls
 from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.source_lines import is_user_frame
 
 
 def frame(name: str, start: float, end: float) -> Event:
@@ -178,3 +179,62 @@ def test_several_ranks_have_their_details(tmp_path: Path) -> None:
     details = {path: window.detailed(path.parent) for path in paths}
     analysis = analyse_traces(paths, details=details)
     assert [bool(rank.modules) for rank in analysis.ranks] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_users"),
+    [
+        ("train.py(54): main", True),
+        ("multiprocessing_train.py(12): main", True),
+        ("threading_utils/pool.py(12): work", True),
+        ("profile.py(3): main", True),
+        ("/home/me/copy.py(3): main", True),
+        ("copy.py(128): deepcopy", False),
+        ("json/decoder.py(337): decode", False),
+        ("threading.py(975): _bootstrap", False),
+        ("torch/nn/modules/linear.py(116): forward", False),
+        ("/opt/env/lib/python3.11/site-packages/apex/amp.py(3): step", False),
+        ("transformers/trainer.py(2500): training_step", False),
+        ("steptune/tuner/trials/stepper.py(80): step", False),
+        ("<string>(1): <module>", False),
+    ],
+)
+def test_a_path_says_whether_a_frame_is_the_users(name: str, is_users: bool) -> None:
+    """torch.profiler cuts off folders from which Python imports, so that installed packages begin with their name."""
+    assert is_user_frame(name) == is_users
+
+
+def test_what_is_computed_again_for_a_gradient_is_of_its_own_module(tmp_path: Path) -> None:
+    """Checkpoints of activations: the frames of the second time stand inside of the gradient, and below no model."""
+    again = [
+        step(0, 0, 1000),
+        frame("nn.Module: Net_0", 10, 200),
+        frame("nn.Module: Block_0", 12, 195),
+        frame("nn.Module: Linear_0", 20, 100),
+        numbered("aten::addmm", 30, 85, 5, 0),
+        *launched("gemm", 40, 50, 80, 1),
+        frame("nn.Module: Linear_1", 110, 190),
+        numbered("aten::addmm", 120, 180, 6, 0),
+        *launched("gemm", 130, 140, 160, 2),
+        numbered("autograd::engine::evaluate_function: AddmmBackward0", 300, 600, 6, 1),
+        frame("nn.Module: Block_0", 302, 395),
+        frame("nn.Module: Linear_0", 304, 340),
+        numbered("aten::addmm", 306, 338, 7, 0),
+        *launched("gemm", 310, 320, 350, 3),
+        frame("nn.Module: Linear_1", 350, 390),
+        numbered("aten::addmm", 352, 388, 8, 0),
+        *launched("gemm", 360, 370, 390, 4),
+        operator("aten::mm", 420, 580),
+        *launched("gemm", 430, 440, 500, 5),
+        numbered("autograd::engine::evaluate_function: AddmmBackward0", 700, 800, 5, 1),
+        operator("aten::mm", 710, 790),
+        *launched("gemm", 720, 730, 800, 6),
+    ]
+    analysis = analyse_rank(write_trace(tmp_path / "trace.json", again))
+    found = {one.name: (one.forward_ns, one.backward_ns, one.own_ns) for one in analysis.modules}
+    assert found == {
+        "Net_0": (50_000, 180_000, 0),
+        "Net_0.Block_0": (50_000, 180_000, 0),
+        "Net_0.Block_0.Linear_0": (30_000, 100_000, 130_000),
+        "Net_0.Block_0.Linear_1": (20_000, 80_000, 100_000),
+    }

@@ -1,5 +1,7 @@
 """Captures of other profilers give the analysis that one of torch.profiler gives, or say what is missing."""
 
+import gzip
+import json
 import sqlite3
 import stat
 import zipfile
@@ -10,7 +12,7 @@ import other_captures
 import pytest
 
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
-from steptune.tuner.profiling.captures import archive
+from steptune.tuner.profiling.captures import archive, whole_files
 from steptune.tuner.profiling.captures.step_names import StepRange, chosen_steps
 from steptune.tuner.profiling.perfetto import write_perfetto
 from steptune.tuner.profiling.reader import read_trace
@@ -37,6 +39,91 @@ def test_the_breakdown_is_that_of_torch_profiler(write: Writer, tmp_path: Path) 
     assert {kernel.name for kernel in analysis.kernels} >= {other_captures.GEMM, other_captures.ADD}
 
 
+def changed(path: Path, old: str, new: str) -> Path:
+    """A text file with other words."""
+    path.write_text(path.read_text().replace(old, new))
+    return path
+
+
+def unmarked_tables(folder: Path) -> Path:
+    path = other_captures.rocprof_csv(folder)
+    changed(folder / "321_marker_api_trace.csv", "train_step", "layer")
+    return path
+
+
+def altered(path: Path, statement: str) -> Path:
+    """An export in which a statement was executed."""
+    with sqlite3.connect(path) as base:
+        base.execute("PRAGMA writable_schema = ON")
+        base.execute(statement)
+    return path
+
+
+def profile_with(folder: Path, row: object) -> Path:
+    path = other_captures.jax(folder)
+    profile = json.loads(gzip.decompress(path.read_bytes()))
+    profile["traceEvents"].append(row)
+    path.write_bytes(gzip.compress(json.dumps(profile).encode()))
+    return path
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: altered(other_captures.nsight(folder), "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 'late'"),
+        lambda folder: altered(other_captures.nsight(folder), "UPDATE StringIds SET value = x'ff'"),
+        lambda folder: altered(
+            other_captures.nsight(folder), "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = ~(1 << 63)"
+        ),
+        lambda folder: altered(
+            other_captures.nsight(folder), "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = 1 << 60"
+        ),
+        lambda folder: profile_with(folder, {"ph": "M", "name": "thread_name", "pid": [1], "tid": 2}),
+        lambda folder: profile_with(folder, {"ph": "X", "name": "op", "pid": 1, "tid": 13, "ts": 1e308}),
+        lambda folder: changed(other_captures.rocprof_json(folder), '"buffer_records": {', '"records": {'),
+        lambda folder: changed(other_captures.rocprof_csv(folder), "Correlation_Id", "Correlation"),
+        lambda folder: cut_row(folder),
+    ],
+)
+def test_values_that_a_format_does_not_have_are_refused(write: Writer, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"is not written as a.* is \(\w+Error"):
+        read_trace(write(tmp_path))
+
+
+def cut_row(folder: Path) -> Path:
+    path = other_captures.rocprof_csv(folder)
+    copies = folder / "321_memory_copy_trace.csv"
+    copies.write_text(copies.read_text() + '"MEMORY_COPY"\n')
+    return path
+
+
+def test_one_long_text_in_every_row_is_refused(tmp_path: Path) -> None:
+    text = f"ALTER TABLE NVTX_EVENTS ADD COLUMN more TEXT DEFAULT '{'x' * (2 << 20)}'"
+    with pytest.raises(TraceError, match="SQLite file cannot be read"):
+        read_trace(altered(other_captures.nsight(tmp_path), text))
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_files, "MOST_BYTES", 1 << 20)
+    path = tmp_path / "results.json.gz"
+    path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool": [' + b"[]," * (1 << 20)))
+    with pytest.raises(TraceError, match="more than 1 MiB: record a shorter stretch"):
+        read_trace(path)
+
+
+def test_operations_that_jax_derives_from_streams_are_not_counted_twice(tmp_path: Path) -> None:
+    """The line "XLA Ops" of a GPU sums up its streams; that of a TPU has its operations."""
+    expected = analyse_rank(other_captures.jax(tmp_path)).breakdowns[0]
+    path = profile_with(tmp_path, {"ph": "M", "pid": 1, "tid": 92, "name": "thread_name", "args": {"name": "XLA Ops"}})
+    profile = json.loads(gzip.decompress(path.read_bytes()))
+    rows = profile["traceEvents"]
+    rows += [{**row, "tid": 92, "name": "fusion.1"} for row in rows if row.get("tid") == 13 and row["ph"] == "X"]
+    path.write_bytes(gzip.compress(json.dumps(profile).encode()))
+    analysis = analyse_rank(path)
+    assert analysis.breakdowns[0].categories == expected.categories
+    assert "fusion.1" not in {kernel.name for kernel in analysis.kernels}
+
+
 def test_the_breakdown_has_what_the_training_does(tmp_path: Path) -> None:
     """So that all captures agree on something."""
     (breakdown,) = analyse_rank(other_captures.kineto(tmp_path)).breakdowns
@@ -59,12 +146,15 @@ def test_devices_and_the_wall_clock_of_an_export(tmp_path: Path) -> None:
     [
         (lambda folder: other_captures.nsight(folder, step="layer {}"), "torch.cuda.nvtx.range"),
         (lambda folder: other_captures.jax(folder, marks=""), "StepTraceAnnotation"),
+        (lambda folder: changed(other_captures.rocprof_json(folder), "train_step", "layer"), "is ROCTx on AMD"),
+        (lambda folder: unmarked_tables(folder), "is ROCTx on AMD"),
     ],
 )
 def test_a_capture_without_steps_says_how_to_mark_them(write: Writer, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"16 operations of devices.*not one of steps") as raised:
         read_trace(write(tmp_path))
     assert remedy in str(raised.value)
+    assert "not written as" not in str(raised.value)
 
 
 def test_steps_of_a_device_serve_where_the_host_has_none(tmp_path: Path) -> None:
@@ -199,6 +289,30 @@ class TestArchives:
         path.write_bytes(b"PK\x03\x04 and nothing else")
         with pytest.raises(TraceError, match="cannot be unpacked"):
             find_traces([path])
+
+    @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_damage_is_refused_however_it_was_packed(self, method: int, tmp_path: Path) -> None:
+        path = tmp_path / "ranks.zip"
+        with zipfile.ZipFile(path, "w", method) as packed:
+            packed.writestr("rank0.json", other_captures.kineto(tmp_path).read_bytes())
+        content = path.read_bytes()
+        path.write_bytes(content[:80] + bytes(100) + content[180:])
+        with pytest.raises(TraceError, match="cannot be unpacked"):
+            find_traces([path])
+
+    def test_names_that_no_disk_takes_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(TraceError, match="cannot be unpacked"):
+            find_traces([self.packed(tmp_path, (f"{'x' * 300}.json", b"{}"))])
+        path = self.packed(tmp_path, ("\u00e9.json", b"{}"))
+        path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
+        with pytest.raises(TraceError, match="cannot be unpacked"):
+            find_traces([path])
+
+    def test_archives_are_found_by_a_pattern_and_in_capitals(self, tmp_path: Path) -> None:
+        path = self.packed(tmp_path, ("rank0.json", other_captures.kineto(tmp_path).read_bytes()))
+        path = path.rename(tmp_path / "RANKS.ZIP")
+        for name in (path, tmp_path / "RANKS*"):
+            assert [found.name for found in find_traces([name])] == ["rank0.json"]
 
     def test_an_archive_is_no_trace_by_itself(self, tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="it is an archive"):

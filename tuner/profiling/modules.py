@@ -2,8 +2,10 @@
 
 With `with_stack` the profiler records every call of a module as a frame ("nn.Module: Linear_3"). An operator of the
 forward pass belongs to the innermost frame around it. One of the backward pass has no frame: autograd gives it the
-sequence number of the forward operator whose gradient it computes, and so that one's module. Frames name classes and
-count their objects; the names of attributes are not recorded.
+sequence number of the forward operator whose gradient it computes, and so that one's module. One that is computed again
+for a gradient (checkpoints of activations) has frames inside of the gradient's operator, which stand below no model:
+as frames name classes and count their objects ("Linear_3"), the modules around are those of the first call. The names
+of attributes are not recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Modules:
 
     Attributes:
         frame: int64 by row of `trace.host`: row of the frame of an operator's module, or -1.
-        forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes, or -1.
+        forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes; itself,
+            where it is computed again for a gradient; or -1.
         paths: By row of a frame: the modules around it, the outermost first, and itself.
         count: Calls of each module in the steps.
     """
@@ -89,9 +92,15 @@ def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
         start, end, owner = forest.segments()
         inside = on_thread.get(thread, np.empty(0, dtype=np.int64))
         frame[inside] = owners(host.start[inside], start, end, rows[owner])
-    forward_of = _inherited(_forward_operators(trace), calls.parent, operators)
-    backward = operators[forward_of[operators] >= 0]
+    forward_of = _forward_operators(trace)
+    around = _nearest(forward_of >= 0, calls.parent, operators)
+    backward = operators[around[operators] >= 0]
+    again = backward[(around[backward] != backward) & (frame[backward] >= 0)]
+    again = again[host.start[frame[again]] >= host.start[around[again]]]
+    forward_of[backward] = forward_of[around[backward]]
+    forward_of[again] = again
     frame[backward] = frame[forward_of[backward]]
+    paths = _below_models(paths, frame[again])
     count: defaultdict[Path, int] = defaultdict(int)
     for row, path in paths.items():
         count[path] += low <= int(host.start[row]) < high
@@ -114,18 +123,26 @@ def _forward_operators(trace: Trace) -> Ints:
     return found
 
 
-def _inherited(values: Ints, parent: Ints, operators: Ints) -> Ints:
-    """Values of operators, those that have none with that of the nearest operator around them that has."""
-    values = values.copy()
-    missing = operators[values[operators] < 0]
-    around = parent[missing]
-    while len(missing):
-        inside = around >= 0
-        missing, around = missing[inside], around[inside]
-        known = values[around] >= 0
-        values[missing[known]] = values[around[known]]
-        missing, around = missing[~known], parent[around[~known]]
-    return values
+def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> Ints:
+    """The nearest operator that is meant, itself or around it, by row of an operator; else -1."""
+    found = np.full(len(parent), NO_ROW, dtype=np.int64)
+    searching, around = operators, operators
+    while len(searching):
+        known = is_meant[around]
+        found[searching[known]] = around[known]
+        searching, around = searching[~known], parent[around[~known]]
+        searching, around = searching[around >= 0], around[around >= 0]
+    return found
+
+
+def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
+    """Paths by row of a frame, where those of modules that are computed again begin as those of their first call."""
+    roots = {paths[row][0] for row in set(again.tolist())}
+    first: dict[str, Path] = {}
+    for path in paths.values():
+        if len(path) > 1 and path[-1] in roots:
+            first.setdefault(path[-1], path[:-1])
+    return {row: (*first.get(path[0], ()), *path) for row, path in paths.items()}
 
 
 def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: int = 20) -> tuple[ModuleStats, ...]:

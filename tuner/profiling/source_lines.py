@@ -7,6 +7,7 @@ the stack as a text on each operator, innermost first.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -18,9 +19,17 @@ from steptune.tuner.profiling.trace import Kind, Trace
 FRAME = re.compile(r"^.+\(\d+\): .+$")
 LIBRARY = re.compile(
     r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python3[^/\\]*|torch|torchvision)[/\\]"
-    r"|^<|^(threading|contextlib|runpy|functools|multiprocessing)"
+    r"|^<"
 )
-"""Frames of Python, PyTorch and other installed packages: not the user's."""
+"""Frames of Python, PyTorch and other installed packages, by their path: not the user's."""
+ROOT = re.compile(r"^(\w+)(?:\.py\(|[/\\])")
+"""The module in a path that torch.profiler has cut: what stands in `sys.path` is left out of it."""
+LIBRARIES = (sys.stdlib_module_names - {"cmd", "code", "profile", "trace"}) | {
+    *("steptune", "numpy", "torchmetrics", "torchdata", "triton", "functorch"),
+    *("accelerate", "deepspeed", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "ray"),
+    *("datasets", "diffusers", "peft", "timm", "tqdm", "transformers", "trl", "webdataset"),
+}
+"""Modules that are not the user's. Those left out are no part of a training, and usual names of scripts."""
 
 
 class SourceLines:
@@ -81,4 +90,7 @@ def user_line(stack: str) -> str:
 
 def is_user_frame(frame: str) -> bool:
     """Say whether a frame ("train.py(54): main") is the user's code, as far as its path says."""
-    return bool(FRAME.match(frame)) and not LIBRARY.search(frame)
+    if not FRAME.match(frame) or LIBRARY.search(frame):
+        return False
+    root = ROOT.match(frame)
+    return root is None or root[1] not in LIBRARIES

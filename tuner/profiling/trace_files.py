@@ -39,17 +39,19 @@ def _files(name: str) -> list[Path]:
     path = Path(name)
     if path.is_dir():
         return _inside(path)
-    if path.suffix == ".zip" and path.exists():
-        return _packed(path)
     if path.exists():
-        return [path]
+        return _named(path)
     if glob.has_magic(name):
         matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  (takes absolute patterns)
         files = [Path(match) for match in matches if Path(match).is_file()]
         if not files:
             raise TraceError(f"{name} matches no file: name the traces of a run, or their folder")
-        return files
+        return [file for match in files for file in _named(match)]
     raise TraceError(f"{name} does not exist: name a trace of torch.profiler ({' or '.join(SUFFIXES)}) or its folder")
+
+
+def _named(path: Path) -> list[Path]:
+    return _packed(path) if path.suffix.lower() == ".zip" else [path]
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ unpacking. So nothing is written outside of the folder, and a small archive cann
 from __future__ import annotations
 
 import atexit
+import lzma
 import shutil
 import stat
 import tempfile
@@ -24,6 +25,11 @@ MOST_RATIO = 200
 FREE_BYTES = 100 << 20
 """An archive may always unpack to so much."""
 BLOCK_BYTES = 1 << 20
+DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError),
+    *(OSError, UnicodeDecodeError),
+)
+"""Errors of unpacking. Those of the system are damage in bzip2, names that are too long, or a full disk."""
 
 
 def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
@@ -40,7 +46,7 @@ def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
             if len(members) > MOST_MEMBERS:
                 raise TraceError(f"{path} holds {len(members):,} files, more than {MOST_MEMBERS:,}: pack one a rank")
             return _unpack(path, archive, members, folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except DAMAGED as error:
         raise TraceError(f"{path} cannot be unpacked ({error}): pack it again, without a password") from None
 
 

@@ -3,12 +3,13 @@
 The file is Chrome's JSON with a process for every device ("/device:GPU:0", "/device:TPU:0") and one for the host
 ("/host:CPU"). On a GPU the threads of a device are its streams ("Stream #13(Compute)"), and `correlation_id` links an
 operation to the call that launched it; on a TPU they are lines of operations ("XLA Ops"). Other lines of a device sum
-these up ("Steps", "XLA Modules"), and would count them twice. A step is what `jax.profiler.StepTraceAnnotation` marks
-(an event of the host with `step_num`), else what the line "Steps" has. The profiler keeps at most a million events in
-this file, and leaves the others out without a word.
+these up ("Steps", "XLA Modules"; on a GPU "XLA Ops", too), and would count them twice. A step is what
+`jax.profiler.StepTraceAnnotation` marks (an event of the host with `step_num`), else what the line "Steps" has. The
+profiler keeps at most a million events in this file, and leaves the others out without a word.
 
-Sources: "Profiling computation" (JAX documentation); `trace_events_to_json.cc`, `xplane_schema.h` and
-`trace_viewer`'s limit of a million events (openxla/xla and openxla/xprof).
+Sources: "Profiling computation" (JAX documentation); in openxla/xla and openxla/xprof `trace_events_to_json.cc`,
+`xplane_schema.cc` (names of lines), `derived_timeline.h` (those of a GPU that are derived from its streams), and
+`xplane_to_trace_events.cc` (which events are left out: the latest).
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steptune.tuner.profiling.captures.translation import Translation
+from steptune.tuner.profiling.captures.translation import Translation, written_as
 from steptune.tuner.profiling.captures.whole_files import json_of
 from steptune.tuner.profiling.events import Args
 from steptune.tuner.profiling.trace import Trace
 
+WHAT = "a profile of JAX"
 MARK = 'Mark them: `with jax.profiler.StepTraceAnnotation("train", step_num=n):` around each'
 BEGINNING = re.compile(rb'"name"\s*:\s*"/(device:(GPU|TPU):|host:CPU)')
-_DEVICE = re.compile(r"^/device:(?:GPU|TPU):(\d+)")
+_DEVICE = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"^Stream #(\d+)")
 _COPY = re.compile(r"^Memcpy([HDP])(?:to|2)([HDP])$", re.IGNORECASE)
 _LINES = {"XLA Ops": 0, "Async XLA Ops": 1}
@@ -39,9 +41,14 @@ def read_jax(path: Path) -> Trace:
     Raises:
         TraceError: It cannot be read, or has no steps.
     """
-    rows = [row for row in json_of(path).get("traceEvents", ()) if isinstance(row, dict)]
+    with written_as(WHAT, "record the steps again with `jax.profiler.trace`"):
+        return _trace_of(json_of(path))
+
+
+def _trace_of(profile: Any) -> Trace:
+    rows = [row for row in profile.get("traceEvents", ()) if isinstance(row, dict)]
     processes, threads = _named(rows, "process_name"), _named(rows, "thread_name")
-    translation = Translation("a profile of JAX", MARK)
+    translation = Translation(WHAT, MARK)
     summed_up = []
     for row in rows:
         if row.get("ph") != "X" or not isinstance(row.get("ts"), int | float):
@@ -53,12 +60,12 @@ def read_jax(path: Path) -> Trace:
         elif line == STEPS:
             summed_up.append(row)
         else:
-            _take_device(translation, row, int(device[1]), line)
+            _take_device(translation, row, int(device[2]), line, is_tpu=device[1] == "TPU")
     if not any("step_num" in _args(row) for row in rows):
         for row in _of_one_device(summed_up):
             translation.annotation(f"step {row.get('name')}", *_times(row), (STEPS, row["pid"]), step=0)
     names = {
-        int(found[1]): name
+        int(found[2]): name
         for (_, thread), name in processes.items()
         if thread is None and (found := _DEVICE.match(name))
     }
@@ -110,9 +117,9 @@ def _take_host(translation: Translation, row: Mapping[str, Any]) -> None:
         translation.host("cpu_op", name, *times, thread)
 
 
-def _take_device(translation: Translation, row: Mapping[str, Any], device: int, line: str) -> None:
+def _take_device(translation: Translation, row: Mapping[str, Any], device: int, line: str, *, is_tpu: bool) -> None:
     stream = _STREAM.match(line)
-    if stream is None and line not in _LINES:
+    if stream is None and not (is_tpu and line in _LINES):
         return
     name, args = str(row.get("name", "")), _args(row)
     copy = _COPY.match(name)

@@ -14,13 +14,16 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from steptune.tuner.profiling.captures.translation import Thread, Translation
+from steptune.tuner.profiling.captures.translation import Thread, Translation, written_as
 from steptune.tuner.profiling.events import Args
 from steptune.tuner.profiling.trace import Trace, TraceError
 
+WHAT = "an export of Nsight Systems"
+AGAIN = "export the report again, with `nsys export --type sqlite`"
 MARK = (
     'Mark them (`with torch.cuda.nvtx.range(f"step {n}"):` around each), and record with '
     "`nsys profile --trace=cuda,nvtx`"
@@ -40,6 +43,10 @@ _EMITTED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*$", re.DOTALL)
 _PROCESS = (1 << 24) - 1
 """An id of a thread is 24 bits of its process, then 24 bits of its own."""
 NOT_A_NUMBER = -1
+LATEST_NS = 1 << 62
+"""In the year 2116: later times do not fit beside those of events."""
+MOST_TEXT_BYTES = 1 << 20
+"""Of a name; those of templates have tens of thousands."""
 
 
 def read_nsight(path: Path) -> Trace:
@@ -51,12 +58,13 @@ def read_nsight(path: Path) -> Trace:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
-            connection.text_factory = lambda text: text.decode("utf-8", "replace")
-            return _Export(connection).read()
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_TEXT_BYTES)
+            # A small file can have one long text in every row: rows share it.
+            connection.text_factory = lru_cache(maxsize=1024)(lambda text: text.decode("utf-8", "replace"))
+            with written_as(f"{WHAT} (2021.5 to 2025.5)", AGAIN):
+                return _Export(connection).read()
     except sqlite3.Error as error:
-        raise TraceError(
-            f"the SQLite file cannot be read ({error}): export the report again, with `nsys export --type sqlite`"
-        ) from None
+        raise TraceError(f"the SQLite file cannot be read ({error}): {AGAIN}") from None
 
 
 class _Export:
@@ -64,7 +72,7 @@ class _Export:
         self._connection = connection
         self._columns = self._known_columns()
         self._names: dict[int, str] = dict(self._rows("StringIds", "id", "value"))
-        self._translation = Translation("an export of Nsight Systems", MARK)
+        self._translation = Translation(WHAT, MARK)
 
     def _known_columns(self) -> dict[str, frozenset[str]]:
         """Columns by table. A view is no table: nobody exports one."""
@@ -91,8 +99,10 @@ class _Export:
         self._take_calls()
         self._take_kernels()
         self._take_copies()
-        epoch = next(self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
-        return self._translation.trace(devices=self._devices(), epoch_ns=epoch or 0)
+        epoch_ns = next(self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0] or 0
+        if not 0 <= epoch_ns < LATEST_NS:
+            raise ValueError(f"a clock that begins {epoch_ns} ns after 1970")
+        return self._translation.trace(devices=self._devices(), epoch_ns=epoch_ns)
 
     def _refusal(self) -> str:
         if any(name.startswith("rocpd_") for name in self._columns):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steptune.tuner.profiling.captures.translation import Translation
+from steptune.tuner.profiling.captures.translation import Translation, written_as
 from steptune.tuner.profiling.captures.whole_files import json_of
 from steptune.tuner.profiling.events import Args
 from steptune.tuner.profiling.trace import Trace, TraceError
@@ -24,6 +24,7 @@ MARK = (
     "--kernel-trace --memory-copy-trace --marker-trace`"
 )
 WHAT = "a result of rocprofv3"
+VERSIONS = "(6.2 to 7.1)"
 BEGINNING = b'"rocprofiler-sdk-tool"'
 KERNELS_CSV = "_kernel_trace.csv"
 GPU = 2
@@ -37,17 +38,12 @@ def read_rocprof_json(path: Path) -> Trace:
     Raises:
         TraceError: It cannot be read, is of several processes, or has no steps.
     """
-    found = json_of(path).get("rocprofiler-sdk-tool")
-    tools = found if isinstance(found, list) else [found]
-    if len(tools) != 1 or not isinstance(tools[0], dict):
-        raise TraceError(f"it is {WHAT} of {len(tools)} processes, and a trace is of one rank: keep one file a process")
-    try:
+    with written_as(f"{WHAT} {VERSIONS}", "try `--output-format csv`"):
+        found = json_of(path)["rocprofiler-sdk-tool"]
+        tools = found if isinstance(found, list) else [found]
+        if len(tools) != 1:
+            raise TraceError(f"it is {WHAT} of {len(tools)} processes, and a trace is of one: keep one file a process")
         return _Result(tools[0]).read()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TraceError(
-            f"it is {WHAT}, but not as versions 6.2 to 7.1 write it ({type(error).__name__}: {error}): try "
-            "`--output-format csv`"
-        ) from None
 
 
 class _Result:
@@ -137,13 +133,9 @@ def read_rocprof_csv(path: Path) -> Trace:
     beginning = path.name.removesuffix(KERNELS_CSV)
     for name, take in tables.items():
         beside = path.with_name(f"{beginning}_{name}.csv")
-        try:
+        with written_as(f"{WHAT} {VERSIONS}", f"look at {beside.name}"):
             for row in _table(beside):
                 take(row)
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise TraceError(
-                f"its table {beside.name} is not as rocprofv3 6.2 to 7.1 writes it ({type(error).__name__}: {error})"
-            ) from None
     return translation.trace()
 
 

@@ -6,7 +6,9 @@ nanoseconds, and what comes out is a trace like any. A step is a range whose nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from steptune.tuner.profiling.captures.step_names import StepRange, chosen_steps
@@ -18,7 +20,28 @@ from steptune.tuner.wording import counted
 PIECE = 100_000
 MOST_EVENTS = 20_000_000
 """A capture of so many events needs some 4 GB; a few steps have a hundredth of it."""
+MOST_SAID = 120
+"""Characters that are repeated of what stands in a file."""
 Thread = tuple[int | str, int | str]
+
+
+@contextmanager
+def written_as(what: str, remedy: str) -> Iterator[None]:
+    """Refuse what a format does not have: a text where times are, a list where names are, a field that is missing.
+
+    Args:
+        what: The capture in words, with the versions that are read.
+
+    Raises:
+        TraceError: The block stumbled over such a value.
+    """
+    try:
+        yield
+    except TraceError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
+        said = f"{type(error).__name__}: {error}"[:MOST_SAID]
+        raise TraceError(f"it is not written as {what} is ({said}): {remedy}") from None
 
 
 class Translation:

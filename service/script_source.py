@@ -66,8 +66,9 @@ def read_manifest(folder: Path) -> ScriptManifest:
         with (folder / MANIFEST).open("rb") as file:
             manifest = msgspec.json.decode(file.read(MANIFEST_BYTES), type=ScriptManifest)
     except (OSError, msgspec.DecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise WorkloadRejectedError(
-            f"{MANIFEST} in the archive of a script cannot be read ({error}): send it by `steptune submit -- COMMAND`"
+            f"{MANIFEST} in the archive of a script cannot be read ({reason}): send it by `steptune submit -- COMMAND`"
         ) from None
     if not manifest.command:
         raise WorkloadRejectedError(f"{MANIFEST} has no command")
@@ -76,8 +77,12 @@ def read_manifest(folder: Path) -> ScriptManifest:
         raise WorkloadRejectedError(f"{name} of the command sounds like a secret, and a study shows its command")
     check_variables(manifest.variables)
     for name in manifest.data:
-        if not name.startswith("/") and ".." in Path(name).parts:
+        if name.startswith("/"):
+            continue
+        if ".." in Path(name).parts:
             raise WorkloadRejectedError(f"data {name!r} lies outside of the script's folder: give an absolute path")
+        if not manifest.data.keys().isdisjoint(map(str, Path(name).parents)):
+            raise WorkloadRejectedError(f"data {name!r} lies in other data that is named, too: leave it out")
     return manifest
 
 

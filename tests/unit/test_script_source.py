@@ -211,6 +211,7 @@ class TestReceiving:
                 ScriptManifest(command=("python", "train.py", "--token=x")),
                 "--token of the command sounds like a secret",
             ),
+            (ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}), "'a/b' lies in other data"),
             (ScriptManifest(command=MINE.command, data={"../x": "/x"}), "lies outside of the script's folder"),
         ],
     )
@@ -222,8 +223,9 @@ class TestReceiving:
             receive(file, "project.tar.gz", "-- python train.py", tmp_path / "received")
 
     def test_an_archive_that_says_nothing_of_a_script_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(WorkloadRejectedError, match="steptune submit -- COMMAND"):
+        with pytest.raises(WorkloadRejectedError, match="steptune submit -- COMMAND") as refused:
             read_manifest(tmp_path)
+        assert str(tmp_path) not in str(refused.value)
 
 
 class TestOnAWorker:

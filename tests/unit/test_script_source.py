@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import sample_study
+from builders import sample_facts, sample_study
 
 from steptune.service.cli.submit_script import manifest_of
 from steptune.service.client.packing import SCRIPT_LIMITS, check_source, is_source, pack
@@ -24,9 +24,11 @@ from steptune.service.script_source import (
     read_manifest,
 )
 from steptune.service.secret_names import secret_in
+from steptune.service.studies import check_unchanged
 from steptune.service.uploads import receive
 from steptune.service.worker.scripts import prepare_script
-from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, WorkloadRejectedError
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, StoreError, WorkloadRejectedError
+from steptune.tuner.records import ScriptFacts
 
 MINE = ScriptManifest(command=("python", "train.py"))
 NUMPY = metadata.version("numpy")
@@ -261,3 +263,14 @@ class TestOnAWorker:
         """Whatever claimed it: nothing of the script has run."""
         with pytest.raises(IsolationUnavailableError, match=f"isolation {level.name} forbids it.*--isolation none"):
             prepare_script(sample_study(), project, level, lambda: None)
+
+
+def test_a_script_that_was_submitted_is_not_gone_on_with_here() -> None:
+    """Its sources are at the service, whether a worker has looked at it or not."""
+    study = sample_study(workload="-- python train.py", facts=None, source_digest="0" * 16)
+    with pytest.raises(StoreError, match="is at a service: begin a new study"):
+        check_unchanged(study)
+    script = ScriptFacts(command=MINE.command, folder="/nowhere/at/all")
+    looked_at = msgspec.structs.replace(study, facts=sample_facts(script=script))
+    with pytest.raises(StoreError, match="is in /nowhere/at/all, which is gone"):
+        check_unchanged(looked_at)

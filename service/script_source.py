@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import field
 
-from steptune.service.isolation.environment import SECRET
+from steptune.service.secret_names import VARIABLE, holds_secret, secret_in
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Record
 
@@ -66,26 +66,34 @@ def read_manifest(folder: Path) -> ScriptManifest:
         with (folder / MANIFEST).open("rb") as file:
             manifest = msgspec.json.decode(file.read(MANIFEST_BYTES), type=ScriptManifest)
     except (OSError, msgspec.DecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise WorkloadRejectedError(
-            f"{MANIFEST} in the archive of a script cannot be read ({error}): send it by `steptune submit -- COMMAND`"
+            f"{MANIFEST} in the archive of a script cannot be read ({reason}): send it by `steptune submit -- COMMAND`"
         ) from None
     if not manifest.command:
         raise WorkloadRejectedError(f"{MANIFEST} has no command")
+    name = secret_in(manifest.command)
+    if name is not None:
+        raise WorkloadRejectedError(f"{name} of the command sounds like a secret, and a study shows its command")
     check_variables(manifest.variables)
     for name in manifest.data:
-        if not name.startswith("/") and ".." in Path(name).parts:
+        if name.startswith("/"):
+            continue
+        if ".." in Path(name).parts:
             raise WorkloadRejectedError(f"data {name!r} lies outside of the script's folder: give an absolute path")
+        if not manifest.data.keys().isdisjoint(map(str, Path(name).parents)):
+            raise WorkloadRejectedError(f"data {name!r} lies in other data that is named, too: leave it out")
     return manifest
 
 
-def check_variables(names: Iterable[str]) -> None:
-    """Refuse variables of the environment whose names sound like secrets, or that name folders of one machine.
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Refuse variables whose names or values sound like secrets, or that name folders of one machine.
 
     Raises:
         WorkloadRejectedError: Names the first one, and the ways out.
     """
-    for name in names:
-        if SECRET.search(name):
+    for name, value in variables.items():
+        if VARIABLE.search(name) or holds_secret(value):
             raise WorkloadRejectedError(
                 f"{name} sounds like a secret, and what is sent is stored with the study: set it in the worker's own "
                 "environment, or let the script read it from a file that the worker has"

@@ -123,12 +123,14 @@ def check_unchanged(study: Study) -> None:
     """Refuses to go on with a study whose workload was edited since.
 
     Raises:
-        StoreError: The file is another one now.
+        StoreError: The file is another one now, or the script was submitted, and its sources are at the service.
     """
     if is_command(study.workload):
-        assert study.facts is not None, "a study of a command is stored with its facts"
-        assert study.facts.script is not None, "facts of a command have a script"
-        digest = command_digest(study.facts.script.command, Path(study.facts.script.folder))
+        script = study.facts.script if study.facts is not None else None
+        if script is None or not Path(script.folder).is_dir():
+            where = "at a service" if script is None else f"in {script.folder}, which is gone"
+            raise StoreError(f"the script of study {study.study_id} is {where}: begin a new study")
+        digest = command_digest(script.command, Path(script.folder))
     else:
         digest = source_digest(parse_reference(study.workload))
     if study.source_digest and digest != study.source_digest:

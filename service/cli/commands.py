@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
+from steptune.service.secret_names import secret_in
 from steptune.tuner.errors import ChoiceError
 
 NOT_PROFILED = 3
@@ -38,25 +38,12 @@ def refuse_secrets(command: Sequence[str]) -> None:
     Raises:
         ChoiceError: Names the argument, without its value.
     """
-    for argument in command:
-        name = argument.partition("=")[0]
-        words = re.split(r"[-_]+", name.lower().lstrip("-")) if name.startswith("-") else []
-        if _sounds_secret(words):
-            raise ChoiceError(
-                f"{name} sounds like a secret, and a study shows its command: give it to the script by an environment "
-                "variable or a file"
-            )
-
-
-def _sounds_secret(words: Sequence[str]) -> bool:
-    """Judge the words of an option's name; `--pad-token` and `--sort-key` are none."""
-    last = words[-1] if words else ""
-    kinds = {
-        "token": ("access", "api", "auth", "bearer", "hf", "hub", "wandb"),
-        "key": ("access", "api", "private", "wandb"),
-    }
-    alone = last in ("apikey", "credentials", "passwd", "password", "secret")
-    return alone or list(words) == ["token"] or (last in kinds and any(word in kinds[last] for word in words))
+    name = secret_in(command)
+    if name is not None:
+        raise ChoiceError(
+            f"{name} sounds like a secret, and a study shows its command: give it to the script by an environment "
+            "variable or a file"
+        )
 
 
 def refuse_options(context: typer.Context, names: Sequence[str], what: str = "workloads") -> None:

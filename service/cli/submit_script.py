@@ -34,7 +34,7 @@ def manifest_of(
         raise ChoiceError(f"workers have no {command[0]}: write {Path(command[0]).name}, which is theirs there")
     if len(workload_of(command)) > MOST_CHARACTERS:
         raise ChoiceError(f"the command is longer than {MOST_CHARACTERS} characters: put its arguments into a script")
-    check_variables(env)
+    check_variables({name: os.environ.get(name, "") for name in env})
     absent = [name for name in env if name not in os.environ]
     if absent:
         raise ChoiceError(f"--env {absent[0]}: there is no such variable here: set it, or leave it out")

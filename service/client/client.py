@@ -12,7 +12,7 @@ import msgspec
 
 from steptune.service.client.errors import NotFoundError
 from steptune.service.client.events import follow
-from steptune.service.client.packing import SCRIPT_LIMITS, Packed, is_source, pack
+from steptune.service.client.packing import SCRIPT_LIMITS, Packed, check_source, is_source, pack
 from steptune.service.client.transport import Transport
 from steptune.service.connections import storage_errors
 from steptune.service.messages import (
@@ -130,6 +130,8 @@ class Client:
                 wanted=lambda path: is_source(path) and not data & {path, *path.parents},
                 beside={MANIFEST: msgspec.json.encode(manifest)},
             )
+            for name in sent.files:
+                check_source(folder / name)
             return self._send_file(packed, workload_of(manifest.command), ""), sent
 
     def name_workload(self, entry: str, *, name: str = "") -> WorkloadInfo:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from steptune.service.archives import DEFAULT_LIMITS, ArchiveLimits
 from steptune.service.connections import storage_errors
+from steptune.service.secret_names import holds_secret, is_secret_file
 from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
@@ -43,8 +44,25 @@ _SOURCES = frozenset(
 
 
 def is_source(path: Path) -> bool:
-    """Say whether a file is one of a script's own sources, and no data."""
-    return path.suffix in _SOURCES and path.stat().st_size <= SCRIPT_LIMITS.file_bytes
+    """Say whether a file is one of a script's own sources: no data, and nothing that is called like a secret."""
+    return path.suffix in _SOURCES and path.stat().st_size <= SCRIPT_LIMITS.file_bytes and not is_secret_file(path)
+
+
+def check_source(path: Path) -> None:
+    """Refuse to send a source in which a secret stands.
+
+    Raises:
+        WorkloadRejectedError: It has a private key, an address with a password, or a token.
+        StoreError: It cannot be read.
+    """
+    with storage_errors(str(path)):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if holds_secret(line):
+            raise WorkloadRejectedError(
+                f"{path}, line {number}, looks like a key, a token or a password, and what is sent is stored with the "
+                "study: let the script read it from a file that the worker has"
+            )
 
 
 def python_sources(folder: Path) -> list[Path]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from steptune.service.secret_names import VARIABLE
 from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_VARIABLE
 
 USER = "steptune"
@@ -18,9 +18,6 @@ ALLOWED_PREFIXES = (
     *("TORCH", "PYTORCH_", "TRITON_", "GLOO_", "NCCL_", "RCCL_"),
     *("CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCM_", "ROCR_"),
 )
-SECRET = re.compile(
-    r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL|AUTH|(^|_)(API_?)?KEY(_|$)|COOKIE", re.IGNORECASE
-)
 
 
 def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -28,7 +25,7 @@ def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in inherited.items()
-        if (name in ALLOWED or name.startswith(ALLOWED_PREFIXES)) and not SECRET.search(name)
+        if (name in ALLOWED or name.startswith(ALLOWED_PREFIXES)) and not VARIABLE.search(name)
     }
     kept.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
     return kept | {"USER": USER, "LOGNAME": USER, "PYTHONSAFEPATH": "1"}

@@ -1,5 +1,6 @@
 """Submitted scripts: what goes along, what is refused, and what a worker must have."""
 
+import re
 import sys
 import tarfile
 from importlib import metadata
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import sample_study
+from builders import sample_facts, sample_study
 
 from steptune.service.cli.submit_script import manifest_of
-from steptune.service.client.packing import SCRIPT_LIMITS, is_source, pack
+from steptune.service.client.packing import SCRIPT_LIMITS, check_source, is_source, pack
 from steptune.service.isolation import LEVELS, NONE
 from steptune.service.script_source import (
     MANIFEST,
@@ -22,9 +23,12 @@ from steptune.service.script_source import (
     link_data,
     read_manifest,
 )
+from steptune.service.secret_names import secret_in
+from steptune.service.studies import check_unchanged
 from steptune.service.uploads import receive
 from steptune.service.worker.scripts import prepare_script
-from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, WorkloadRejectedError
+from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, StoreError, WorkloadRejectedError
+from steptune.tuner.records import ScriptFacts
 
 MINE = ScriptManifest(command=("python", "train.py"))
 NUMPY = metadata.version("numpy")
@@ -55,15 +59,90 @@ class TestSending:
             names = set(archive.getnames())
         assert names == {"train.py", "helper.py", "config.yaml", "data/index.txt", MANIFEST}
 
-    @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "MY_AUTH"])
+    @pytest.mark.parametrize(
+        "name",
+        ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "MY_AUTH", "DB_PWD", "DATABASE_URL"],
+    )
     def test_variables_that_sound_like_secrets_are_refused_with_the_way_out(self, name: str) -> None:
         with pytest.raises(WorkloadRejectedError, match=f"{name} sounds like a secret.*worker's own environment"):
-            check_variables([name])
+            check_variables({name: "1"})
+
+    def test_a_value_that_is_a_secret_is_refused_whatever_it_is_called(self) -> None:
+        with pytest.raises(WorkloadRejectedError, match="HTTPS_PROXY sounds like a secret") as refused:
+            check_variables({"HTTPS_PROXY": "http://me:hidden@proxy:3128"})
+        assert "hidden" not in str(refused.value)
+
+    def test_variables_of_tokenizers_are_sent(self) -> None:
+        check_variables({"TOKENIZERS_PARALLELISM": "false", "PROXY": "http://proxy:3128"})
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "credentials.json",
+            "client_secret_1.json",
+            "secrets/db.yaml",
+            "token.txt",
+            "hf_token.txt",
+            "kaggle.json",
+            "service_account.json",
+            "id_rsa.txt",
+            "api_key.txt",
+            "secrets.py",
+            "config/secrets.toml",
+        ],
+    )
+    def test_files_that_are_called_like_secrets_stay_behind(self, project: Path, name: str) -> None:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x")
+        with tarfile.open(packed(project)) as archive:
+            assert name not in archive.getnames()
+
+    @pytest.mark.parametrize(
+        "name", ["tokenizer.json", "special_tokens_map.json", "token.py", "password_data.py", "keys.yaml", "auth.py"]
+    )
+    def test_files_of_a_model_go_along(self, project: Path, name: str) -> None:
+        (project / name).write_text("x")
+        with tarfile.open(packed(project)) as archive:
+            assert name in archive.getnames()
+
+    @pytest.mark.parametrize(
+        "line", [f"login('hf_{'a' * 34}')", "-----BEGIN OPENSSH " + "PRIVATE KEY-----", "u = 'http://me:hidden@host/'"]
+    )
+    def test_a_source_in_which_a_secret_stands_is_refused(self, project: Path, line: str) -> None:
+        check_source(project / "train.py")
+        (project / "train.py").write_text(f"import os\n{line}\n")
+        with pytest.raises(WorkloadRejectedError, match=r"train\.py, line 2, looks like") as refused:
+            check_source(project / "train.py")
+        assert "hidden" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [
+            (["python", "train.py", "hub.token=hidden"], "hub.token"),
+            (["python", "train.py", "+logger.api_key=hidden"], "logger.api_key"),
+            (["env", "GITHUB_TOKEN=hidden", "python", "train.py"], "GITHUB_TOKEN"),
+            (["sh", "-c", "WANDB_API_KEY=hidden python train.py"], "WANDB_API_KEY"),
+            (["sh", "-c", "python train.py --token hidden"], "--token"),
+            (["python", "train.py", "--url=http://me:hidden@host/"], "an argument"),
+        ],
+    )
+    def test_secrets_anywhere_in_a_command_are_refused_by_name(
+        self, project: Path, command: list[str], name: str
+    ) -> None:
+        with pytest.raises(ChoiceError, match=f"{re.escape(name)} sounds like a secret") as refused:
+            manifest_of(command, project, [], [], other_versions=False)
+        assert "hidden" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        "given", ["--num-tokens=5", "--pad-token=0", "model.token=mean", "TOKENIZERS_PARALLELISM=false", "a::b@c"]
+    )
+    def test_words_of_models_are_no_secrets(self, given: str) -> None:
+        assert secret_in(["python", "train.py", given]) is None
 
     @pytest.mark.parametrize("name", ["PATH", "PYTHONPATH", "A=B", ""])
     def test_variables_of_one_machine_are_refused(self, name: str) -> None:
         with pytest.raises(WorkloadRejectedError, match="means the same on another machine"):
-            check_variables([name])
+            check_variables({name: "1"})
 
     def test_only_named_variables_are_sent(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WIDTH", "16")
@@ -130,6 +209,11 @@ class TestReceiving:
             (ScriptManifest(command=("sh", "other.sh")), "the archive is of '-- sh other.sh'"),
             (ScriptManifest(command=()), "has no command"),
             (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN sounds like a secret"),
+            (
+                ScriptManifest(command=("python", "train.py", "--token=x")),
+                "--token of the command sounds like a secret",
+            ),
+            (ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}), "'a/b' lies in other data"),
             (ScriptManifest(command=MINE.command, data={"../x": "/x"}), "lies outside of the script's folder"),
         ],
     )
@@ -141,8 +225,9 @@ class TestReceiving:
             receive(file, "project.tar.gz", "-- python train.py", tmp_path / "received")
 
     def test_an_archive_that_says_nothing_of_a_script_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(WorkloadRejectedError, match="steptune submit -- COMMAND"):
+        with pytest.raises(WorkloadRejectedError, match="steptune submit -- COMMAND") as refused:
             read_manifest(tmp_path)
+        assert str(tmp_path) not in str(refused.value)
 
 
 class TestOnAWorker:
@@ -178,3 +263,14 @@ class TestOnAWorker:
         """Whatever claimed it: nothing of the script has run."""
         with pytest.raises(IsolationUnavailableError, match=f"isolation {level.name} forbids it.*--isolation none"):
             prepare_script(sample_study(), project, level, lambda: None)
+
+
+def test_a_script_that_was_submitted_is_not_gone_on_with_here() -> None:
+    """Its sources are at the service, whether a worker has looked at it or not."""
+    study = sample_study(workload="-- python train.py", facts=None, source_digest="0" * 16)
+    with pytest.raises(StoreError, match="is at a service: begin a new study"):
+        check_unchanged(study)
+    script = ScriptFacts(command=MINE.command, folder="/nowhere/at/all")
+    looked_at = msgspec.structs.replace(study, facts=sample_facts(script=script))
+    with pytest.raises(StoreError, match="is in /nowhere/at/all, which is gone"):
+        check_unchanged(looked_at)

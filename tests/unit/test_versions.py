@@ -49,12 +49,22 @@ def test_between_tags_it_is_a_development_version(checkout: Path) -> None:
     assert version_of(checkout).startswith("9.8.8.dev1+g")
 
 
-def test_a_source_archive_knows_its_tag(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tag", ["2026-10-benchmarks", "data-2026"])
+def test_a_tag_of_something_else_is_no_version(checkout: Path, tag: str) -> None:
+    git(checkout, "tag", tag)
+    assert version_of(checkout).startswith("0.1.0.dev1+g")
     git(checkout, "tag", "v9.8.7")
+    assert version_of(checkout) == "9.8.7"
+
+
+def test_a_source_archive_knows_the_last_version(checkout: Path, tmp_path: Path) -> None:
+    git(checkout, "tag", "v9.8.7")
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "second")
+    git(checkout, "tag", "data-2026")
     archive = tmp_path / "archive"
     archive.mkdir()
     subprocess.run(["tar", "-x"], cwd=archive, input=git(checkout, "archive", "HEAD"), check=True)
-    assert version_of(archive) == "9.8.7"
+    assert version_of(archive).startswith("9.8.8.dev1+g")
 
 
 def test_a_folder_without_git_has_a_version(tmp_path: Path) -> None:

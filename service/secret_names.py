@@ -1,0 +1,69 @@
+"""Names and texts that sound like secrets: what is stored or shown to others has none of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+VARIABLE = re.compile(
+    r"TOKEN(?!I[ZS])|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL|AUTH|(^|_)(API_?)?KEY(_|$)|COOKIE"
+    r"|(^|_)(PWD|PAT|JWT|BEARER|DSN)(_|$)|CONNECTION_STRING|DATABASE_URL",
+    re.IGNORECASE,
+)
+"""Name of a variable of the environment. `TOKENIZERS_PARALLELISM` is none."""
+_TEXT = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^\s/:@\"'{}<>]+:[^\s/:@\"'{}<>]+@"
+    r"|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{32,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16}\b|stp_\w{20,})"
+)
+"""Keys, addresses with a password, and tokens of well-known shapes."""
+_ALONE = frozenset({"apikey", "credential", "credentials", "passwd", "password", "passwords", "secret", "secrets"})
+_OF_KIND = {
+    "token": ("access", "api", "auth", "bearer", "github", "hf", "hub", "wandb"),
+    "key": ("access", "api", "private", "wandb"),
+}
+_FILES = re.compile(r"id_(rsa|dsa|ecdsa|ed25519)|netrc|kaggle|service[-_]?account", re.IGNORECASE)
+_CODE = frozenset({".py", ".pyi", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
+
+
+def secret_in(command: Sequence[str]) -> str | None:
+    """Find an argument of a command that sounds like a secret.
+
+    Returns:
+        Its name, without its value; None where there is none.
+    """
+    for argument in command:
+        for word in argument.split():  # a shell's text has several
+            name, equals, _ = word.lstrip("+\"'").partition("=")
+            is_option = name.startswith("-") or bool(equals)
+            is_variable = bool(equals) and name.isupper()
+            if (is_option and _sounds_secret(_words(name))) or (is_variable and VARIABLE.search(name)):
+                return name
+            if holds_secret(word):
+                return "an argument"
+    return None
+
+
+def holds_secret(text: str) -> bool:
+    """Say whether a text holds a private key, an address with a password, or a token of a well-known shape."""
+    return _TEXT.search(text) is not None
+
+
+def is_secret_file(path: Path) -> bool:
+    """Judge a file by its name and its folder's. Code counts where it is called nothing else."""
+    words = _words(path.stem)
+    if path.suffix in _CODE:
+        return "".join(words) in _ALONE
+    within = {path.parent.name.lower(), *words}
+    return bool(within & _ALONE) or _sounds_secret(words) or _FILES.match(path.name) is not None
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[-_.\s]+", name.lower()) if word]
+
+
+def _sounds_secret(words: Sequence[str]) -> bool:
+    """Judge the words of a name; `--pad-token` and `--sort-key` are none."""
+    last = words[-1] if words else ""
+    alone = last in _ALONE or list(words) == ["token"]
+    return alone or (last in _OF_KIND and any(word in _OF_KIND[last] for word in words))

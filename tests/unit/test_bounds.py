@@ -239,39 +239,6 @@ class TestPipelinedInput:
         assert pipelined_input(self.loading(0.0), 8) == 0
 
 
-class TestLaunchedLate:
-    """A step of 1 ms in batches of 10, on a device that waits for its host."""
-
-    def bound(self, sample_ns: int, *, device: str = "cuda", workers: int = 0, **shares: float) -> float:
-        taken = {C(name): share for name, share in shares.items()}
-        found = situation(
-            breakdown_of({**taken, C.MATMUL: 1 - sum(taken.values())}),
-            choices={**DEFAULTS, "data_loading": {**WORKERS, "num_workers": workers, "pin_memory": False}},
-        )
-        dataset = replace(found.workload.dataset, sample_ns=sample_ns)
-        found = dataclasses.replace(
-            found,
-            workload=replace(found.workload, dataset=dataset, global_batch=10),
-            environment=sample_environment(device, num_ranks=1),
-        )
-        return strategy_named("data_loading").bound(found, {**WORKERS, "num_workers": 4, "pin_memory": False})
-
-    def test_loading_that_the_device_does_not_wait_for_delays_launches(self) -> None:
-        assert self.bound(5_000, host=0.3) == pytest.approx(0.1)
-
-    def test_no_more_than_the_device_waits_for_its_host(self) -> None:
-        assert self.bound(50_000, host=0.02, launch_latency=0.01) == pytest.approx(0.03)
-
-    def test_the_wait_for_data_counts_once(self) -> None:
-        assert self.bound(5_000, host=0.3, data_wait=0.06) == pytest.approx(0.1)
-
-    def test_a_host_that_computes_launches_nothing_late(self) -> None:
-        assert self.bound(5_000, device="cpu", host=0.3) == 0
-
-    def test_workers_load_beside_the_host(self) -> None:
-        assert self.bound(5_000, workers=2, host=0.3) == 0
-
-
 class TestInputWithoutWorkers:
     """A step of 1 ms whose loader has workers, in batches of 10."""
 

@@ -217,23 +217,6 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
     return max(0.0, 1.0 - floor / situation.step_ns)
 
 
-def launched_late(situation: Situation) -> Savings:
-    """A device's waits for its host that come of loading in the main process: while a batch is made nothing is
-    launched, and the device first computes what is queued. Nothing where workers load, or the host computes.
-
-    At most as long as the samples took when the workload was looked at, and as much again since that was one look, less
-    the wait for data that is seen.
-    """
-    has_workers = situation.choices.get("data_loading", {}).get("num_workers", 0)
-    waits = without(situation, Category.HOST, Category.LAUNCH_LATENCY)
-    share = sum(waits.values())
-    if situation.environment.hardware.device_kind == "cpu" or has_workers or not share:
-        return {}
-    samples = situation.workload.global_batch / _num_ranks(situation)
-    batch = 2 * (situation.workload.dataset.sample_ns or 0) * samples / situation.step_ns
-    return part_of(waits, min(1.0, max(0.0, batch - removable(situation, Category.DATA_WAIT)) / share))
-
-
 def input_without_workers(situation: Situation) -> float:
     """Share that loading in the main process should save over the incumbent's workers: no wait for them and none of
     their starts, but a batch's own loading, which the device waits for. Negative where it costs.

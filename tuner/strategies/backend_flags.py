@@ -30,6 +30,7 @@ from steptune.tuner.strategies.base import (
     Way,
     needs_cuda,
 )
+from steptune.tuner.training.fp32_products import fp32_products
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -124,7 +125,7 @@ class BackendFlags(Strategy):
 
         return {
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "tf32": torch.get_float32_matmul_precision() == "high",
+            "tf32": fp32_products() == "high",
             "flush_denormals": _flushes_denormals(),
         }
 

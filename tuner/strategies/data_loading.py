@@ -26,10 +26,8 @@ from steptune.tuner.profiling.bounds import (
     Situation,
     input_without_workers,
     jointly,
-    launched_late,
     pipelined_input,
     removable,
-    total,
     without,
     without_crowding,
 )
@@ -141,8 +139,6 @@ class DataLoading(Strategy):
         hidden = self._hidden_at_most(situation, choice)
         starts = min(hidden, removable(situation, Category.EPOCH_RESTART))
         found: Savings = {Category.EPOCH_RESTART: starts, Category.DATA_WAIT: hidden - starts}
-        if choice["num_workers"]:
-            found = jointly(found, launched_late(situation))
         if int(choice["num_workers"] or 0) < int(current["num_workers"] or 0):
             found = jointly(found, without_crowding(situation))
         if choice["pin_memory"] and not current["pin_memory"]:
@@ -161,8 +157,7 @@ class DataLoading(Strategy):
         if (choice["num_workers"] and not hidden) or hidden < 0:
             return HARDLY
         part = self.usual_realisation if choice["num_workers"] else WITHOUT_WORKERS_PART
-        late = total(launched_late(situation)) if choice["num_workers"] else 0.0  # which is possible, not expected
-        return part * hidden + PINNED_PART * max(0.0, self.bound(situation, choice) - best - late)
+        return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
         """Share of the step that a loader saves. Without workers no more than the wait for them and their starts: what

@@ -55,6 +55,7 @@ from steptune.tuner.strategies.base import (
     needs_cuda,
 )
 from steptune.tuner.strategies.reduction import Reduction, most_saved, reduction, saved
+from steptune.tuner.training.fp32_products import fp32_products
 
 if TYPE_CHECKING:
     import torch
@@ -199,7 +200,6 @@ class Precision(Strategy):
         return jointly(products, others, communication)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        import torch
 
         from steptune.tuner.training.casting import fp32_modules, is_complex
         from steptune.tuner.training.communication import reduced_widely
@@ -217,7 +217,7 @@ class Precision(Strategy):
             "autocast": job.formats.autocast,
             "products": dict(job.formats.products),
             "hidden": job.formats.hidden,
-            "fp32_products": torch.get_float32_matmul_precision(),
+            "fp32_products": fp32_products(),
             "masters": job.masters is not None,
             "loss_scale": job.loss_scale,
             "skipped_steps": job.skipped_steps,

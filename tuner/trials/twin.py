@@ -18,8 +18,8 @@ from steptune.tuner.records import Choice
 from steptune.tuner.strategies.composition import make_plan
 from steptune.tuner.strategies.precision import Precision
 from steptune.tuner.training.assemble import assemble
+from steptune.tuner.training.fp32_products import without_tf32
 from steptune.tuner.training.initial_state import build_initialised
-from steptune.tuner.training.job import unwrapped
 from steptune.tuner.trials.disturbance import Disturbance
 from steptune.tuner.trials.gradient_watch import GradientWatch, set_initial_state
 from steptune.tuner.trials.guard_protocol import WatchedSteps, run_audits
@@ -79,7 +79,7 @@ def audit(
     watch = GradientWatch(twin)
     steps = WatchedSteps(twin, protocol.randomness, uncompiled=False)
     restart = partial(set_initial_state, twin, files.initial_state, disturb)
-    with _plain_fp32(unwrapped(twin.model)):
+    with without_tf32(), _without_timing_convolutions():
         if protocol.num_audits:
             run_audits(steps, batches, protocol, restart, watch)
         else:
@@ -90,20 +90,13 @@ def audit(
 
 
 @contextmanager
-def _plain_fp32(model: torch.nn.Module) -> Iterator[None]:
-    """While active, FP32 is computed without TF32, whatever the process allows otherwise, by methods of convolution
-    that are not timed first (which takes longer than all else where they are slow), and recurrent layers without
-    cuDNN, whose methods for batches of different sizes differ by hundreds of roundoffs (an LSTM on an H100).
-    """
+def _without_timing_convolutions() -> Iterator[None]:
+    """While active, methods of convolution are not timed first, which takes long where they are slow."""
     import torch
 
-    products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled
-    torch.set_float32_matmul_precision("highest")
-    cudnn.allow_tf32 = cudnn.benchmark = False
-    cudnn.enabled = cudnn.enabled and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled = before
+        torch.backends.cudnn.benchmark = before

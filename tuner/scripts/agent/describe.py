@@ -293,10 +293,18 @@ def _device_name(device: str) -> str:
     return f"{os.cpu_count()} CPU cores"
 
 
+def _matmul_precision() -> str:
+    """As `training/fp32_products.py` has it, which a script's process does not import."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # an operator was set by itself
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
 def _torch_settings() -> dict[str, Any]:
     return {
         "num_threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
     }

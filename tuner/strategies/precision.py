@@ -200,7 +200,6 @@ class Precision(Strategy):
         return jointly(products, others, communication)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-
         from steptune.tuner.training.casting import fp32_modules, is_complex
         from steptune.tuner.training.communication import reduced_widely
         from steptune.tuner.training.sharding import gathered_dtypes

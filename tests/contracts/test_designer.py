@@ -140,7 +140,7 @@ def tell_anew(surface: Surface, seed: int, budget_s: float) -> Told:
 
 
 def test_what_can_save_nothing_is_changed_by_itself_at_most():
-    """What such a change costs is not known, and uncertainty alone made a configuration worth trying."""
+    """Its cost is not known, and uncertainty alone made a configuration worth trying."""
     surface = Surface(
         name="idle", base_ms=SMALL.base_ms, factors={**SMALL.factors, "idle": (Category.COMMUNICATION, (1.0, 1.0, 1.0))}
     )

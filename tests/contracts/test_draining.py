@@ -180,7 +180,7 @@ class TestEnds:
             assert claim_of(queue, worker(queue, "third"), leaving={"wide"}) == "next", "it waits from now on"
 
     def test_its_worker_died_until_another_one_asks_for_it(self, engine, queue, lease):
-        """What it has waited counts."""
+        """The time that it has waited counts."""
         since = waits_since(engine)
         end_lease(engine, "wide")
         with writing(engine) as session:
@@ -284,7 +284,7 @@ class TestOrder:
 
 
 class TestReasons:
-    """Of waiting, as pages and the interface show them."""
+    """Words about waiting, as pages and the interface show them."""
 
     def test_who_goes_first_and_who_waits_for_it(self, queue):
         lease = waiting(queue, worker(queue, "asks"))

@@ -61,7 +61,7 @@ class Running:
 
 
 def written(log: Path, pattern: str) -> str:
-    """What a log says, once it does."""
+    """Words of a log, once it says them."""
     deadline = time.monotonic() + START_S
     while not (found := re.search(pattern, log.read_text())):
         assert time.monotonic() < deadline, log.read_text()

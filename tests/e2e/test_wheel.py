@@ -27,7 +27,7 @@ FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"
 NO_TORCH = ("torch", "functorch", "torchgen")
 CAPTURE = ROOT / "tests" / "captures" / "h100_compiled.json.gz"
 STUDY = "06f1x8study00000000000one1"
-"""Of a released database: it has a recommendation."""
+"""A study of a released database, which has a recommendation."""
 SCRIPT = ROOT / "tests" / "frontdoor" / "scripts" / "plain.py"
 pytestmark = pytest.mark.xdist_group("wheel")
 

@@ -178,7 +178,7 @@ def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_r
 
 @pytest.mark.timeout(1200)
 def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the_middle(tmp_path: Path) -> None:
-    """Of a model that trains. The trials that ran are repeated on the node in its place, and no other is. The budget is
+    """The model trains. The trials that ran are repeated on the node in its place, and no other is. The budget is
     for machines that others load.
     """
     asked = ("tune", LARGE_TABLE, "--budget", "10m", "--trials", "4", "--only", "hierarchical_allreduce")

@@ -60,7 +60,7 @@ def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
 
 @pytest.mark.timeout(900)
 def test_over_a_slow_link_two_levels_are_recommended(tmp_path: Path, networks: tuple[Path, ...]) -> None:
-    """Of a model that trains. It takes a minute and a half; the budget is for machines that others load."""
+    """The model trains. It takes a minute and a half; the budget is for machines that others load."""
     table = f"{ROOT / 'benchmarks/workloads/large_table.py'}:LargeTable"
     asked = ("-m", "steptune", "tune", table, "--foreign-load", "1000", "--isolation", "none")
     limits = ("--budget", "10m", "--trials", "4", "--only", "hierarchical_allreduce")

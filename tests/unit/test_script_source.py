@@ -173,7 +173,7 @@ class TestSending:
             manifest_of(command, project, env, data, other_versions=False)
 
     def test_packages_are_those_that_the_sources_import(self, project: Path) -> None:
-        """By the names under which they are installed; modules beside the script and of Python are none."""
+        """They have the names under which they are installed; modules beside the script and of Python are none."""
         found = imported_packages(project.glob("*.py"), sys.executable)
         assert found == {"numpy": NUMPY, "PyYAML": metadata.version("PyYAML")}
 

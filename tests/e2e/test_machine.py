@@ -7,6 +7,7 @@ import re
 
 import msgspec
 from command import PATIENT, TUNED
+from packaging.version import Version
 from profiled import breakdown_of, situation
 from rich.console import Console
 
@@ -142,4 +143,6 @@ def test_help_names_every_command_and_its_program(inside):
     ]:
         assert re.search(rf"^│ {command} ", overview, re.MULTILINE)
         assert f"Usage: steptune {command}" in inside(command, "--help").out
-    assert re.fullmatch(r"steptune \d+\.\d+\.\d+\n", inside("--version").out)
+    name, _, version = inside("--version").out.strip().partition(" ")
+    assert name == "steptune"
+    assert Version(version) > Version("0")

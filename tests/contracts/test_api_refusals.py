@@ -96,7 +96,7 @@ def test_a_token_without_the_scope_is_refused(path, method, operation, service) 
     ids=lambda value: value.get("operationId", "") if isinstance(value, dict) else None,
 )
 def test_a_parameter_that_an_operation_does_not_have_is_refused(path, method, operation, service) -> None:
-    """By every operation, whatever it does otherwise, once it is known who asks."""
+    """Every operation refuses it, once it is known who asks."""
     BODIES.setdefault("open_session", {"token": "x"})
     answer = _send(service, method, f"{path}?no_such=1", operation, service.token("asks", "read submit worker admin"))
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request"), answer.text

@@ -392,7 +392,7 @@ class TestBlocking:
         assert breakdown.removable_ns(Category.COMMUNICATION) == 50_000
 
     def test_a_host_that_waits_for_the_collective_is_held_up(self, tmp_path: Path) -> None:
-        """Of the wait before the collective began, and of other work of the host, it is not to blame."""
+        """The collective is not to blame for the wait before it began, nor for other work of the host."""
         copied = runtime("cudaMemcpyAsync", 5, 40)
         assert self.blocking(tmp_path, 50, copied).blocking == {"communication": 30_000 + 10_000}
 
@@ -529,7 +529,7 @@ class TestQuality:
     def test_warming_up_that_was_profiled_is_said_and_spoils_the_verdict_where_it_is_much(
         self, tmp_path: Path, first_us: int, names: tuple[str, ...], said: int
     ) -> None:
-        """Of three steps of 1 ms, a first one of 1.6 ms is 17 % of the time too much, one of 2.5 ms is 33 %."""
+        """Three steps of 1 ms: a first one of 1.6 ms is 17 % of the time too much, one of 2.5 ms is 33 %."""
         edges = [0, first_us, first_us + 1000, first_us + 2000]
         events = [step(number, *edges[number : number + 2]) for number in range(3)]
         quality = analyse(trace_of(tmp_path, [*events, operator("aten::mm", 10, edges[3] - 10)]))[0].quality
@@ -622,7 +622,7 @@ class TestAgainstHta:
 
 @needs_traces
 class TestKnownTraces:
-    """What these captures are known to show."""
+    """Facts that these captures are known to show."""
 
     @pytest.mark.parametrize(
         ("name", "rule"),

@@ -1,4 +1,4 @@
-"""What every search must do on surfaces of which the answer is known."""
+"""Duties of every search on surfaces of which the answer is known."""
 
 import itertools
 import random

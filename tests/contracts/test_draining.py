@@ -1,6 +1,5 @@
 """Who goes first on a cluster whose hosts several workers reserve, on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,20 +8,13 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, update
 from test_queue import add_user, claimed, cluster_worker, cpu_worker, end_lease, submitted
 
-from steptune.service.connections import create_engine_for, writing
+from steptune.service.connections import writing
 from steptune.service.fencing import Lease
 from steptune.service.models import QueueEntryRow, UserRow, WorkerRow
 from steptune.service.queue import StudyQueue, WorkerOffer
 from steptune.tuner.records import StudySettings, StudyState
 
 BUSY = "both nodes are busy"
-
-
-@pytest.fixture
-def engine(database_url) -> Iterator[Engine]:
-    engine = create_engine_for(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

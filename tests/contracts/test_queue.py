@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -53,13 +52,6 @@ CPU = HardwareProfile(
     versions={"torch": "2.13.0"},
 )
 GPUS = sample_hardware()
-
-
-@pytest.fixture
-def engine(database_url) -> Iterator[Engine]:
-    engine = create_engine_for(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def ratios(*ends: str) -> tuple[float, float]:
 
 
 def after(end: str, before: str, of: str = "trial") -> float:
-    """Of trials that ran one after the other."""
+    """The ratio of two trials that ran one after the other."""
     return one(end)["trial"] / one(before)[of]
 
 

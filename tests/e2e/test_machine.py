@@ -1,4 +1,4 @@
-"""What a machine and a workload look like before anything is tuned."""
+"""Commands that describe a machine and a workload before anything is tuned."""
 
 import gzip
 import io

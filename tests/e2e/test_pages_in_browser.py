@@ -125,7 +125,7 @@ def complete(tmp_path_factory) -> Iterator[Shown]:
 
 
 def address(page, service: Shown, name: str) -> tuple[str, int]:
-    """Of a page that shows the study of a state, and the status that it should have."""
+    """The address of a page that shows the study of a state, and the status that it should have."""
     study = service.studies.get(name, "0" * 26)
     trials = service.trials.get(name, ["0" * 26])
     path = page.path.format(study_id=study, trial_id=trials[0])

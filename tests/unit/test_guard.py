@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from guarded import BF16, FP32, PROTOCOL, Guarded, Study, make_study
+from guarded import BF16, FP32, PROTOCOL, Guarded, Study, make_study, neutral_choices
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -516,6 +516,17 @@ class TestVerdict:
         assert verdict.reason == "same for 14 steps"
         assert verdict.losses[:5] == verdict.reference_losses[:5]
         assert len(verdict.losses) == len(verdict.reference_losses) == 12
+
+    def test_says_how_long_a_twin_took_where_there_was_one(self, study: Study, coordinator: Coordinator) -> None:
+        """It is no part of the time that the candidate took to compile."""
+        took: list[int] = []
+        o1 = neutral_choices(precision={"level": "O1", "dtype": "bfloat16"})
+        for choices in (study.reference.choices, o1):
+            job = study.job(precision=choices["precision"])
+            spec = self.spec(study, choices=choices, unit_roundoff=BF16 if choices is o1 else FP32)
+            run_guard(job, study.files, spec, 0, coordinator, on_twin=took.append)
+        assert took[0] == 0
+        assert took[1] > 0
 
     def off_by(self, share: float, directory: Path) -> tuple[Study, GuardReference, TrialSpec]:
         """A study in whose reference losses were another, and a candidate of other settings."""

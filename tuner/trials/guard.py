@@ -28,7 +28,8 @@ own settings show is repetition, up to a bound. NaN never passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -258,6 +259,7 @@ class Judged:
         notes: Why parts of it could not be judged.
         gradients: What was seen of them, where they were compared.
         twin: The same of the candidate's twin.
+        twin_ns: Time that the twin took, which is no part of the candidate's own.
     """
 
     curve: Curve
@@ -265,6 +267,7 @@ class Judged:
     notes: tuple[str, ...]
     gradients: GradientWatch | None
     twin: GradientWatch | None
+    twin_ns: int
 
 
 class Judge:
@@ -338,10 +341,12 @@ class Judge:
         if curve.finite and update_watch is not None and self.reference.rule is not None:
             rules = (self.reference.rule, *self.reference.further_rules)
             checks.append(check_update(rules, update_watch, job))
-        twin, no_twin = None, ""
+        twin, no_twin, twin_ns = None, "", 0
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             if choices is not None and self._changes_precision(choices, unit_roundoff):
+                began = time.monotonic_ns()
                 twin, no_twin = self._audited_twin(job, choices, batches)
+                twin_ns = time.monotonic_ns() - began
             checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
@@ -353,7 +358,7 @@ class Judge:
             "gradients not compared in FP32": no_twin,
         }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
-        return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin)
+        return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin, twin_ns=twin_ns)
 
     def _check_layers(
         self,
@@ -393,7 +398,7 @@ class Judge:
         precision.
         """
         if not has_twin(job.device, self._coordinator.num_ranks):
-            return None, "it needs a single rank"
+            return None, "a twin runs on one rank only"
         if self._gradients is None or not self._gradients.wide.steps:
             return None, "the reference was made without them, for lack of time or memory"
         try:
@@ -414,11 +419,13 @@ def run_guard(
     coordinator: Coordinator,
     *,
     uncompiled: bool = False,
+    on_twin: Callable[[int], None] = lambda twin_ns: None,
 ) -> GuardVerdict:
     """Runs the protocol on a candidate's freshly built job and compares.
 
     Args:
         uncompiled: Whether steps without dropout run what is compiled as it is written.
+        on_twin: Called with the nanoseconds that the candidate's twin took.
     """
     judge = Judge(_stored_reference(files), files, coordinator)
     batches = guard_batches(job, files, rank, spec.num_ranks)
@@ -432,6 +439,7 @@ def run_guard(
         uncompiled=uncompiled,
         choices=spec.choices,
     )
+    on_twin(judged.twin_ns)
     reference, curve, checks = judge.reference, judged.curve, judged.checks
     if is_reference and rank == 0:
         _replace_file(files.reference, msgspec.json.encode(reference))

@@ -97,7 +97,7 @@ class TrialRun:
         self._operators: tuple[str, ...] = ()
         self._restart_ns: int | None = None
         self._first_step_ns = 0
-        self._guard_ns = 0
+        self._guard_ns = self._twin_ns = 0
         self._guard_steps = 0
 
     def run(self) -> None:
@@ -195,7 +195,7 @@ class TrialRun:
         began = self._first_step_ns = time.monotonic_ns()
         verdict = self._verdict()
         forget_peak(self._device)  # a twin of the candidate is no part of its training
-        self._guard_ns = time.monotonic_ns() - began
+        self._guard_ns = time.monotonic_ns() - began - self._twin_ns
         self._guard_steps = verdict.num_steps
         self._coordinator.send(Guarded(verdict=verdict))
         self._require(verdict)
@@ -207,7 +207,7 @@ class TrialRun:
         judged = self._files, self.spec, self.rank, self._coordinator
         if needs_no_compilation(self._files, self.spec, self._device):
             try:
-                verdict = run_guard(self._job, *judged, uncompiled=True)
+                verdict = run_guard(self._job, *judged, uncompiled=True, on_twin=self._leave_out)
                 forget_peak(self._device)
                 return verdict
             except (MemoryError, RuntimeError) as error:
@@ -218,7 +218,10 @@ class TrialRun:
             forget_peak(self._device)
             self._assemble()
             fill_cache(self._job, self._files)
-        return run_guard(self._job, *judged)
+        return run_guard(self._job, *judged, on_twin=self._leave_out)
+
+    def _leave_out(self, twin_ns: int) -> None:
+        self._twin_ns = twin_ns
 
     def _require(self, verdict: GuardVerdict) -> None:
         from steptune.tuner.trials.failures import NumericsError

@@ -348,7 +348,7 @@ class TestMasterWeights:
         job = build(Line(), cast_to_bfloat16(True))
         with torch.no_grad():
             job.model.weight.fill_(0.5)
-        job.reload_masters()
+        job.parameters_set()
         assert torch.equal(job.state_dict()["weight"], torch.full((1, 3), 0.5))
 
 

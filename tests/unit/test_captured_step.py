@@ -405,7 +405,7 @@ class TestWhoLooksOn:
         with torch.no_grad():
             for parameter in job.model.parameters():
                 parameter.copy_(torch.zeros_like(parameter))
-        job.reload_masters()
+        job.parameters_set()
         assert float(job.step(batch)) != pytest.approx(first)
         assert isinstance(job.runner, CapturedStep)
         assert job.runner.num_recordings == 1

@@ -263,7 +263,7 @@ class TestComplex:
     def test_are_their_own_masters(self, keep_fp32: bool) -> None:
         """An FP32 copy would have lost the imaginary part."""
         model = cast_model(Rotating(), "bfloat16", keep_fp32=keep_fp32)
-        masters = dict(MasterWeights(list(model.named_parameters())).named())
+        masters = dict(MasterWeights(list(model.named_parameters())).updated([]))
         assert masters["spectral.weight"] is model.spectral.weight
         assert masters["first.weight"].dtype == torch.float32
 

@@ -188,7 +188,7 @@ class TestLayout:
             nn.Parameter(torch.ones(5)),
         ]
         flat = FlatParameters(torch.optim.SGD(mixed, lr=0.1))
-        assert [p.dtype for p in flat.groups[0]["params"]] == [torch.float32, torch.bfloat16]
+        assert [p.dtype for p in flat.buffer_groups[0]["params"]] == [torch.float32, torch.bfloat16]
 
     def test_tied_weights_stay_tied(self) -> None:
         class Tied(nn.Module):

@@ -192,7 +192,7 @@ class TestChannelsLast:
         plain, fused = job(implementation="for_loop"), job(to_channels_last, implementation="fused")
         trained(plain)
         fused.model.load_state_dict(plain.state_dict())
-        for (_, ours), (_, theirs) in zip(fused.master_parameters(), plain.master_parameters(), strict=True):
+        for (_, ours), (_, theirs) in zip(fused.updated_parameters(), plain.updated_parameters(), strict=True):
             ours.data.copy_(theirs)
         fused.load_optimizer_state_dict(copy.deepcopy(plain.optimizer_state_dict()))
         trained(plain, 1)

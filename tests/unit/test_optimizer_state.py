@@ -87,7 +87,7 @@ def test_moves_between_all_and_each_goes_on_as_it_ran(saved: str, loaded: str, c
     model, state = copy.deepcopy((first.state_dict(), first.optimizer_state_dict()))
     second, ran = job_of(loaded, cls), flags_of(job_of(loaded, cls))
     second.model.load_state_dict(model)
-    second.reload_masters()
+    second.parameters_set()
     second.load_optimizer_state_dict(state)
     assert flags_of(second) == ran
     again = second.optimizer_state_dict()

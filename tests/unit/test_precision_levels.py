@@ -204,12 +204,12 @@ def test_tied_weights_have_one_master_under_both_names() -> None:
     state = job.state_dict()
     assert torch.equal(state["first.weight"], state["second.weight"])
     assert not torch.equal(state["first.weight"], model.first.weight.float())  # the master, not its rounding
-    assert [name for name, _ in job.master_parameters()].count("first.weight") == 1
+    assert [name for name, _ in job.updated_parameters()].count("first.weight") == 1
 
 
 def test_frozen_weights_have_no_master_and_stay_as_they_were_rounded() -> None:
     _, job = trained("O2", "bfloat16")
-    assert not any(name.startswith("frozen") for name, _ in job.master_parameters())
+    assert not any(name.startswith("frozen") for name, _ in job.updated_parameters())
     assert torch.equal(job.state_dict()["frozen.weight"], Task().model().frozen.weight.bfloat16().float())
 
 
@@ -241,7 +241,7 @@ def test_an_optimizer_of_a_user_s_own_updates_fp32_values(level: str, dtype: str
     for batch in list(job)[:2]:
         job.step(batch)
     after = job.state_dict()
-    for name, _ in job.master_parameters():
+    for name, _ in job.updated_parameters():
         moved = (after[name] - before[name]).abs()
         assert set((moved * 2**12).round().flatten().tolist()) <= {0.0, 1.0, 2.0}
         assert float(moved.max()) > 0

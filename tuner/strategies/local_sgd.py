@@ -94,7 +94,9 @@ class LocalSgd(Strategy):
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """Averages that the job made."""
-        found = job.local_sgd
+        from steptune.tuner.training import local_sgd
+
+        found = job.hook_of(local_sgd.LocalSgd)
         if found is None:
             return {"every": 1}
         return {

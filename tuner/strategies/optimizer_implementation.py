@@ -96,10 +96,10 @@ class OptimizerImplementation(Strategy):
         name = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for_loop"
         if job.plan.wrap.shards_parameters:
             return {"implementation": name, "contiguous": False}  # parts have no storage that could be compared
-        trained = {id(parameter) for _, parameter in job.master_parameters()}
+        trained = {id(parameter) for _, parameter in job.updated_parameters()}
         held = {parameter.untyped_storage().data_ptr() for g in job.optimizer.param_groups for parameter in g["params"]}
         own = any(id(parameter) in trained for g in job.optimizer.param_groups for parameter in g["params"])
-        inside = all(p.untyped_storage().data_ptr() in held for _, p in job.master_parameters())
+        inside = all(p.untyped_storage().data_ptr() in held for _, p in job.updated_parameters())
         return {"implementation": name, "contiguous": inside and not own}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:

@@ -182,7 +182,9 @@ class ParallelMesh(Strategy):
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         """The axes of the mesh, and the share of the parameters that this rank has."""
-        return job.mesh.description() if job.mesh else dict.fromkeys(AXES, 1)
+        from steptune.tuner.training.mesh.mesh import Mesh
+
+        return job.layout.description() if isinstance(job.layout, Mesh) else dict.fromkeys(AXES, 1)
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         effect = super().took_effect(evidence, {axis: choice[axis] for axis in AXES})

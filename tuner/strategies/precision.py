@@ -202,6 +202,7 @@ class Precision(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.tuner.training.casting import fp32_modules, is_complex
         from steptune.tuner.training.communication import reduced_widely
+        from steptune.tuner.training.master_weights import MasterWeights
         from steptune.tuner.training.sharding import gathered_dtypes
 
         kept = {id(t): t for _, m in fp32_modules(job.model) for t in (*m.parameters(), *m.buffers())}
@@ -217,7 +218,7 @@ class Precision(Strategy):
             "products": dict(job.formats.products),
             "hidden": job.formats.hidden,
             "fp32_products": fp32_products(),
-            "masters": job.masters is not None,
+            "masters": job.hook_of(MasterWeights) is not None,
             "loss_scale": job.loss_scale,
             "skipped_steps": job.skipped_steps,
             "reduced_widely": reduced_widely(job.model),

@@ -79,7 +79,7 @@ def assemble(
         model = _wrapped(model, workload, plan, device)
 
     # 7. The optimizer after wrapping, so that its groups hold the parameters that are trained.
-    update = build_update(model, workload, plan, device)
+    update = build_update(model, workload, plan, device, layout=mesh)
 
     # 8. The whole model is compiled last, over everything that was done to it.
     model = _transformed(model, plan.whole_compilation, workload)
@@ -100,14 +100,12 @@ def assemble(
         model=model,
         optimizer=update.built.optimizer,
         scheduler=update.scheduler,
-        masters=update.masters,
-        flat=update.built.flat,
-        ignored=update.ignored,
+        layout=update.layout,
+        hooks=update.hooks,
         user_flags=update.built.user_flags,
         user_layouts=user_layouts,
         names=update.built.names,
         user_rates=update.built.user_rates,
-        mesh=mesh,
         loader=loader,
         make_runner=make_runner,
     )

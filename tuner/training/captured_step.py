@@ -244,8 +244,7 @@ class CapturedStep(HostStep):
         job.clip()
         with self._rates.given():
             self._step_optimizer()
-        if job.masters:
-            job.masters.write_back()
+        job.after_update()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
         """Weights of the micro-batches: with tokens they are another in every batch."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from steptune.tuner.training.compression.deep_gradient import DeepGradient
     from steptune.tuner.training.plan import CompressionArguments, WrapArguments
+    from steptune.tuner.training.step_hook import StepHook
 
 
 def attach(
@@ -102,9 +102,10 @@ def build(
     raise AssertionError(f"no compression is called {arguments.method!r}")
 
 
-def local_sgd_of(model: torch.nn.Module) -> LocalSgd | None:
-    """Local SGD of a wrapped model, where its ranks step alone."""
-    return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, LocalSgd)), None)
+def step_hook_of(model: torch.nn.Module) -> StepHook | None:
+    """Part of a wrapped model's communication hook that takes part in steps: a compression, or local SGD."""
+    states = (state for _, state in getattr(model, "_comm_hooks", ()))
+    return compression_of(model) or next((state for state in states if isinstance(state, LocalSgd)), None)
 
 
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
@@ -116,12 +117,6 @@ def reduced_widely(model: torch.nn.Module) -> int:
     """Buckets of 16 bits of a wrapped model that were reduced in FP32 so far."""
     states = (state for _, state in getattr(model, "_comm_hooks", ()))
     return sum(state.num_widened for state in states if isinstance(state, WideReduction | Hierarchy))
-
-
-def momentum_of(model: torch.nn.Module) -> DeepGradient | None:
-    """Compression that took over the momentum of the optimizer, where one did."""
-    compression = compression_of(model)
-    return compression if compression is not None and compression.method == "dgc" else None  # type: ignore[return-value]
 
 
 def compression_of(model: torch.nn.Module) -> Compression | None:

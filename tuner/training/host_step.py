@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.training.micro_batch import batch_length, split_batch
-from steptune.tuner.training.sharding import unreduced
 
 if TYPE_CHECKING:
     import torch
@@ -64,17 +63,10 @@ class HostStep:
             pieces = [piece for piece, weight in zip(pieces, weights, strict=True) if weight]
             weights = [weight for weight in weights if weight]
         for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
-            with self._unreduced() if number < len(pieces) - 1 else nullcontext():
+            with job.layout.waiting(job.model) if number < len(pieces) - 1 else nullcontext():
                 loss = job.loss(piece) * weight
                 job.backward(loss)
-            if job.masters and not hasattr(job.model, "no_sync"):  # else ranks have yet to add theirs
-                job.masters.take_gradients()
+            for hook in job.hooks:
+                hook.after_micro_batch(job.model)
             total = total + loss.detach()
         return total  # type: ignore[no-any-return]
-
-    def _unreduced(self) -> AbstractContextManager[Any]:
-        """Around a micro-batch whose gradients wait for the last one's, where they do."""
-        model, wrap = self._job.model, self._job.plan.wrap
-        if wrap.shards_parameters and wrap.sharding is not None and not wrap.sharding.reduce_each:
-            return unreduced(model)
-        return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]

@@ -13,19 +13,23 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html (
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from steptune.tuner.training.layouts import laid_out_like
+from steptune.tuner.training.step_hook import StepHook
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.step_hook import Named
 
 
-class IgnoredParameters:
+class IgnoredParameters(StepHook):
     """Pairs every parameter that is in no unit with what the optimizer updates in its place."""
 
-    def __init__(self, named_parameters: list[tuple[str, Any]]) -> None:
+    def __init__(self, named_parameters: Named) -> None:
         self._mesh = next(p.device_mesh for _, p in named_parameters if isinstance(p, DTensor))
         self._pairs: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -36,11 +40,11 @@ class IgnoredParameters:
                 self._pairs.append((parameter, held))
             self._named.append((name, held))
 
-    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
+    def updated(self, named: Named) -> Named:
         """Parameters that the optimizer is given, under the user's names."""
         return list(self._named)
 
-    def take_gradients(self) -> None:
+    def finish_gradients(self) -> None:
         """Averages the gradients over the ranks and gives them to the optimizer's parameters; a parameter gets none on
         any rank or one on all.
         """

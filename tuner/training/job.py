@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptune.tuner.errors import WorkloadRejectedError
-from steptune.tuner.training.communication import compression_of, local_sgd_of, momentum_of
 from steptune.tuner.training.forward_contexts import forward_contexts
 from steptune.tuner.training.layouts import Layout, in_layouts, layouts_of
 from steptune.tuner.training.micro_batch import batch_length
 from steptune.tuner.training.optimizer_state import implementation_flags, with_flags
 from steptune.tuner.training.seen_formats import SeenFormats
-from steptune.tuner.training.sharding import consolidated, laid_out, whole
 from steptune.tuner.training.structure import moved
 
 if TYPE_CHECKING:
     import torch
 
-    from steptune.tuner.training.flat_parameters import FlatParameters
-    from steptune.tuner.training.ignored_parameters import IgnoredParameters
-    from steptune.tuner.training.master_weights import MasterWeights
-    from steptune.tuner.training.mesh.mesh import Mesh
+    from steptune.tuner.training.parameter_layout import ParameterLayout
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.training.step_hook import Named, StepHook
     from steptune.tuner.training.step_runner import StepRunner
     from steptune.tuner.workloads.workload import Workload
+
+_T = TypeVar("_T")
 
 
 class TrainingJob:
@@ -33,14 +31,12 @@ class TrainingJob:
 
     Attributes:
         model: The user's model, transformed and wrapped.
-        optimizer: The user's optimizer (over FP32 masters or contiguous buffers where the plan has them).
+        optimizer: The user's optimizer, over what the plan has it update.
         loader: Iterable over batches.
-        masters: FP32 copies of 16-bit parameters, where the plan has them.
-        ignored: Parameters that sharding leaves out, where the plan has them.
         scaler: Of the loss, where the plan has one.
-        mesh: What lays the model over several ranks, where the plan has that.
+        layout: Placement of parameters and states on ranks and in memory.
+        hooks: Techniques that take part in a step, in the order of an update.
         runner: How a step is run.
-        local_sgd: What makes ranks step alone, where the plan has it.
         formats: What was seen of the number formats of its products.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
@@ -54,16 +50,14 @@ class TrainingJob:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
-        masters: MasterWeights | None,
+        layout: ParameterLayout,
+        hooks: Sequence[StepHook],
         loader: Any,
         make_runner: Callable[[TrainingJob], StepRunner],
-        flat: FlatParameters | None = None,
-        ignored: IgnoredParameters | None = None,
         user_flags: Sequence[Mapping[str, Any]] | None = None,
         user_layouts: Mapping[str, Layout] | None = None,
         names: Sequence[str] = (),
         user_rates: Sequence[float] | None = None,
-        mesh: Mesh | None = None,
     ) -> None:
         import torch
 
@@ -75,18 +69,15 @@ class TrainingJob:
         self._scheduler = scheduler
         self.loader = loader
         self.on_gradients: Callable[[list[torch.Tensor]], None] | None = None
-        self.masters = masters
-        self.mesh = mesh
+        self.layout = layout
+        self.hooks = hooks
         self.scaler = torch.amp.GradScaler(device.type) if plan.step.loss_scaler else None
         self.formats = SeenFormats()
-        self._flat = flat
-        self.ignored = ignored
         self._user_flags = user_flags or [implementation_flags(group) for group in optimizer.param_groups]
         self._user_layouts = user_layouts or {}
         self._optimizer_names = names
         self._user_rates = user_rates
         self._samples = 0
-        self.local_sgd = local_sgd_of(model)
         self._skipped_steps: Any = 0
         """A number, or a tensor on the device."""
         self.runner = make_runner(self)
@@ -121,7 +112,7 @@ class TrainingJob:
         batch = self.workload.batch_transform(batch)
         for transform in self.plan.batch:
             batch = transform(batch)
-        return self.mesh.gathered(batch) if self.mesh else batch
+        return self.layout.shared_batch(batch)
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The loss of a batch that is on the device, in the plan's precision."""
@@ -145,10 +136,7 @@ class TrainingJob:
         self.clip()
         stepped = self._step_optimizer()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.local_sgd:
-            self.local_sgd.stepped(self.parameters())
-        if self.masters:
-            self.masters.write_back()
+        self.after_update()
         if self.scheduler is not None and stepped:
             self.scheduler.step()
 
@@ -156,49 +144,41 @@ class TrainingJob:
 
     def finish_gradients(self) -> None:
         """Brings gradients to the parameters that the optimizer updates, in their own scale."""
-        if self.mesh:
-            self.mesh.finish_gradients(self.parameters())
-        if self.ignored:
-            self.ignored.take_gradients()
-        if self.masters:
-            self.masters.take_gradients()
-        if self._flat:
-            self._flat.take_gradients()
+        for hook in self.hooks:
+            hook.finish_gradients()
+        self.layout.finish_gradients(self.parameters())
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
+
+    def after_update(self) -> None:
+        for hook in self.hooks:
+            hook.after_update(self.parameters())
+
+    def hook_of(self, kind: type[_T]) -> _T | None:
+        """Hook of a class, or None."""
+        return next((hook for hook in self.hooks if isinstance(hook, kind)), None)
 
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
 
     def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gradients by the user's name of the parameter, between `finish_gradients` and the update."""
-        own = self._flat.gradients_by_parameter() if self._flat else {}
-        for name, parameter in self.master_parameters():
+        own = self.layout.gradients_by_parameter()
+        for name, parameter in self.updated_parameters():
             gradient = own.get(parameter, parameter.grad)
             if gradient is not None:
                 yield name, gradient
 
     def named_groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
         """Groups of the optimizer, each with the user's names of its parameters."""
-        names = {parameter: name for name, parameter in self.master_parameters()}
+        names = {parameter: name for name, parameter in self.updated_parameters()}
         groups = self.optimizer.param_groups
-        held = self._flat.order if self._flat else [group["params"] for group in groups]
-        for parameters, group in zip(held, groups, strict=True):
+        for parameters, group in zip(self.layout.groups(self.optimizer), groups, strict=True):
             yield [names[parameter] for parameter in parameters if parameter in names], group
 
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
-        """Norm of the whole model's gradients; where ranks have parts of them, every rank calls it.
-
-        Summed in FP64: a CPU's FP32 sum of millions of squares is 0.1 % off, and otherwise where they lie otherwise.
-        """
-        import torch
-
-        if self.mesh:
-            return float(self.mesh.total_norm(self.parameters(), torch.float64))
-        if not gradients:
-            return 0.0
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-        return float(whole(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))))
+        """Norm of the whole model's gradients; where ranks have parts of them, every rank calls it."""
+        return self.layout.norm(self.parameters(), gradients)
 
     def parameters(self) -> list[Any]:
         """Parameters that the optimizer updates."""
@@ -206,23 +186,13 @@ class TrainingJob:
 
     def clip(self) -> None:
         """Clips the gradients to the workload's norm, where it has one."""
-        compression = self.plan.wrap.compression
-        if compression is not None and compression.method == "dgc":
-            return  # it clipped before it sent
-        if self.workload.max_grad_norm is not None:
-            if self.mesh:
-                self.mesh.clip(self.parameters(), self.workload.max_grad_norm)
-                return
-            import torch
-
-            gradients = self._flat.gradients() if self._flat else self.gradients()
-            norm = torch.nn.utils.get_total_norm(gradients)
-            torch.nn.utils.clip_grads_with_norm_(self.parameters(), self.workload.max_grad_norm, norm)
+        if self.workload.max_grad_norm is not None and not any(hook.has_clipped for hook in self.hooks):
+            self.layout.clip(self.parameters(), self.workload.max_grad_norm)
 
     @property
     def steps_per_round(self) -> int:
-        """After so many steps everything that a step does was done: not every one averages the models of ranks."""
-        return self.local_sgd.every if self.local_sgd else 1
+        """After so many steps everything that a step does was done."""
+        return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
     def samples_per_step(self) -> int | None:
@@ -275,17 +245,16 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state under the user's own key names, masters in FP32 where there are any.
+        """The model's state under the user's own key names, in the precision that is updated.
 
-        Where parameters are laid over ranks, or are each rank's own for a while, every rank calls it and gets all of
+        Where ranks have parts of it, or values of their own for a while, every rank calls it and gets all of
         them, whole, or their averages.
         """
-        if self.mesh:
-            return self.mesh.whole_state(unwrapped(self.model))
-        state: dict[str, torch.Tensor] = whole(dict(unwrapped(self.model).state_dict()))
-        if self.masters:
-            state.update(self.masters.state_of(unwrapped(self.model)))
-        return self.local_sgd.averaged(state) if self.local_sgd else state
+        model = unwrapped(self.model)
+        state = self.layout.state(model)
+        for hook in reversed(self.hooks):
+            state = hook.state(state, model)
+        return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
@@ -295,17 +264,10 @@ class TrainingJob:
         Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
         """
         self.runner.settle()
-        if self.plan.wrap.shards_optimizer:
-            return self._as_users(consolidated(self.optimizer), self._optimizer_names)
-        if self.mesh:
-            return self._as_users(*self.mesh.whole_optimizer_state(self.optimizer))
-        state = self.optimizer.state_dict()
-        momentum = momentum_of(self.model)
-        if momentum is not None:
-            state = momentum.give_momentum(state, self.optimizer)
-        if self.local_sgd:
-            state = self.local_sgd.averaged_optimizer(state)
-        return self._as_users(self._flat.split(state) if self._flat else whole(state), self._optimizer_names)
+        state = self.layout.optimizer_state(self.optimizer)
+        for hook in reversed(self.hooks):
+            state = hook.optimizer_state(state, self.optimizer)
+        return self._as_users(*self.layout.whole_optimizer_state(state, self.optimizer, self._optimizer_names))
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
@@ -321,19 +283,14 @@ class TrainingJob:
                 f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
                 "load it into one with the same groups"
             )
-        if self.mesh:
-            state = self.mesh.own_optimizer_state(state_dict, self.optimizer)
-        else:
-            state = self._flat.join(state_dict) if self._flat else laid_out(state_dict, self.parameters())
+        state = self.layout.own_optimizer_state(state_dict, self.optimizer)
         state = in_layouts(state, layouts_of([p for group in groups for p in group["params"]]))
         self.optimizer.load_state_dict(with_flags(state, [implementation_flags(group) for group in groups]))
-        momentum = momentum_of(self.model)
-        if momentum is not None:
-            momentum.take_momentum(self.optimizer)
+        for hook in self.hooks:
+            hook.optimizer_loaded(self.optimizer)
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """State that this rank keeps for later reductions of gradients, and no other rank has: what compression has not
-        sent yet, and the momentum of `dgc`; of `local_sgd` the count of steps. Empty where nothing is kept.
+        """State that a hook keeps on this rank for later steps, and no other rank has. Empty where nothing is kept.
 
         Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
         """
@@ -358,24 +315,21 @@ class TrainingJob:
         if keeper is not None and state_dict:
             keeper.keep(state_dict["kept"], self._names())
 
-    def master_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Name and value of what the optimizer updates."""
-        if self.masters:
-            return self.masters.named()
-        return [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+    def updated_parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
+        """Name and value of what is updated, in its own shape."""
+        named: Named = [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+        for hook in self.hooks:
+            named = hook.updated(named)
+        return named
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole value of what is updated, one after the other; every rank goes through all of them."""
-        if self.mesh:
-            yield from self.mesh.whole_parameters(unwrapped(self.model))
-            return
-        for name, parameter in self.master_parameters():
-            yield name, whole(parameter.detach())
+        return self.layout.whole_parameters(unwrapped(self.model), self.updated_parameters())
 
-    def reload_masters(self) -> None:
-        """Takes the masters anew from the model's parameters, after those were set from outside."""
-        if self.masters:
-            self.masters.reload()
+    def parameters_set(self) -> None:
+        """Tells the hooks that the model's parameters were set from outside."""
+        for hook in self.hooks:
+            hook.parameters_set()
 
     # --- pieces -------------------------------------------------------------------------------
 
@@ -387,9 +341,8 @@ class TrainingJob:
     def _names(self) -> dict[Any, str]:
         return {parameter: name for name, parameter in unwrapped(self.model).named_parameters()}
 
-    def _keeper(self) -> Any:
-        """Object that keeps something from step to step beside the optimizer, or None."""
-        return self.local_sgd or compression_of(self.model)
+    def _keeper(self) -> StepHook | None:
+        return next((hook for hook in self.hooks if hook.method), None)
 
     def _place(self) -> dict[str, Any]:
         """Whose a rank's state is."""

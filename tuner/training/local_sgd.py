@@ -16,12 +16,13 @@ torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.training.compression.base import average_dense
 from steptune.tuner.training.hierarchy import average_in_two_levels
 from steptune.tuner.training.hosts import Levels, make_levels
+from steptune.tuner.training.step_hook import StepHook
 from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ AVERAGED_BYTES = 25 * 2**20
 """At once, as DDP reduces its buckets: averaging needs as much memory again."""
 
 
-class LocalSgd:
+class LocalSgd(StepHook):
     """Steps of a rank that it takes alone.
 
     Attributes:
@@ -47,11 +48,12 @@ class LocalSgd:
     """
 
     method = "local_sgd"
+    ranks_differ = True
 
     def __init__(self, model: DistributedDataParallel, arguments: LocalSgdArguments) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 
-        self.every = arguments.every
+        self.every = self.steps_per_round = arguments.every
         self.warm_up_steps = arguments.warm_up_steps
         self.inside = arguments.inside
         self.num_steps = 0
@@ -71,12 +73,8 @@ class LocalSgd:
 
         return post_localSGD_hook(self._state, bucket)
 
-    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Counts an update, and averages the model where it is time.
-
-        Args:
-            parameters: What the optimizer updates.
-        """
+    def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Counts an update, and averages the model where it is time."""
         self.num_steps += 1
         local = self.num_steps - self.warm_up_steps
         if local > 0 and local % self.every == 0:
@@ -86,7 +84,10 @@ class LocalSgd:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def averaged(self, structure: Any) -> Any:
+    def state(self, state: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return self._averaged(state)  # type: ignore[no-any-return]
+
+    def _averaged(self, structure: Any) -> Any:
         """A copy of a structure of tensors, those in which ranks may differ averaged over them; all ranks call it."""
         copied = map_structure(lambda leaf: leaf.detach().clone() if _may_differ(leaf) else leaf, structure)
         found: list[torch.Tensor] = []
@@ -94,22 +95,17 @@ class LocalSgd:
         self._average(found)
         return copied
 
-    def averaged_optimizer(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of an optimizer's state, but for the count of steps, which an average would only round."""
+    def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Averages all but the count of steps, which an average would only round."""
         without = {
             number: {name: value for name, value in values.items() if name != "step"}
-            for number, values in state_dict["state"].items()
+            for number, values in state["state"].items()
         }
-        averaged = self.averaged(without)
+        averaged = self._averaged(without)
         return {
-            **state_dict,
-            "state": {number: {**values, **averaged[number]} for number, values in state_dict["state"].items()},
+            **state,
+            "state": {number: {**values, **averaged[number]} for number, values in state["state"].items()},
         }
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """None that a checkpoint depends on: it may go on with others."""
-        return {}
 
     def kept(self, names: Mapping[torch.nn.Parameter, str]) -> dict[str, Any]:
         return {"num_steps": self.num_steps}

@@ -9,18 +9,22 @@ docs/strategies/precision.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steptune.tuner.errors import WorkloadRejectedError
+from steptune.tuner.training.step_hook import StepHook
 
 if TYPE_CHECKING:
     import torch
 
+    from steptune.tuner.training.step_hook import Named
 
-class MasterWeights:
+
+class MasterWeights(StepHook):
     """Pairs every trainable 16-bit parameter with an FP32 master; others (FP32, complex) are their own master."""
 
-    def __init__(self, named_parameters: list[tuple[str, torch.nn.Parameter]]) -> None:
+    def __init__(self, named_parameters: Named) -> None:
         import torch
 
         self._names: list[str] = []
@@ -37,8 +41,8 @@ class MasterWeights:
             else:
                 self._masters.append(parameter)
 
-    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Parameters that the user's optimizer is given: their own names, FP32 values."""
+    def updated(self, named: Named) -> Named:
+        """The masters, under the user's own names."""
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -55,7 +59,11 @@ class MasterWeights:
                 "masters would not be trained: build it from the named_parameters that optimizer() is given"
             )
 
-    def take_gradients(self) -> None:
+    def after_micro_batch(self, model: torch.nn.Module) -> None:
+        if not hasattr(model, "no_sync"):  # else ranks have yet to add theirs
+            self.finish_gradients()
+
+    def finish_gradients(self) -> None:
         """Adds the 16-bit gradients to the FP32 gradients of the masters, and frees them."""
         import torch
 
@@ -77,7 +85,7 @@ class MasterWeights:
         if added:
             torch._foreach_add_([target for target, _ in added], [source for _, source in added])
 
-    def write_back(self) -> None:
+    def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
         """Rounds the masters into the model's parameters."""
         import torch
 
@@ -85,7 +93,7 @@ class MasterWeights:
             with torch.no_grad():
                 torch._foreach_copy_([p for p, _ in self._pairs], [master for _, master in self._pairs])
 
-    def reload(self) -> None:
+    def parameters_set(self) -> None:
         """Takes the masters anew from the model's parameters."""
         import torch
 
@@ -93,8 +101,8 @@ class MasterWeights:
             with torch.no_grad():
                 torch._foreach_copy_([master for _, master in self._pairs], [p for p, _ in self._pairs])
 
-    def state_of(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def state(self, state: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """FP32 values under all names that the model has for them; a tied weight has several."""
         values = {id(parameter): master.detach() for parameter, master in self._pairs}
         named = model.named_parameters(remove_duplicate=False)
-        return {name: values[id(parameter)] for name, parameter in named if id(parameter) in values}
+        return {**state, **{name: values[id(parameter)] for name, parameter in named if id(parameter) in values}}

@@ -56,7 +56,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
         optimizer = _rebuilt(optimizer, optimizer.param_groups, flags)
     flat = FlatParameters(optimizer) if arguments.contiguous else None
     if flat is not None:
-        optimizer = _rebuilt(optimizer, flat.groups, {})
+        optimizer = _rebuilt(optimizer, flat.buffer_groups, {})
     if arguments.implementation == "fused":
         _check_dense(optimizer)
     rated = all("lr" in group for group in optimizer.param_groups)

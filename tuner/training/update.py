@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.training.communication import attach as attach_hook
+from steptune.tuner.training.communication import step_hook_of
 from steptune.tuner.training.job import unwrapped
 from steptune.tuner.training.master_weights import MasterWeights
 from steptune.tuner.training.optimizer import BuiltOptimizer, build_optimizer, check_rates
+from steptune.tuner.training.parameter_layout import ParameterLayout
+from steptune.tuner.training.sharded_layout import ShardedOptimizerStates, ShardedParameters
 
 if TYPE_CHECKING:
     import torch
 
-    from steptune.tuner.training.ignored_parameters import IgnoredParameters
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.training.step_hook import Named, StepHook
     from steptune.tuner.workloads.workload import Workload
 
 
@@ -25,18 +28,23 @@ class Update:
     """
     Attributes:
         scheduler: The user's, or None.
-        masters: FP32 copies that the optimizer updates, or None.
-        ignored: Parameters that sharding leaves out, or None.
+        layout: Of what the optimizer updates.
+        hooks: Techniques that take part in a step, in the order of an update.
     """
 
     built: BuiltOptimizer
     scheduler: Any
-    masters: MasterWeights | None
-    ignored: IgnoredParameters | None
+    layout: ParameterLayout
+    hooks: tuple[StepHook, ...]
 
 
-def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device) -> Update:
+def build_update(
+    model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, layout: ParameterLayout | None = None
+) -> Update:
     """Over the parameters of a model that is wrapped already; DDP's hook, which may read the optimizer, comes after it.
+
+    Args:
+        layout: That which wrapping has given to the parameters, where it has.
 
     Raises:
         WorkloadRejectedError: Nothing of the model is trained; the optimizer or scheduler needs what a step has not.
@@ -46,13 +54,15 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
 
     from steptune.tuner.training.ignored_parameters import IgnoredParameters
 
-    named = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
+    named: Named = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
     if not named:
         raise WorkloadRejectedError(f"{type(workload).__name__}.model() has no parameter that requires a gradient")
-    ignored = IgnoredParameters(named) if plan.wrap.ignores_parameters else None
-    named = ignored.named() if ignored else named
+    hooks: list[StepHook] = []
+    if plan.wrap.ignores_parameters:
+        hooks.append(IgnoredParameters(named))
+        named = hooks[-1].updated(named)
     masters = MasterWeights(named) if plan.optimizer.master_weights else None
-    built = build_optimizer(workload, masters.named() if masters else named, plan, device)
+    built = build_optimizer(workload, masters.updated(named) if masters else named, plan, device)
     if masters:
         masters.check(built.optimizer)
     scheduler = _scheduler(built.optimizer, workload, plan)
@@ -61,7 +71,16 @@ def build_update(model: torch.nn.Module, workload: Workload, plan: Plan, device:
         _check_step(scheduler, "after every update")
     if isinstance(model, DistributedDataParallel):
         attach_hook(model, built.optimizer, scheduler, plan.wrap, workload.max_grad_norm)
-    return Update(built=built, scheduler=scheduler, masters=masters, ignored=ignored)
+    # Models are averaged before their masters are rounded back.
+    hooks += [hook for hook in (step_hook_of(model), masters) if hook is not None]
+    return Update(built=built, scheduler=scheduler, layout=layout or built.flat or _layout_of(plan), hooks=tuple(hooks))
+
+
+def _layout_of(plan: Plan) -> ParameterLayout:
+    if plan.wrap.shards_parameters:
+        assert plan.wrap.sharding is not None
+        return ShardedParameters(reduce_each=plan.wrap.sharding.reduce_each)
+    return ShardedOptimizerStates() if plan.wrap.shards_optimizer else ParameterLayout()
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan) -> Any:

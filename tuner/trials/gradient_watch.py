@@ -31,11 +31,9 @@ LEFT_OVER = "gradients that the step before left"
 
 def why_not_compared(job: TrainingJob) -> str | None:
     """The reason for which gradients of a job cannot be compared with a reference's; None where they can."""
-    if job.mesh:
+    if not job.layout.has_every_parameter:
         return "a rank holds only a part of the model"
-    if job.local_sgd:
-        return "ranks step alone"
-    return None
+    return "ranks step alone" if any(hook.ranks_differ for hook in job.hooks) else None
 
 
 def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None = None) -> None:
@@ -51,7 +49,7 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
             if disturb and id(tensor) in trainable:  # where the tensor is: a CPU draws seconds for a large model
                 value = disturb(value.to(tensor.device))
             tensor.copy_(laid_out_as(tensor, value))
-    job.reload_masters()
+    job.parameters_set()
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -114,7 +112,7 @@ class GradientWatch:
             return
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        names = {parameter: name for name, parameter in self.job.master_parameters()}
+        names = {parameter: name for name, parameter in self.job.updated_parameters()}
 
         def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if optimizer is not self.job.optimizer:

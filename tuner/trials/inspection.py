@@ -33,6 +33,7 @@ from steptune.tuner.training.initial_state import save_initial_state
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.micro_batch import batch_length
+from steptune.tuner.training.parameter_layout import ParameterLayout
 from steptune.tuner.training.plan import LoaderArguments, Plan
 from steptune.tuner.training.regrouping import padding_share
 from steptune.tuner.trials.dataset_look import look_at_dataset, size_of
@@ -294,7 +295,8 @@ def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device)
         model=model,
         optimizer=optimizer,
         scheduler=None,
-        masters=None,
+        layout=ParameterLayout(),
+        hooks=(),
         loader=(),
         make_runner=HostStep,
     )

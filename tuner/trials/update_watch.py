@@ -22,8 +22,7 @@ SAMPLED_ELEMENTS = 512
 
 def why_not_replayed(job: TrainingJob) -> str | None:
     """The reason for which the update of a job cannot be replayed; None where it can."""
-    wrap = job.plan.wrap
-    if job.mesh or wrap.shards_parameters or wrap.shards_optimizer or job.local_sgd:
+    if not job.layout.has_every_value or any(hook.ranks_differ for hook in job.hooks):
         return "a rank holds only a part of the parameters or of the optimizer's state"
     return _why_not_element_wise(job.optimizer)
 
@@ -75,7 +74,7 @@ class UpdateWatch:
     def step(self) -> Iterator[None]:
         """Around a step; where the loss scaler repeats it, around all of its attempts."""
         self._job.runner.settle()
-        parameters = dict(self._job.master_parameters())
+        parameters = dict(self._job.updated_parameters())
         before, options = _values(parameters), self._hyperparameters()
         yield
         states = None if self._job.plan.optimizer.contiguous else _states(self._job.optimizer, parameters)
@@ -127,7 +126,7 @@ class OwnUpdateWatch(UpdateWatch):
         """Around a step, with its updates of all optimizers."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._names = {parameter: name for name, parameter in self._job.master_parameters()}
+        self._names = {parameter: name for name, parameter in self._job.updated_parameters()}
         self._counts = [len(track.steps) for track in self.tracks]
         handles = [
             register_optimizer_step_pre_hook(self._look_before),

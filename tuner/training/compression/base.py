@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.training.step_hook import StepHook
 
 if TYPE_CHECKING:
     import torch
@@ -12,13 +13,11 @@ if TYPE_CHECKING:
 
     from steptune.tuner.training.compression.lane import Lane
 
-    Names = Mapping[torch.nn.Parameter, str]
-
 FIRST_COMPRESSED = 2
 """DDP lays its buckets out anew after the first step: what is kept by bucket begins with the third."""
 
 
-class Compression(ABC):
+class Compression(StepHook, ABC):
     """One technique, with what it keeps from step to step.
 
     Attributes:
@@ -27,8 +26,6 @@ class Compression(ABC):
         sent_bytes: What was sent in their place.
         dense_itemsize: Bytes of an element as it would be reduced, where that is not its own.
     """
-
-    method: str
 
     def __init__(self) -> None:
         self.dense_bytes = 0
@@ -47,23 +44,6 @@ class Compression(ABC):
         """
         self.dense_bytes += dense.numel() * (self.dense_itemsize or dense.itemsize)
         self.sent_bytes += sent_bytes
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The parameters of `gradient_compression` that it was built with."""
-        return {}
-
-    def kept(self, names: Names) -> dict[str, Any]:
-        """State that it keeps for later steps on this rank, in tensors of its own; empty where there is none.
-
-        Args:
-            names: The user's, of the parameters.
-        """
-        return {}
-
-    def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Goes on with what `kept` gave, in another job too."""
-        assert not kept, f"{self.method} keeps nothing"
 
     @property
     def factor(self) -> float:

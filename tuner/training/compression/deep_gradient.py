@@ -32,8 +32,8 @@ from steptune.tuner.training.compression.base import Compression, average_dense
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-    from steptune.tuner.training.compression.base import Names
     from steptune.tuner.training.compression.lane import Lane
+    from steptune.tuner.training.step_hook import Names
 
 STAGES = 5
 
@@ -51,6 +51,7 @@ class Options:
 
 class DeepGradient(Compression):
     method = "dgc"
+    has_clipped = True
 
     def __init__(
         self,
@@ -93,21 +94,21 @@ class DeepGradient(Compression):
 
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
-    def give_momentum(self, state_dict: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state with the options and the momentum that were taken over, that averaged over the ranks,
         which all call it.
         """
-        groups, state = [], dict(state_dict["state"])
-        for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        groups, values = [], dict(state["state"])
+        for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
             options = asdict(self._options[group["params"][0]]) if group["params"] else {}
             groups.append({**saved, **options})
             for number, parameter in zip(saved["params"], group["params"], strict=True):
                 if parameter in self.momenta:
                     averaged = average_dense(self.momenta[parameter].clone(), dist.group.WORLD)
-                    state[number] = {**state.get(number, {}), "momentum_buffer": averaged}
-        return {**state_dict, "state": state, "param_groups": groups}
+                    values[number] = {**values.get(number, {}), "momentum_buffer": averaged}
+        return {**state, "state": values, "param_groups": groups}
 
-    def take_momentum(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes options and momentum over anew, from an optimizer that has loaded its state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent = {}, {}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from steptune.tuner.training.compression.base import Names
     from steptune.tuner.training.compression.lane import Lane
+    from steptune.tuner.training.step_hook import Names
 
 
 class TwoStages(FlatCompression):

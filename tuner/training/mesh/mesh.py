@@ -7,7 +7,7 @@ them compute on the same samples, augmented and transformed once. Nothing else o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import UnsupportedError
@@ -21,6 +21,7 @@ from steptune.tuner.training.mesh.pipeline import Pipeline, unchanged_generators
 from steptune.tuner.training.mesh.shares import Shares, shares_are_even
 from steptune.tuner.training.mesh.staging import cut_chain, first_piece, keep_own, ranks_of_parameters
 from steptune.tuner.training.mesh.tensor import share_out, splits_of
+from steptune.tuner.training.parameter_layout import ParameterLayout
 from steptune.tuner.training.structure import map_structure
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 
-class Mesh:
+class Mesh(ParameterLayout):
     """One rank's view.
 
     Attributes:
@@ -39,6 +40,9 @@ class Mesh:
         data_group: Ranks that hold the same parts, of other replicas; None where there are no others.
         own_experts: Names of the parameters of experts, of which a rank has its own.
     """
+
+    has_every_parameter = False
+    has_every_value = False
 
     def __init__(self, arguments: MeshArguments, device: torch.device) -> None:
         import torch
@@ -161,7 +165,7 @@ class Mesh:
 
     # --- the batch ----------------------------------------------------------------------------
 
-    def gathered(self, batch: Any) -> Any:
+    def shared_batch(self, batch: Any) -> Any:
         """The shares of all ranks of the replica; those that have other experts compute on their own."""
         return self._shares.together(batch) if self._shares else batch
 
@@ -191,7 +195,12 @@ class Mesh:
         for gradient in own:
             gradient /= dist.get_world_size()
 
-    def total_norm(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
+    def norm(self, parameters: Sequence[torch.nn.Parameter], gradients: list[torch.Tensor]) -> float:
+        import torch
+
+        return float(self._norm(parameters, torch.float64))
+
+    def _norm(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
         """Norm of the gradients of the whole model, summed in this dtype."""
         assert self.replica is not None
         gradients = ((self._names[id(p)], p.grad) for p in parameters if p.grad is not None)
@@ -200,29 +209,33 @@ class Mesh:
     def clip(self, parameters: Sequence[torch.nn.Parameter], max_norm: float) -> None:
         import torch
 
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, self.total_norm(parameters, torch.float32))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, self._norm(parameters, torch.float32))
 
     # --- state --------------------------------------------------------------------------------
 
-    def whole_state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Under the user's names; every rank calls it and gets all."""
         assert self.replica is not None
         own = model.state_dict()
         return {name: self.replica.whole(name, own.get(name)) for name in self._state_names}
 
-    def whole_parameters(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    def whole_parameters(
+        self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Those that are trained, one after the other; every rank goes through all of them."""
         assert self.replica is not None
         own = dict(model.named_parameters())
         for name in self._trained:
             yield name, self.replica.whole(name, own.get(name))
 
-    def whole_optimizer_state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+    def whole_optimizer_state(
+        self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
+    ) -> tuple[dict[str, Any], Sequence[str]]:
         """As an optimizer over whole parameters has it, on the CPU, and these parameters' names in its order; every
         rank calls it and gets all.
         """
         assert self.replica is not None
-        own_groups, state = self._group_names(optimizer), optimizer.state_dict()
+        own_groups = self._group_names(optimizer)
         own = dict(zip((name for names in own_groups for name in names), _in_order(state), strict=True))
         groups = self._whole_groups(own_groups)
         numbers = {name: number for number, name in enumerate(name for names in groups for name in names)}

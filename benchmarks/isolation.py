@@ -18,7 +18,7 @@ from steptune.service.running import isolated_runner
 from steptune.service.settings import Settings
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.records import BASELINE, Candidate, MeasureSettings, Purpose, TrialSpec, new_id
-from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.workloads.reference import format_reference, parse_reference
 

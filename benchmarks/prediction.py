@@ -57,7 +57,7 @@ from steptune.tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.training.compression.own_cost import OwnCost
 from steptune.tuner.trials.runner import LocalRunner
 

@@ -171,7 +171,7 @@ def _run(configuration: Configuration, rank: int, folder: Path) -> Peak:
 def _train(configuration: Configuration, rank: int, folder: Path) -> int:
     import torch
 
-    from steptune.tuner.strategies.composition import make_plan
+    from steptune.tuner.strategies.combine import make_plan
     from steptune.tuner.training.assemble import assemble
     from steptune.tuner.trials.coordination import Coordinator
     from steptune.tuner.trials.rank_device import rank_device

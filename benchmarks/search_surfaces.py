@@ -43,7 +43,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.starts import warm_compile_s
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.base import Strategy
+from steptune.tuner.strategies.api import Strategy
 from steptune.tuner.trials.fake import fake_environment, fake_workload, known_breakdown, known_window
 
 C = Category

@@ -45,8 +45,8 @@ from steptune.tuner.search.specs import SpecMaker
 from steptune.tuner.search.starts import cold_compile_s, warm_compile_s
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.base import Unsupported
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.api import Unsupported
+from steptune.tuner.strategies.combine import conflict, normalise
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.workloads.reference import format_reference, parse_reference
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.workloads.loading import load_workload
 

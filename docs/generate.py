@@ -43,7 +43,7 @@ from steptune.tuner.records import (
     choice_label,
 )
 from steptune.tuner.strategies import STRATEGIES, Strategy, Unsupported
-from steptune.tuner.strategies.composition import CONFLICTS, MEANINGLESS, TOGETHER
+from steptune.tuner.strategies.combine import CONFLICTS, DROPPED, TOGETHER
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -430,7 +430,7 @@ def _where(refusals: Mapping[tuple[str, str], str]) -> tuple[str, str]:
 
 def _combinations() -> str:
     conflicts = [(", ".join(row.strategies), row.reason) for row in CONFLICTS]
-    dropped = [(row.strategy, ", ".join(f"`{p}`" for p in row.parameters), row.reason) for row in MEANINGLESS]
+    dropped = [(row.setting.strategy, ", ".join(f"`{p}`" for p in row.parameters), row.reason) for row in DROPPED]
     together = [(", ".join(row.strategies), row.reason) for row in TOGETHER]
     return "\n".join(
         [

@@ -15,7 +15,7 @@ from steptune.tuner.prediction.forecast import Extrapolation
 from steptune.tuner.prediction.links import between_link, inside_link
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Study
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.combine import complete_choices
 
 
 @dataclass(frozen=True, kw_only=True)

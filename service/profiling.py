@@ -39,7 +39,7 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.search.designer import why_not
-from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.trace_records import ModuleStats, RankAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles

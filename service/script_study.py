@@ -23,7 +23,7 @@ from steptune.tuner.scripts.runner import Look, ScriptRunner
 from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import NEEDS_WORKLOAD, Space, check_names
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.api import Outside
 from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")

@@ -16,7 +16,7 @@ from steptune.service.studies import check_unchanged, local_runner
 from steptune.tuner.protocols import Progress
 from steptune.tuner.records import Candidate, Recommendation, Study
 from steptune.tuner.search.verification import Verification, verify
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.combine import complete_choices
 
 SHOWN_STEPS = 8
 

@@ -20,7 +20,7 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.strategies import STRATEGIES, Supported, strategy_named
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.combine import conflict, normalise
 
 
 def gpu_hardware(count: int = 1) -> HardwareProfile:

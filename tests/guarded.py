@@ -18,7 +18,7 @@ from steptune import Workload
 from steptune.tuner.guard.curves import GuardReference, Protocol
 from steptune.tuner.records import Choice, GuardCheck
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised, save_initial_state
 from steptune.tuner.training.job import TrainingJob

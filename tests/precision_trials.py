@@ -10,8 +10,8 @@ from trial_builders import QUICK, reference
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import BASELINE, Candidate, FailureKind, Purpose, TrialResult, TrialSpec, new_id
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP16_ROUNDOFF, FP32_ROUNDOFF
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.api import BF16_ROUNDOFF, FP16_ROUNDOFF, FP32_ROUNDOFF
+from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.trials.guard_protocol import MAX_REPEATS
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from steptune.tuner.emulation import HOSTS_VARIABLE
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.trials.rank_device import rank_device

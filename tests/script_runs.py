@@ -37,8 +37,8 @@ from steptune.tuner.scripts.runner import ScriptRunner, look_at
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.specs import SpecMaker
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.base import Outside, Way
-from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.api import Outside, Way
+from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.study_files import StudyFiles

@@ -20,7 +20,7 @@ from steptune.tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from steptune.tuner.strategies.composition import complete_choices, environment_variables
+from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner
 

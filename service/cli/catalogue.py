@@ -16,7 +16,7 @@ from steptune.service.tables import plain_table
 from steptune.tuner.hardware import check_platform
 from steptune.tuner.records import Environment, WorkloadFacts, choice_label
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.api import Unsupported
 from steptune.tuner.strategies.knobs import with_knobs
 from steptune.tuner.workloads.zoo import ZOO
 

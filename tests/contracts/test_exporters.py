@@ -19,7 +19,7 @@ from steptune.tuner.export.settings import settings_of
 from steptune.tuner.export.translation import TranslatingExporter
 from steptune.tuner.records import Candidate, Choice, Environment, Recommendation
 from steptune.tuner.strategies import STRATEGIES, Strategy, Supported
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.combine import conflict, normalise
 
 BOUND_THREADS = Candidate(choices={"cpu_threads": {"bind": "close"}})
 RECOMMENDATIONS = {

@@ -36,8 +36,8 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.agent.changes import KNOWN
 from steptune.tuner.strategies import STRATEGIES, Strategy, Supported, Unsupported, strategy_named
-from steptune.tuner.strategies.base import FP32_ROUNDOFF, NeedsWorkload, Way
-from steptune.tuner.strategies.composition import make_plan, normalise
+from steptune.tuner.strategies.api import FP32_ROUNDOFF, NeedsWorkload, Way
+from steptune.tuner.strategies.combine import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import LoaderArguments, Plan
 from steptune.tuner.workloads.workload import Workload
@@ -133,8 +133,8 @@ each_legal_choice = pytest.mark.parametrize(("strategy", "choice"), legal_choice
 
 @each
 class TestDeclaration:
-    def test_is_named_as_its_file(self, strategy: Strategy) -> None:
-        assert type(strategy).__module__ == f"steptune.tuner.strategies.{strategy.name}"
+    def test_is_named_as_its_folder(self, strategy: Strategy) -> None:
+        assert type(strategy).__module__ == f"steptune.tuner.strategies.{strategy.name}.strategy"
 
     def test_the_name_leads_back_to_it(self, strategy: Strategy) -> None:
         """So names are unique too."""

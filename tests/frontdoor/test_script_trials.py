@@ -15,7 +15,7 @@ from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, interpreter
 
 from steptune.tuner.records import Choice, FailureKind
 from steptune.tuner.scripts.agent import guard_watch
-from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF
+from steptune.tuner.strategies.api import BF16_ROUNDOFF, FP32_ROUNDOFF
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
 WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 import steptune
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.allocator import Allocator
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.allocator.strategy import Allocator
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 
@@ -228,7 +228,7 @@ class TestCheckpointing:
 
     def test_attention_with_dropout_is_recomputed_with_the_same_mask(self) -> None:
         """Flash attention draws its mask on the device."""
-        from steptune.tuner.strategies.activation_checkpointing import checkpointed
+        from steptune.tuner.strategies.activation_checkpointing.strategy import checkpointed
 
         class Dropping(nn.Module):
             def __init__(self) -> None:
@@ -306,7 +306,7 @@ class TestAttention:
 
 ASKED = """
 import json, torch
-from steptune.tuner.strategies.allocator import settings_of
+from steptune.tuner.strategies.allocator.strategy import settings_of
 torch.empty(64 << 20, device="cuda")
 print(json.dumps(settings_of(torch.cuda.memory._snapshot())))
 """

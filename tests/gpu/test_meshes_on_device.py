@@ -10,7 +10,8 @@ from mesh_workloads import PIPELINE, SCHEDULES, Bert, Experts, Gpt2, Vit, mesh
 from rank_jobs import Trained, train
 from ranks import Ranks
 
-from steptune.tuner.strategies.parallel_mesh import ParallelMesh, model_ranks
+from steptune.tuner.strategies.exchange import model_ranks
+from steptune.tuner.strategies.parallel_mesh.strategy import ParallelMesh
 
 pytestmark = pytest.mark.xdist_group("meshes_on_device")
 

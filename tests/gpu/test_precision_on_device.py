@@ -11,7 +11,7 @@ from precision_trials import CANDIDATES, PrecisionTrials
 from tiny_workloads import Everything
 
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.workloads.loading import load_workload

@@ -21,7 +21,7 @@ from torch import nn
 
 from steptune.tuner.records import Candidate, Choice, Numerics
 from steptune.tuner.strategies import Supported, strategy_named
-from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.strategies.combine import conflict
 
 pytestmark = pytest.mark.xdist_group("ranks_on_device")
 

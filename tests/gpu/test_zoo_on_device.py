@@ -11,8 +11,8 @@ from zoo_references import SMALL
 
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import BASELINE, Purpose, TrialSpec, new_id
-from steptune.tuner.strategies.base import FP32_ROUNDOFF, TF32_ROUNDOFF
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.api import FP32_ROUNDOFF, TF32_ROUNDOFF
+from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.workloads.zoo import ZOO

@@ -22,7 +22,7 @@ from steptune.tuner.errors import RecommendationError, WorkloadRejectedError
 from steptune.tuner.export import exporter_named
 from steptune.tuner.hardware import describe_hardware
 from steptune.tuner.records import BASELINE, Candidate, Device, Recommendation
-from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = "zoo:synthetic?batch=8&load_ms=0&compute_ms=0&length=64"

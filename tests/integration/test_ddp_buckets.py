@@ -20,7 +20,7 @@ from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate, ModelFacts
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
-from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.strategies.combine import conflict
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

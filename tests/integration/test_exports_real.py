@@ -22,7 +22,7 @@ from steptune.tuner.export import exporter_named
 from steptune.tuner.export.optuna_study import optuna_journal
 from steptune.tuner.records import Recommendation
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.precision import Precision
+from steptune.tuner.strategies.precision.strategy import Precision
 
 ROOT = Path(__file__).parents[2]
 CHECKERS = ROOT / "tests" / "export_checkers"

@@ -19,7 +19,7 @@ from torch import nn
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.strategies.combine import conflict
 from steptune.tuner.training.communication import compression_of
 from steptune.tuner.training.compression.deep_gradient import DeepGradient
 from steptune.tuner.training.compression.int8 import Int8

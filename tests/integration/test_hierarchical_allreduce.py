@@ -15,7 +15,7 @@ from steptune.tuner.emulation import HOSTS_VARIABLE, num_emulated_hosts
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.strategies.combine import conflict
 from steptune.tuner.training.communication import hierarchy_of
 from steptune.tuner.training.compression.lane import Lane
 from steptune.tuner.training.hierarchy import Hierarchy

@@ -19,7 +19,7 @@ from trial_builders import prepare, reference
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Candidate, GuardCheck
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.combine import conflict, normalise
 from steptune.tuner.training.job import TrainingJob
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -20,7 +20,7 @@ from steptune.tuner.errors import BaselineError
 from steptune.tuner.guard.curves import GuardReference
 from steptune.tuner.records import Candidate, Deadlines, FailureKind, Phase
 from steptune.tuner.search.verification import verify
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.failures import classify, failure_of, is_of_the_group

@@ -11,7 +11,7 @@ from trial_builders import reference
 from steptune.tuner.errors import BaselineError, BudgetError, RunnerError, WorkloadError
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import BASELINE, WorkloadFacts
-from steptune.tuner.strategies.composition import complete_choices
+from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.trials.inspection import InspectRequest
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner

@@ -19,7 +19,7 @@ from steptune.tuner.errors import UnsupportedError
 from steptune.tuner.hardware import find_compiler
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import Unsupported, strategy_named
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.combine import conflict, normalise
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import ShardingArguments
 from steptune.tuner.training.sharding import _check_reduces_on_cpu, description_of, gathered_dtypes, units_of

@@ -9,7 +9,7 @@ from ranks import Ranks
 from tiny_workloads import Everything
 
 from steptune.tuner.records import Candidate, Choice
-from steptune.tuner.strategies.composition import conflict
+from steptune.tuner.strategies.combine import conflict
 from steptune.tuner.training.communication import reduced_widely
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptune.tuner.hardware import find_compiler
-from steptune.tuner.strategies.activation_checkpointing import (
+from steptune.tuner.strategies.activation_checkpointing.strategy import (
     ActivationCheckpointing,
     _policy,
     checkpointed,

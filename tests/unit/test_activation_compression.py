@@ -13,8 +13,8 @@ from tiny_workloads import Everything
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from steptune.tuner.strategies.activation_checkpointing import checkpointed
-from steptune.tuner.strategies.activation_compression import ActivationCompression
+from steptune.tuner.strategies.activation_checkpointing.strategy import checkpointed
+from steptune.tuner.strategies.activation_compression.strategy import ActivationCompression
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.training.relu_masks import Window

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import sample_environment, sample_facts
 
-from steptune.tuner.strategies.allocator import MAX_SPLIT_MB, VARIABLES, Allocator, settings_of
+from steptune.tuner.strategies.allocator.strategy import MAX_SPLIT_MB, VARIABLES, Allocator, settings_of
 
 UNLIMITED = 2**63 - 1
 EXPANDABLE = {"expandable_segments": True, "max_split_size_mb": None}

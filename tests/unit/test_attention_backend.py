@@ -7,7 +7,7 @@ import torch
 from torch.profiler import profile
 
 from steptune.tuner.hardware import find_compiler
-from steptune.tuner.strategies.attention_backend import AttentionBackend, backend_of
+from steptune.tuner.strategies.attention_backend.strategy import AttentionBackend, backend_of
 from steptune.tuner.training.plan import Plan
 
 NAMES = {

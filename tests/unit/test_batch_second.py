@@ -10,7 +10,7 @@ import torch
 from tiny_workloads import Everything
 from torch import nn
 
-from steptune.tuner.strategies.memory_format import MemoryFormat
+from steptune.tuner.strategies.memory_format.strategy import MemoryFormat
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.batch_second import can_be_batch_second, is_batch_second, to_batch_second
 from steptune.tuner.training.plan import Plan

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.base import Unsupported
+from steptune.tuner.strategies.api import Unsupported
 from steptune.tuner.trials.fake import fake_environment, fake_workload
 
 O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}

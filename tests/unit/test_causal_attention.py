@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.captured_step import CapturedStep
 from steptune.tuner.training.causal_attention import CausalLook, use_causal_flag, uses_causal_flag

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import BASELINE, Candidate, Choice, Numerics
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF, TF32_ROUNDOFF
-from steptune.tuner.strategies.composition import (
+from steptune.tuner.strategies.api import BF16_ROUNDOFF, FP32_ROUNDOFF, TF32_ROUNDOFF, Settings
+from steptune.tuner.strategies.combine import (
     CONFLICTS,
-    MEANINGLESS,
+    DROPPED,
     TOGETHER,
     complete_choices,
     conflict,
@@ -76,10 +76,12 @@ class TestNormalise:
 
     @given(CANDIDATES, WORKLOADS)
     def test_changes_nothing_that_has_a_meaning(self, candidate: Candidate, workload: Any) -> None:
-        """Only parameters of a row of MEANINGLESS may end otherwise than they were asked for."""
+        """Only parameters of a row of DROPPED may end otherwise than they were asked for."""
         asked = complete_choices(candidate, workload)
         kept = complete_choices(normalise(candidate, workload), workload)
-        dropped = {(row.strategy, name) for row in MEANINGLESS if row.applies(asked) for name in row.parameters}
+        dropped = {
+            (row.setting.strategy, name) for row in DROPPED if row.when(Settings(asked)) for name in row.parameters
+        }
         for strategy, choice in asked.items():
             for name, value in choice.items():
                 assert (strategy, name) in dropped or kept[strategy][name] == value
@@ -125,8 +127,8 @@ class TestNormalise:
 
 class TestTables:
     def test_rows_name_strategies_parameters_and_reasons(self) -> None:
-        for row in MEANINGLESS:
-            assert set(row.parameters) <= set(strategy_named(row.strategy).defaults)
+        for row in DROPPED:
+            assert set(row.parameters) <= set(strategy_named(row.setting.strategy).defaults)
             assert row.reason
         for pair in (*CONFLICTS, *TOGETHER):
             assert all(strategy_named(name) for name in pair.strategies)

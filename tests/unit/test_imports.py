@@ -21,7 +21,7 @@ TORCH_FREE = (
     "steptune.tuner.profiling.analysis",
     "steptune.tuner.profiling.comparison",
     "steptune.tuner.profiling.perfetto",
-    "steptune.tuner.strategies.composition",
+    "steptune.tuner.strategies.combine",
     "steptune.tuner.trials.runner",
     "steptune.tuner.workloads.zoo",
     "steptune.service.app",

@@ -16,7 +16,7 @@ from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Calibration, Candidate, Choice, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.composition import make_plan, normalise
+from steptune.tuner.strategies.combine import make_plan, normalise
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.workloads.validation import validate
 

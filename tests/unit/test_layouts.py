@@ -11,8 +11,8 @@ from tiny_workloads import Everything
 from torch import nn
 
 from steptune.tuner.errors import UnsupportedError
-from steptune.tuner.strategies.memory_format import to_channels_last
-from steptune.tuner.strategies.optimizer_algorithm import ALGORITHMS
+from steptune.tuner.strategies.memory_format.strategy import to_channels_last
+from steptune.tuner.strategies.optimizer_algorithm.strategy import ALGORITHMS
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE

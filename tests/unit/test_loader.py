@@ -12,7 +12,7 @@ import torch
 from tiny_workloads import Line
 from torch.utils.data import Dataset, IterableDataset
 
-from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.training.loader import build_loader, outstanding_batches, ready_batches
 from steptune.tuner.training.plan import LoaderArguments
 from steptune.tuner.workloads.batches import EndlessBatches

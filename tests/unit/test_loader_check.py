@@ -12,7 +12,7 @@ from guarded import NUM_SAMPLES, Guarded, neutral_choices
 from torch.utils.data import Dataset, IterableDataset
 
 from steptune.tuner.records import GuardCheck
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader

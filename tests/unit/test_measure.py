@@ -11,7 +11,7 @@ from guarded import Guarded, neutral_choices
 from torch.utils.data import Dataset, IterableDataset
 
 from steptune.tuner.records import DeviceReading
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.trials import measure

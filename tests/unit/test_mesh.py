@@ -15,7 +15,7 @@ from torch import nn
 from steptune.tuner.export import exporter_named
 from steptune.tuner.records import Candidate, Choice
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
-from steptune.tuner.strategies.composition import conflict, normalise
+from steptune.tuner.strategies.combine import conflict, normalise
 from steptune.tuner.training.mesh.chain import Chain, chain_refusal
 from steptune.tuner.training.mesh.parts import Cut
 from steptune.tuner.training.mesh.stages import Costs, Piece, cut_stages

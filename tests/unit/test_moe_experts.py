@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.experts import offered_implementations, use_implementation, used_implementation
 from steptune.tuner.workloads.loading import load_workload

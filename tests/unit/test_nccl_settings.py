@@ -17,8 +17,8 @@ from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import STRATEGIES, Supported
-from steptune.tuner.strategies.composition import normalise
-from steptune.tuner.strategies.nccl_settings import VARIABLES, NcclSettings, settings_of
+from steptune.tuner.strategies.combine import normalise
+from steptune.tuner.strategies.nccl_settings.strategy import VARIABLES, NcclSettings, settings_of
 from steptune.tuner.training.hosts import HOST_ID, OVER_LOOPBACK
 from steptune.tuner.trials.inspection import InspectRequest, with_nccl
 

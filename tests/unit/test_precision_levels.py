@@ -16,7 +16,7 @@ from torch.utils.data import SequentialSampler, TensorDataset
 import steptune
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.workloads.workload import Workload

@@ -13,8 +13,8 @@ from tiny_workloads import Everything, image_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from steptune.tuner.records import Candidate
-from steptune.tuner.strategies.composition import conflict, normalise
-from steptune.tuner.strategies.device_prefetch import DevicePrefetch
+from steptune.tuner.strategies.combine import conflict, normalise
+from steptune.tuner.strategies.device_prefetch.strategy import DevicePrefetch
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.loader import outstanding_batches
 from steptune.tuner.training.plan import LoaderArguments, Plan

@@ -10,8 +10,8 @@ from tiny_workloads import Everything
 
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.composition import make_plan
-from steptune.tuner.strategies.optimizer_algorithm import ALGORITHMS
+from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.optimizer_algorithm.strategy import ALGORITHMS
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.job import TrainingJob
 

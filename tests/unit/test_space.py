@@ -9,8 +9,8 @@ from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate, Move, Numerics, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.base import Unsupported
-from steptune.tuner.strategies.composition import normalise
+from steptune.tuner.strategies.api import Unsupported
+from steptune.tuner.strategies.combine import normalise
 from steptune.tuner.trials.fake import FakeStrategy, fake_environment, fake_workload
 
 

@@ -13,7 +13,7 @@ from steptune.tuner.export.native import load_recommendation
 from steptune.tuner.records import BASELINE, Candidate, KnobFacts, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.search.grid import Grid
 from steptune.tuner.search.space import Space
-from steptune.tuner.strategies.composition import complete_choices, make_plan, normalise, numerics_of
+from steptune.tuner.strategies.combine import complete_choices, make_plan, normalise, numerics_of
 from steptune.tuner.workloads.knobs import is_read, knobs_of
 from steptune.tuner.workloads.validation import validate
 

@@ -18,7 +18,7 @@ from steptune.tuner.export.settings import threads_lost
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
 from steptune.tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
-from steptune.tuner.strategies.nccl_settings import VARIABLES
+from steptune.tuner.strategies.nccl_settings.strategy import VARIABLES
 
 VERSION = "accelerate 1.15.0"
 _IN_CODE = "no key of the YAML; the accelerate_python export says it"

@@ -19,8 +19,8 @@ from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
 from steptune.tuner.records import Choice, HardwareProfile, Recommendation
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
-from steptune.tuner.strategies.composition import make_plan
-from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.strategies.knobs import PREFIX, Knob, is_knob
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.hosts import host_of_ranks

@@ -17,7 +17,7 @@ from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import Candidate, Part, Recommendation, Study, Trial, TrialResult, Verdict, WorkloadFacts
 from steptune.tuner.speeds import Method, speed_of
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import complete_choices, environment_variables, numerics_of
+from steptune.tuner.strategies.combine import complete_choices, environment_variables, numerics_of
 from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.strategies.knobs import with_knobs
 

@@ -14,7 +14,7 @@ from typing import Any
 from steptune.tuner.export.settings import batch_per_rank
 from steptune.tuner.export.translation import Rule, Said, Sections
 from steptune.tuner.records import Choice, Recommendation, SampleUnit
-from steptune.tuner.strategies.nccl_settings import OWN
+from steptune.tuner.strategies.nccl_settings.strategy import OWN
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "parameters of your script have storage of their own; steptune.apply lays them out"

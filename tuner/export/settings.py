@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from steptune.tuner.records import Choice, Recommendation, Scalar, choice_label
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import MEANINGLESS
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.combine import DROPPED
 from steptune.tuner.strategies.knobs import is_knob
 
 _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
@@ -44,7 +45,8 @@ def _counts(recommendation: Recommendation, strategy: str, parameter: str, value
         return False
     complete = {**_DEFAULTS, **recommendation.choices}
     return not any(
-        row.strategy == strategy and parameter in row.parameters and row.applies(complete) for row in MEANINGLESS
+        row.setting.strategy == strategy and parameter in row.parameters and row.when(Settings(complete))
+        for row in DROPPED
     )
 
 

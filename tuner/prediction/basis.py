@@ -35,8 +35,8 @@ from steptune.tuner.records import (
     TrialResult,
     WorkloadFacts,
 )
-from steptune.tuner.strategies.composition import complete_choices
-from steptune.tuner.strategies.parallel_mesh import model_ranks
+from steptune.tuner.strategies.combine import complete_choices
+from steptune.tuner.strategies.exchange import model_ranks
 from steptune.tuner.strategies.sockets import num_sockets, with_sockets
 from steptune.tuner.training.compression.own_cost import OwnCost
 

@@ -24,7 +24,7 @@ from steptune.tuner.prediction.plans import (
 )
 from steptune.tuner.prediction.timeline import Lane
 from steptune.tuner.records import Candidate, Link, Study, Trial, TrialResult
-from steptune.tuner.strategies.composition import complete_choices, numerics_of
+from steptune.tuner.strategies.combine import complete_choices, numerics_of
 
 MAX_HOSTS = 1024
 MAX_RANKS = 8192

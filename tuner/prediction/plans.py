@@ -12,7 +12,7 @@ from msgspec import structs
 
 from steptune.tuner.records import Candidate, Choice, Environment, WorkloadFacts
 from steptune.tuner.strategies import Unsupported, strategy_named
-from steptune.tuner.strategies.composition import complete_choices, conflict, normalise
+from steptune.tuner.strategies.combine import complete_choices, conflict, normalise
 
 COMMUNICATION = ("sharding", "ddp_buckets", "gradient_compression", "hierarchical_allreduce")
 """Strategies that say how ranks communicate, as far as it is predicted."""

@@ -53,7 +53,7 @@ def choice_label(choice: Mapping[str, Scalar]) -> str:
 
 
 class Candidate(Record, dict=True):
-    """The non-neutral choices of a configuration, normalised (see `steptune.tuner.strategies.composition`).
+    """The non-neutral choices of a configuration, normalised (see `steptune.tuner.strategies.combine`).
 
     Only strategies, and within them only parameters, that differ from what the user runs today are
     listed. So the hash of a candidate does not change when Steptune learns a new strategy.

@@ -27,7 +27,7 @@ from steptune.tuner.scripts.source_meaning import (
     is_replaced,
     knows_torch,
 )
-from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.api import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
 MOST_LINES = 15

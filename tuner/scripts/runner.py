@@ -48,7 +48,7 @@ from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.base import Outside
+from steptune.tuner.strategies.api import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles

@@ -33,7 +33,7 @@ from steptune.tuner.search.space import Space
 from steptune.tuner.search.specs import SpecMaker, expected_step_ns, guard_protocol, measure_settings
 from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from steptune.tuner.records import Candidate, Choice, WorkloadFacts
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.exchange import FSDP
-from steptune.tuner.strategies.sharding import unit_key
+from steptune.tuner.strategies.sharding.strategy import unit_key
 
 LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
 """Strategies that leave the activations of a micro-batch as they are."""

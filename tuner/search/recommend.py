@@ -32,7 +32,7 @@ from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.knowledge import WORTHWHILE
 from steptune.tuner.search.prospect import prospect
 from steptune.tuner.speeds import is_wide
-from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.strategies.in_scripts import script_changes
 
 

@@ -9,8 +9,8 @@ from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.bounds import Situation, jointly, total
 from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
-from steptune.tuner.strategies.base import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks
-from steptune.tuner.strategies.composition import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.strategies.api import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks
+from steptune.tuner.strategies.combine import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
 from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
 

@@ -18,7 +18,7 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.search.space import Space
-from steptune.tuner.strategies.composition import environment_variables
+from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.strategies.knobs import is_knob
 from steptune.tuner.trials.guard_protocol import NUM_REFERENCE_DRAWS
 from steptune.tuner.trials.loader_check import NUM_CONTENT_BATCHES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,6 +18,15 @@ WIDENED_BYTES = 20.0
 """Of an element of 16 bits that DDP averages in FP32: read and written to widen, to divide and to narrow it."""
 FSDP = ("grad_op", "full", "hybrid")
 """Modes of sharding that lay parameters over ranks."""
+
+
+AXES = ("pipeline", "tensor", "expert")
+"""Axes of a mesh along which ranks hold parts of one model."""
+
+
+def model_ranks(mesh: Choice) -> int:
+    """Ranks that hold one model together, as a choice of `parallel_mesh` has it."""
+    return math.prod(int(mesh[axis] or 1) for axis in AXES)
 
 
 class Formats(NamedTuple):

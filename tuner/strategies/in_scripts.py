@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from steptune.tuner.records import Candidate, Choice, ScriptChanges, ScriptFacts
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.base import Outside, Strategy
+from steptune.tuner.strategies.api import Outside, Strategy
 
 
 def outside_of(

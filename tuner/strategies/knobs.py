@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, KnobFacts, Numerics, WorkloadFacts
-from steptune.tuner.strategies.base import Strategy
+from steptune.tuner.strategies.api import Strategy
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob

@@ -32,10 +32,10 @@ from steptune.tuner.strategies.exchange import (
     SENT_BYTES,
     Formats,
     formats_of,
+    model_ranks,
     num_fsdp_units,
     widening_bytes,
 )
-from steptune.tuner.strategies.parallel_mesh import model_ranks
 from steptune.tuner.strategies.sockets import with_sockets
 from steptune.tuner.training.compression.own_cost import own_costs
 

@@ -47,7 +47,7 @@ from steptune.tuner.records import (
     Window,
     WorkloadFacts,
 )
-from steptune.tuner.strategies.base import Strategy
+from steptune.tuner.strategies.api import Strategy
 from steptune.tuner.training.plan import Plan
 
 BATCH = 32

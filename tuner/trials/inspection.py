@@ -26,8 +26,8 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.gradient_compression import FEEDS_BACK
-from steptune.tuner.strategies.nccl_settings import settings_of
+from steptune.tuner.strategies.gradient_compression.choice import FEEDS_BACK
+from steptune.tuner.strategies.nccl_settings.strategy import settings_of
 from steptune.tuner.training.host_step import HostStep
 from steptune.tuner.training.initial_state import save_initial_state
 from steptune.tuner.training.job import TrainingJob

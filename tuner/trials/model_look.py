@@ -233,7 +233,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
     """Facts of everything that may be gathered as one in this study."""
-    from steptune.tuner.strategies.sharding import SIZES, unit_key
+    from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
     current = job.workload.current.get("sharding", {}).get("min_num_params")
     sizes = sorted({*SIZES, *([int(current)] if current else [])})

@@ -35,7 +35,7 @@ from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.masks import Scatter, measure_draws, measure_scatter
 from steptune.tuner.guard.update_replay import LIMIT, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, Record
-from steptune.tuner.strategies.composition import make_plan
+from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob, unwrapped

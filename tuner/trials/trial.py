@@ -19,8 +19,8 @@ from steptune.tuner.profiling.breakdown import with_epoch_restart
 from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.composition import make_plan
-from steptune.tuner.strategies.dataset_cache import CachedDataset
+from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.strategies.knobs import knobs_set_by
 from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.training.assemble import assemble

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import Choice
-from steptune.tuner.strategies.composition import make_plan
-from steptune.tuner.strategies.precision import Precision
+from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.precision.strategy import Precision
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.fp32_products import without_tf32
 from steptune.tuner.training.initial_state import build_initialised

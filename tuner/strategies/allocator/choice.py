@@ -1,0 +1,19 @@
+"""Setting of `allocator`: CUDA caching allocator: expandable segments, size from which blocks are not split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from steptune.tuner.strategies.api import Setting
+
+MIN_SPLIT_MB, MAX_SPLIT_MB = 21, 1 << 20
+"""torch refuses 20 and less: large requests are served from blocks of 20 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSetting(Setting):
+    strategy: ClassVar[str] = "allocator"
+
+    expandable_segments: bool = False
+    max_split_size_mb: Annotated[int | None, None, range(MIN_SPLIT_MB, MAX_SPLIT_MB + 1)] = None

@@ -1,0 +1,370 @@
+"""Base class of strategies.
+
+A strategy is one technique that can be switched or set: one folder here and one entry in `registry.STRATEGIES`, or
+a package of its own that names it as an entry point of the group `steptune.strategies`. The folder has the setting
+(`choice.py`, all that other strategies may import), the strategy (`strategy.py`), and the combinations with others
+(`conflicts.py`). It never wraps anything itself and never edits another strategy: it says in the plan
+what it wants at which stage. Strategies are used by processes that must not load torch, so torch is
+imported inside functions only.
+
+The contract tests in tests/contracts/test_strategies.py hold for every entry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from steptune.tuner.errors import ChoiceError
+from steptune.tuner.profiling.bounds import Savings, Situation, total
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.wording import which_of
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+
+FP32_ROUNDOFF = 2.0**-24
+TF32_ROUNDOFF = 2.0**-11
+FP16_ROUNDOFF = 2.0**-11
+BF16_ROUNDOFF = 2.0**-8
+HARDLY = 0.005
+"""What a change is expected to save of which nothing is expected, as a share of the step."""
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The choice can be tried here."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """The choice cannot be tried here, and why."""
+
+    reason: str
+
+
+Support = Supported | Unsupported
+
+_S = TypeVar("_S", bound="Setting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A complete choice of one strategy, typed. Subclasses have its parameters as fields.
+
+    The default of a field is what plain PyTorch runs. Its annotation says what it may be: `bool`, a `Literal`, or
+    `Annotated` with values and ranges of whole numbers.
+
+    Attributes:
+        strategy: Name of the strategy, under which candidates store its choice.
+    """
+
+    strategy: ClassVar[str]
+
+    @classmethod
+    def defaults(cls) -> Choice:
+        return {field.name: field.default for field in fields(cls)}  # type: ignore[misc]
+
+    @classmethod
+    def allowed(cls) -> Mapping[str, tuple[Scalar | range, ...]]:
+        """Values and ranges of every parameter."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {field.name: _allowed_by(hints[field.name]) for field in fields(cls)}
+
+
+def _allowed_by(annotation: Any) -> tuple[Scalar | range, ...]:
+    if annotation is bool:
+        return (False, True)
+    if get_origin(annotation) is Annotated:
+        return tuple(annotation.__metadata__)
+    assert get_origin(annotation) is Literal, f"{annotation} does not say which values it allows"
+    return get_args(annotation)
+
+
+class Settings:
+    """Complete choices of several strategies, by the class of their settings."""
+
+    def __init__(self, choices: Mapping[str, Choice]) -> None:
+        self._choices = choices
+        self._made: dict[type[Setting], Setting] = {}
+
+    def __getitem__(self, kind: type[_S]) -> _S:
+        """The setting of one strategy; its defaults where the choices have none of it."""
+        made = self._made.get(kind)
+        if made is None:
+            made = self._made[kind] = kind(**self._choices.get(kind.strategy, {}))
+        return made  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """A combination that cannot be run.
+
+    Attributes:
+        detail: Addition to the reason that a workload has.
+    """
+
+    between: tuple[type[Setting], type[Setting]]
+    when: Callable[[Settings, Environment, WorkloadFacts], bool]
+    reason: str
+    detail: Callable[[WorkloadFacts], str] = lambda workload: ""
+
+    @property
+    def strategies(self) -> tuple[str, str]:
+        return self.between[0].strategy, self.between[1].strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """Parameters that have no meaning in a combination, and are dropped from the candidate."""
+
+    setting: type[Setting]
+    parameters: tuple[str, ...]
+    when: Callable[[Settings], bool]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Strategies whose choices are worth trying at once, because they share a resource."""
+
+    between: tuple[type[Setting], type[Setting]]
+    reason: str
+
+    @property
+    def strategies(self) -> tuple[str, str]:
+        return self.between[0].strategy, self.between[1].strategy
+
+
+class Way(StrEnum):
+    """The least that a choice needs to be applied in a loop of somebody else's.
+
+    LIVE: it can be made and undone while the loop runs. FORK: a copy of the process, frozen before training began, will
+    do. START: the process must start again.
+    """
+
+    LIVE = "live"
+    FORK = "fork"
+    START = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """How a choice is applied in a training script that nobody rewrites.
+
+    Attributes:
+        way: The least that it needs; a process that starts again serves every choice.
+        changes: What the hooks in the script change, by name (`scripts/agent/changes.py`); variables of the environment
+            come from `environment_variables`.
+        words: As a user would write it.
+        at: The object at whose line it is written: "loader", "optimizer", "model", or empty for the script's beginning.
+    """
+
+    way: Way
+    changes: Mapping[str, Scalar]
+    words: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class NeedsWorkload:
+    """The choice cannot be applied in a foreign loop, and why; a `Workload` is the way to it."""
+
+    reason: str
+
+
+class Strategy(ABC):
+    """One technique.
+
+    Attributes:
+        setting: Class of its choices; gives the name, the defaults and the allowed values.
+        name: As in `current` and in stored candidates.
+        summary: One line for people.
+        defaults: The complete choice that plain PyTorch runs.
+        values: Values that each parameter may have: single ones, and ranges of whole numbers.
+        conflicts: Combinations with strategies before it that cannot be run.
+        dropped: Parameters that have no meaning in a combination.
+        together: Strategies to try at once with it.
+        attacks: Categories of the breakdown that it can shrink.
+        memory: It saves memory; tried when memory is what limits.
+        touches: Categories whose time it can change, for better or worse; what a profile shows of the
+            others happened to all alike. None where that could be any.
+        trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
+        recompiles: Where it changes, a compiled model is compiled again.
+        has_order: Of choices that differ in one number, neighbours behave alike.
+        usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
+        needs_workload: Why no choice can be applied in a training script's own loop; empty where `outside` says how.
+        exchange_realisation: The same of a choice that would replace another one of the incumbent. None where what
+            one choice began another may finish: halfway from the usual part to all of it.
+    """
+
+    setting: ClassVar[type[Setting]]
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()
+    dropped: ClassVar[tuple[Dropped, ...]] = ()
+    together: ClassVar[tuple[Together, ...]] = ()
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    defaults: ClassVar[Choice]
+    values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]]
+    attacks: ClassVar[tuple[Category, ...]]
+    memory: ClassVar[bool] = False
+    touches: ClassVar[tuple[Category, ...] | None] = None
+    trial_cost_s: ClassVar[float] = 0.0
+    recompiles: ClassVar[bool] = False
+    has_order: ClassVar[bool] = True
+    usual_realisation: ClassVar[float] = 0.2
+    exchange_realisation: ClassVar[float | None] = None
+    needs_workload: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "setting" in vars(cls):
+            cls.name = cls.setting.strategy
+            cls.defaults, cls.values = cls.setting.defaults(), cls.setting.allowed()
+
+    # --- the space ----------------------------------------------------------------------------
+
+    def neutral(self, workload: WorkloadFacts) -> Choice:
+        """The complete choice that the user runs today."""
+        return self.completed(workload.current.get(self.name, {}))
+
+    def completed(self, current: Mapping[str, Scalar]) -> Choice:
+        """The complete choice that a workload's `current` stands for."""
+        return {**self.defaults, **current}
+
+    @abstractmethod
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        """Complete choices worth trying here, the most promising first. May contain the neutral one."""
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        """Say whether a choice can be tried here, from what is known without running it."""
+        return Supported()
+
+    def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
+        """Time of a trial of a choice beyond an ordinary one, before any was measured."""
+        return self.trial_cost_s
+
+    def likely_part(self, workload: WorkloadFacts) -> float:
+        """Part of its bound that a choice realises in a workload, before any was measured."""
+        return self.usual_realisation
+
+    @abstractmethod
+    def numerics(self, choice: Choice) -> Numerics:
+        """Effect on the numbers of a choice other than the neutral one."""
+
+    def unit_roundoff(self, choice: Choice) -> float:
+        """Unit roundoff of the coarsest arithmetic that the choice computes with."""
+        return FP32_ROUNDOFF
+
+    def environment_variables(self, choice: Choice) -> dict[str, str]:
+        """Variables that must be set before torch is imported."""
+        return {}
+
+    # --- what it does -------------------------------------------------------------------------
+
+    @abstractmethod
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        """Adds to the plan what the choice asks for. The default choice adds nothing."""
+
+    def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
+        """How a complete choice is applied in the loop of a script that nobody rewrites, or why it needs a workload."""
+        return NeedsWorkload(self.needs_workload)
+
+    # --- what it can gain ---------------------------------------------------------------------
+
+    @abstractmethod
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        """The most that the choice could save of each category, as shares of the incumbent's step."""
+
+    def bound(self, situation: Situation, choice: Choice) -> float:
+        """The most that the choice could save, as a share of the incumbent's step."""
+        return total(self.savings(situation, choice))
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Expected saving of the choice, as a share of the incumbent's step, where more is known than a usual part of
+        the bound; else None.
+        """
+        return None
+
+    # --- whether it did -----------------------------------------------------------------------
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        """Evidence of this strategy in the running job (plain values; runs in the rank)."""
+        return {}
+
+    def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
+        """Say whether the evidence shows the choice. Default: every parameter that the evidence names agrees; where it
+        names none, the detail says that nothing was seen.
+        """
+        for name, wanted in choice.items():
+            if name in evidence and evidence[name] != wanted:
+                return Effect(strategy=self.name, took=False, detail=f"{name} is {evidence[name]}, not {wanted}")
+        seen = any(name in evidence for name in choice)
+        return Effect(strategy=self.name, took=True, detail="as asked" if seen else "nothing shows it")
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def check(self, choice: Mapping[str, Scalar]) -> None:
+        """Refuses parameters and values that the strategy does not have.
+
+        Raises:
+            ChoiceError: Names the parameter or value, and those that exist.
+        """
+        for name, value in choice.items():
+            if name not in self.defaults:
+                raise ChoiceError(
+                    f"{self.name} has no parameter {name!r} (value {value!r}): {which_of(name, self.defaults)}"
+                )
+            if not any(_allows(allowed, value) for allowed in self.values[name]):
+                raise ChoiceError(
+                    f"{self.name} has no {name} {value!r}; it may be {', '.join(map(_described, self.values[name]))}"
+                )
+
+    def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
+        """Only the parameters of a complete choice that differ from the neutral one."""
+        neutral = self.neutral(workload)
+        return {name: value for name, value in choice.items() if value != neutral[name]}
+
+    def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
+        """The complete choice of a difference."""
+        return {**self.neutral(workload), **difference}
+
+
+def _allows(allowed: Scalar | range, value: Scalar) -> bool:
+    """Types count: True is not the number 1."""
+    if isinstance(allowed, range):
+        return type(value) is int and value in allowed
+    return type(value) is type(allowed) and value == allowed
+
+
+def _described(allowed: Scalar | range) -> str:
+    return f"a whole number from {allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else repr(allowed)
+
+
+def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Today's choice with each of the changes, in their order, without those that come to the same."""
+    found: list[Choice] = []
+    for change in changes:
+        choice = {**today, **change}
+        if choice not in found:
+            found.append(choice)
+    return tuple(found)
+
+
+def needs_cuda(environment: Environment) -> Support:
+    """Support of a choice that exists on CUDA devices only."""
+    if environment.hardware.device_kind == "cuda":
+        return Supported()
+    return Unsupported("requires a CUDA device")
+
+
+def needs_ranks(environment: Environment) -> Support:
+    """Support of a choice that changes how ranks communicate."""
+    if environment.num_ranks > 1:
+        return Supported()
+    return Unsupported("requires more than one rank")

@@ -1,0 +1,19 @@
+"""Combinations that `attention_backend` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Conflict
+from steptune.tuner.strategies.attention_backend.choice import AttentionBackendSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
+
+CONFLICTS = (
+    Conflict(
+        between=(AttentionBackendSetting, PrecisionSetting),
+        when=lambda s, e, w: (
+            e.hardware.device_kind == "cuda"
+            and s[AttentionBackendSetting].backend in ("flash", "cudnn")
+            and s[PrecisionSetting].level in ("fp32", "tf32")
+        ),
+        reason="flash and cuDNN attention on CUDA need 16-bit inputs",
+    ),
+)

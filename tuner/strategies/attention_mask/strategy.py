@@ -1,0 +1,76 @@
+"""attention_mask: causal attention by a flag instead of a computed mask.
+
+Mechanism: models of the transformers library compute a mask in every step, from a padding mask and from positions, in
+which several packed sequences would show. Without either it says what `is_causal` says, and running op by op the
+library sees that: it reads one value of the device. A compiler cannot read values, so a model that is compiled as a
+whole computes the mask and hands it to the attention, which flash kernels do not take. `is_causal` registers the same
+attention under a name without masks, so that the flag alone is left.
+
+Helps: causal models that are compiled as a whole; and steps that shall be recorded as CUDA graphs, because nothing of
+the device is read any more. Hurts: nothing is known.
+
+Numerics: `rounding`. Compiled, another kernel computes the same.
+
+Sources: https://huggingface.co/docs/transformers/attention_interface ,
+https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.profiling.bounds import Savings, Situation, removable, without
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from steptune.tuner.strategies.api import HARDLY, Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.attention_mask.choice import AttentionMaskSetting
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+
+WITHOUT_MASK = 0.4
+"""Of the time of attention with a mask, it is expected to take less without: half of its scores are not needed."""
+
+
+class AttentionMask(Strategy):
+    setting = AttentionMaskSetting
+    summary = "causal attention by a flag instead of a computed mask"
+    needs_workload = "whether a mask is causal is proven on batches of Workload.dataset"
+    attacks = (Category.ATTENTION, Category.SYNCHRONISATION, Category.HOST)
+    recompiles = True
+    usual_realisation = 0.2
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return ({"is_causal": True},)
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        if choice["is_causal"] and workload.model.mask_refusal:
+            return Unsupported(workload.model.mask_refusal)
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.ROUNDING
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["is_causal"]:
+            from steptune.tuner.training.causal_attention import use_causal_flag
+
+            plan.model.append(lambda model, workload: use_causal_flag(model))
+
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        if situation.choices[self.name]["is_causal"] or not choice["is_causal"]:
+            return {}
+        return without(situation, *self.attacks)
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Where the model runs op by op, the library leaves the mask out by itself, and one reading is saved."""
+        compiled = situation.choices.get("compile", {})
+        if compiled.get("mode") is None or compiled.get("scope") != "whole":
+            return HARDLY
+        return WITHOUT_MASK * removable(situation, Category.ATTENTION)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        from steptune.tuner.training.causal_attention import uses_causal_flag
+
+        return {"is_causal": uses_causal_flag(job.model)}

@@ -1,0 +1,16 @@
+"""Combinations that `backend_flags` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Dropped
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
+
+DROPPED = (
+    Dropped(
+        setting=BackendFlagsSetting,
+        parameters=("tf32",),
+        when=lambda s: s[PrecisionSetting].level == "tf32",
+        reason="precision sets TF32 already",
+    ),
+)

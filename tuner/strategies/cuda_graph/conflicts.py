@@ -1,0 +1,34 @@
+"""Combinations that `cuda_graph` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Conflict, Together
+from steptune.tuner.strategies.attention_mask.choice import AttentionMaskSetting
+from steptune.tuner.strategies.compile.choice import MODES_WITH_GRAPHS, CompileSetting
+from steptune.tuner.strategies.cuda_graph.choice import CudaGraphSetting
+
+CONFLICTS = (
+    Conflict(
+        between=(CompileSetting, CudaGraphSetting),
+        when=lambda s, e, w: s[CudaGraphSetting].scope == "step" and s[CompileSetting].mode in MODES_WITH_GRAPHS,
+        reason="both record CUDA graphs, which cannot be nested: compile with mode default or max-autotune-no-"
+        "cudagraphs",
+    ),
+    Conflict(
+        between=(CudaGraphSetting, CompileSetting),
+        when=lambda s, e, w: (
+            s[CudaGraphSetting].scope == "step"
+            and bool(w.host_read_beside_masks if s[AttentionMaskSetting].is_causal else w.host_read)
+            and not (s[CompileSetting].mode is not None and s[CompileSetting].scope == "whole")
+        ),
+        reason="the step synchronises the host with the device, which a CUDA graph cannot record; compiling the "
+        "whole model may remove the synchronisation",
+        detail=lambda w: f" ({w.host_read})",
+    ),
+)
+
+TOGETHER = (
+    Together(
+        between=(AttentionMaskSetting, CudaGraphSetting), reason="no graph can hold what looks whether a mask is needed"
+    ),
+)

@@ -1,0 +1,15 @@
+"""Combinations that `data_loading` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Dropped
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+
+DROPPED = (
+    Dropped(
+        setting=DataLoadingSetting,
+        parameters=("prefetch_factor", "persistent_workers"),
+        when=lambda s: not s[DataLoadingSetting].num_workers,
+        reason="prefetching and persistent workers need at least one worker",
+    ),
+)

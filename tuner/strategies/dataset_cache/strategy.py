@@ -1,0 +1,147 @@
+"""dataset_cache: keep decoded samples in memory or on a local disk.
+
+Mechanism: what `dataset.load(index)` (or a deterministic `dataset[index]`) returns is stored the
+first time and reused. Random augmentation (`dataset.augment`) still runs every time, so the training
+is bit for bit the same.
+
+Helps: when decoding dominates, and the decoded data fit. Hurts: memory or disk, and the one pass that
+fills the cache (reported as a cost).
+
+Numerics: `exact`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, without, without_crowding
+from steptune.tuner.profiling.categories import Category
+from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
+from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+
+if TYPE_CHECKING:
+    from steptune.tuner.training.job import TrainingJob
+    from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
+
+CROWDING_PART = 0.1
+MEMORY_SHARE = 0.5
+"""Of the free memory or disk that a cache may fill."""
+
+
+class DatasetCache(Strategy):
+    setting = DatasetCacheSetting
+    summary = "decoded samples kept in memory or on a local disk"
+    needs_workload = "the dataset is wrapped before its loader is made, by Workload.load and Workload.augment"
+    attacks = (Category.DATA_WAIT,)
+    usual_realisation = 0.8
+    trial_cost_s = 5.0
+
+    def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
+        return ({"where": "memory"}, {"where": "disk"})
+
+    def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
+        data = workload.dataset
+        if choice["where"] is None:
+            return Supported()
+        if data.kind != "map" or data.length is None:
+            return Unsupported("requires a map-style dataset: samples of an iterable one have no index to cache by")
+        if not (data.load_deterministic or data.deterministic):
+            return Unsupported(
+                "dataset[i] draws random numbers: split it into load(index) and augment(sample), "
+                "then what load returns can be cached"
+            )
+        copies = environment.num_ranks if choice["where"] == "memory" else 1
+        needed = copies * data.length * (data.sample_bytes or 0)
+        free = environment.free_memory_bytes if choice["where"] == "memory" else environment.free_disk_bytes
+        if needed > MEMORY_SHARE * free:
+            return Unsupported(f"requires {needed / 1e9:.1f} GB for the decoded data; {free / 1e9:.1f} GB are free")
+        return Supported()
+
+    def numerics(self, choice: Choice) -> Numerics:
+        return Numerics.EXACT
+
+    def contribute(self, plan: Plan, choice: Choice) -> None:
+        if choice["where"] is not None:
+            where = str(choice["where"])
+            plan.dataset.append(lambda dataset, workload: CachedDataset(dataset, where, workload))
+
+    def savings(self, situation: Situation, choice: Choice) -> Savings:
+        return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
+
+    def expected(self, situation: Situation, choice: Choice) -> float | None:
+        """Most of the wait, and little of what workers that make samples take of the step's cores."""
+        if not without_crowding(situation):
+            return None
+        wait = removable(situation, Category.DATA_WAIT)
+        return self.usual_realisation * wait + CROWDING_PART * (self.bound(situation, choice) - wait)
+
+    def evidence(self, job: TrainingJob) -> dict[str, Any]:
+        dataset = job.loader.dataset
+        return {"where": dataset.where} if isinstance(dataset, CachedDataset) else {"where": None}
+
+
+class CachedDataset:
+    """A map-style dataset whose deterministic part is stored.
+
+    The memory cache is filled by the process that calls `fill` before workers are forked, so that
+    all share it; what was not filled is loaded anew by whoever asks, and kept in that process. The
+    disk cache is shared by all processes at any time: one tensor file per sample.
+    """
+
+    def __init__(self, dataset: Any, where: str, workload: Workload) -> None:
+        self.dataset = dataset
+        self.where = where
+        self.splits = hasattr(dataset, "load") and hasattr(dataset, "augment")
+        self._memory: dict[int, Any] = {}
+        self._directory = Path(workload.directory) / "sample_cache"
+        if where == "disk":
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._stored(index)
+        return self.dataset.augment(sample) if self.splits else sample
+
+    def fill(self, indices: Any) -> None:
+        """Stores these samples now."""
+        for index in indices:
+            self._stored(int(index))
+
+    def _stored(self, index: int) -> Any:
+        return self._from_disk(index) if self.where == "disk" else self._from_memory(index)
+
+    def _load(self, index: int) -> Any:
+        return self.dataset.load(index) if self.splits else self.dataset[index]
+
+    def _from_memory(self, index: int) -> Any:
+        if index not in self._memory:
+            self._memory[index] = self._load(index)
+        return _copied(self._memory[index])
+
+    def _from_disk(self, index: int) -> Any:
+        from steptune.tuner.training.structure import flatten, unflatten
+        from steptune.tuner.training.tensor_file import map_tensors, save_tensors
+
+        path = self._directory / f"{index}.tensors"
+        if not path.exists():
+            tensors, description = flatten(self._load(index))
+            save_tensors(path, tensors, {"structure": description})
+        tensors, metadata = map_tensors(path)
+        return unflatten(tensors, metadata["structure"])
+
+
+def _copied(sample: Any) -> Any:
+    """A sample whose tensors and arrays may be changed in place without changing the stored ones."""
+    from steptune.tuner.training.structure import map_structure
+
+    def copy(leaf: Any) -> Any:
+        if hasattr(leaf, "clone"):
+            return leaf.clone()
+        return leaf.copy() if hasattr(leaf, "copy") else leaf
+
+    return map_structure(copy, sample)

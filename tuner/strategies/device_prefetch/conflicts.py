@@ -1,0 +1,32 @@
+"""Combinations that `device_prefetch` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Conflict, Dropped, Together
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+from steptune.tuner.strategies.device_prefetch.choice import DevicePrefetchSetting
+
+CONFLICTS = (
+    Conflict(
+        between=(DevicePrefetchSetting, DataLoadingSetting),
+        when=lambda s, e, w: s[DevicePrefetchSetting].ahead and not s[DataLoadingSetting].pin_memory,
+        reason="a copy is asynchronous only from pinned memory",
+    ),
+    Conflict(
+        between=(DevicePrefetchSetting, DatasetCacheSetting),
+        when=lambda s, e, w: s[DevicePrefetchSetting].as_bytes and s[DatasetCacheSetting].where == "disk",
+        reason="the cache on disk holds converted samples",
+    ),
+)
+
+DROPPED = (
+    Dropped(
+        setting=DevicePrefetchSetting,
+        parameters=("as_bytes",),
+        when=lambda s: not s[DevicePrefetchSetting].ahead,
+        reason="nothing is copied ahead",
+    ),
+)
+
+TOGETHER = (Together(between=(DataLoadingSetting, DevicePrefetchSetting), reason="copying ahead needs pinned memory"),)

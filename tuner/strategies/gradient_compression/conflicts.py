@@ -1,0 +1,49 @@
+"""Combinations that `gradient_compression` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Conflict, Dropped
+from steptune.tuner.strategies.gradient_compression.choice import FEEDS_BACK, GradientCompressionSetting
+from steptune.tuner.strategies.optimizer_algorithm.choice import OptimizerAlgorithmSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
+
+CONFLICTS = (
+    Conflict(
+        between=(GradientCompressionSetting, PrecisionSetting),
+        when=lambda s, e, w: (
+            s[GradientCompressionSetting].method in FEEDS_BACK and s[PrecisionSetting].dtype == "float16"
+        ),
+        reason="error feedback adds the error of one step to gradients of another loss scale, and an overflow would "
+        "stay in the error forever",
+    ),
+    Conflict(
+        between=(GradientCompressionSetting, OptimizerAlgorithmSetting),
+        when=lambda s, e, w: (
+            s[GradientCompressionSetting].method == "dgc" and s[OptimizerAlgorithmSetting].algorithm is not None
+        ),
+        reason="momentum correction is defined for SGD",
+    ),
+    Conflict(
+        between=(GradientCompressionSetting, OptimizerImplementationSetting),
+        when=lambda s, e, w: (
+            s[GradientCompressionSetting].method == "dgc" and s[OptimizerImplementationSetting].contiguous
+        ),
+        reason="momentum is corrected per parameter tensor, and contiguous parameters are one flat tensor",
+    ),
+)
+
+DROPPED = (
+    Dropped(
+        setting=GradientCompressionSetting,
+        parameters=("rank",),
+        when=lambda s: s[GradientCompressionSetting].method != "powersgd",
+        reason="no matrix is approximated",
+    ),
+    Dropped(
+        setting=GradientCompressionSetting,
+        parameters=("ratio", "warm_up_steps"),
+        when=lambda s: s[GradientCompressionSetting].method != "dgc",
+        reason="no elements are chosen",
+    ),
+)

@@ -1,0 +1,20 @@
+"""Combinations that `larger_global_batch` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Dropped, Together
+from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+
+DROPPED = (
+    Dropped(
+        setting=LargerGlobalBatchSetting,
+        parameters=("rule",),
+        when=lambda s: s[LargerGlobalBatchSetting].factor == 1,
+        reason="the learning rate stays with the batch",
+    ),
+)
+
+TOGETHER = (
+    Together(between=(LargerGlobalBatchSetting, MicroBatchSetting), reason="a larger batch may fit in pieces only"),
+)

@@ -1,0 +1,16 @@
+"""Setting of `memory_format`: contiguous or channels_last images; batch-second attention blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from steptune.tuner.strategies.api import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFormatSetting(Setting):
+    strategy: ClassVar[str] = "memory_format"
+
+    layout: Literal["contiguous", "channels_last"] = "contiguous"
+    batch_second: bool = False

@@ -1,0 +1,23 @@
+"""Combinations that `nccl_settings` refuses, drops or tries together."""
+
+from __future__ import annotations
+
+from steptune.tuner.strategies.api import Dropped, Together
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSettingsSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
+
+DROPPED = (
+    Dropped(
+        setting=NcclSettingsSetting,
+        parameters=("algorithm",),
+        when=lambda s: s[ShardingSetting].mode in ("full", "grad_op"),
+        reason="the algorithm applies to all-reduce, and FSDP uses reduce-scatter",
+    ),
+)
+
+TOGETHER = (
+    Together(
+        between=(NcclSettingsSetting, DdpBucketsSetting), reason="more sockets slow small messages, so buckets go along"
+    ),
+)

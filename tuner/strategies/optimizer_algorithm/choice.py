@@ -1,0 +1,22 @@
+"""Setting of `optimizer_algorithm`: AdamW, LAMB, LARS, Adafactor or SM3 in the optimizer's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from steptune.tuner.strategies.api import Setting
+
+IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("for_loop", "foreach", "fused"),
+    "adafactor": ("for_loop", "foreach"),
+}
+"""That `optimizer_implementation` can ask for; the others have one of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerAlgorithmSetting(Setting):
+    strategy: ClassVar[str] = "optimizer_algorithm"
+
+    algorithm: Literal[None, "adamw", "lamb", "lars", "adafactor", "sm3"] = None

@@ -1,0 +1,29 @@
+"""Setting of `sharding`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from steptune.tuner.strategies.api import Setting
+from steptune.tuner.strategies.exchange import FSDP
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSetting(Setting):
+    strategy: ClassVar[str] = "sharding"
+
+    mode: Literal["ddp", "zero1", "grad_op", "full", "hybrid"] = "ddp"
+    wrap: Literal["root", "block", "size"] = "root"
+    min_num_params: Annotated[int, range(1, 1000000000001)] = 100000000
+    reshard: bool = True
+    prefetch: Annotated[int, range(1, 17)] = 1
+    backward_prefetch: Annotated[int, range(1, 17)] = 1
+    cpu_offload: bool = False
+    ignored: Literal[None, "norms"] = None
+    reduce_each: bool = True
+
+    @property
+    def is_fsdp(self) -> bool:
+        """FSDP takes the place of DDP: parameters are in parts."""
+        return self.mode in FSDP

@@ -16,4 +16,4 @@ class AllocatorSetting(Setting):
     strategy: ClassVar[str] = "allocator"
 
     expandable_segments: bool = False
-    max_split_size_mb: Annotated[int | None, None, range(MIN_SPLIT_MB, MAX_SPLIT_MB + 1)] = None
+    max_split_size_mb: Annotated[int | None, None, range(MIN_SPLIT_MB, MAX_SPLIT_MB)] = None

@@ -18,7 +18,19 @@ from steptune.tuner.export.settings import threads_lost
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
 from steptune.tuner.export.translation import Rule, Said, Sections, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
+from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.strategy import VARIABLES
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 VERSION = "accelerate 1.15.0"
 _IN_CODE = "no key of the YAML; the accelerate_python export says it"
@@ -156,18 +168,18 @@ class _Yaml(TranslatingExporter):
     comment = "#"
     lacks = _NOWHERE
     shared: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
-        "cpu_threads": _elsewhere("num_threads", "bind"),
-        "allocator": _elsewhere("expandable_segments", "max_split_size_mb"),
-        "nccl_settings": _elsewhere(*VARIABLES),
-        "backend_flags": _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
-        "optimizer_implementation": _optimizer,
-        "precision": _precision,
-        "compile": _compile,
-        "activation_checkpointing": _checkpointing,
-        "micro_batch": _micro_batch,
-        "ddp_buckets": _ddp_buckets,
-        "gradient_compression": _compression,
+        DataLoadingSetting.strategy: _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+        CpuThreadsSetting.strategy: _elsewhere("num_threads", "bind"),
+        AllocatorSetting.strategy: _elsewhere("expandable_segments", "max_split_size_mb"),
+        NcclSetting.strategy: _elsewhere(*VARIABLES),
+        BackendFlagsSetting.strategy: _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
+        OptimizerImplementationSetting.strategy: _optimizer,
+        PrecisionSetting.strategy: _precision,
+        CompileSetting.strategy: _compile,
+        ActivationCheckpointingSetting.strategy: _checkpointing,
+        MicroBatchSetting.strategy: _micro_batch,
+        DdpBucketsSetting.strategy: _ddp_buckets,
+        GradientCompressionSetting.strategy: _compression,
     }
 
     @abstractmethod
@@ -306,18 +318,18 @@ class AccelerateCode(TranslatingExporter):
     comment = "#"
     lacks = _NOWHERE
     rules: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": python_code.data_loading,
-        "cpu_threads": python_code.cpu_threads,
-        "allocator": python_code.allocator,
-        "nccl_settings": python_code.nccl_settings,
-        "backend_flags": python_code.backend_flags,
-        "precision": _code_precision,
-        "compile": _said_in_yaml(_compile),
-        "optimizer_implementation": python_code.optimizer_implementation,
-        "activation_checkpointing": _said_in_yaml(_checkpointing),
-        "micro_batch": python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
-        "ddp_buckets": python_code.ddp_buckets("DDP"),
-        "gradient_compression": _code_compression,
+        DataLoadingSetting.strategy: python_code.data_loading,
+        CpuThreadsSetting.strategy: python_code.cpu_threads,
+        AllocatorSetting.strategy: python_code.allocator,
+        NcclSetting.strategy: python_code.nccl_settings,
+        BackendFlagsSetting.strategy: python_code.backend_flags,
+        PrecisionSetting.strategy: _code_precision,
+        CompileSetting.strategy: _said_in_yaml(_compile),
+        OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
+        ActivationCheckpointingSetting.strategy: _said_in_yaml(_checkpointing),
+        MicroBatchSetting.strategy: python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
+        DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
+        GradientCompressionSetting.strategy: _code_compression,
         STRATEGY: _said_in_yaml(None),
     }
 

@@ -19,7 +19,9 @@ from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
 from steptune.tuner.records import Choice, HardwareProfile, Recommendation
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
+from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.strategies.knobs import PREFIX, Knob, is_knob
 from steptune.tuner.training.assemble import assemble
@@ -250,7 +252,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
 def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[str, Choice], num_ranks: int) -> None:
     """Gives the workload its directory, prepared."""
     prepares = type(workload).prepare is not Workload.prepare
-    needs = prepares or choices["dataset_cache"]["where"] == "disk"
+    needs = prepares or Settings(choices)[DatasetCacheSetting].where == "disk"
     if directory is None:
         if needs and workload.directory == Workload.directory:
             reason = f"{type(workload).__name__} prepares files" if prepares else "the recommended cache is on disk"

@@ -11,6 +11,13 @@ from steptune.tuner.export.settings import batch_per_rank
 from steptune.tuner.export.sharding import STRATEGY, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 _IN_CODE = "no key of the JSON: your script sets it"
 
@@ -80,13 +87,13 @@ class DeepSpeedJson(TranslatingExporter):
     usage = 'deepspeed.initialize(model=model, optimizer=optimizer, config="deepspeed.json"), with your clipping added'
     lacks = "DeepSpeed has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
-        "cpu_threads": _in_code("num_threads", "bind"),
-        "backend_flags": _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
-        "optimizer_implementation": _optimizer,
-        "compile": _in_code("mode", "scope", "dynamic"),
-        "precision": _precision,
-        "micro_batch": _micro_batch,
+        DataLoadingSetting.strategy: _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+        CpuThreadsSetting.strategy: _in_code("num_threads", "bind"),
+        BackendFlagsSetting.strategy: _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
+        OptimizerImplementationSetting.strategy: _optimizer,
+        CompileSetting.strategy: _in_code("mode", "scope", "dynamic"),
+        PrecisionSetting.strategy: _precision,
+        MicroBatchSetting.strategy: _micro_batch,
         STRATEGY: _sharding,
     }
 

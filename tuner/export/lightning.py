@@ -10,6 +10,17 @@ from steptune.tuner.export.python_code import constant, imports, literal, set_up
 from steptune.tuner.export.sharding import STRATEGY, reduced_by_fsdp, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 _TRAINER = "TRAINER"
 _SHORT = {"bfloat16": "bf16", "float16": "16"}
@@ -84,17 +95,17 @@ class LightningTrainer(TranslatingExporter):
     comment = "#"
     lacks = "Lightning has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": python_code.data_loading,
-        "cpu_threads": python_code.cpu_threads,
-        "allocator": python_code.allocator,
-        "nccl_settings": python_code.nccl_settings,
-        "backend_flags": _backend_flags,
-        "precision": _precision,
-        "compile": _compile,
-        "optimizer_implementation": python_code.optimizer_implementation,
-        "micro_batch": python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
-        "ddp_buckets": python_code.ddp_buckets("DDP"),
-        "gradient_compression": _compression,
+        DataLoadingSetting.strategy: python_code.data_loading,
+        CpuThreadsSetting.strategy: python_code.cpu_threads,
+        AllocatorSetting.strategy: python_code.allocator,
+        NcclSetting.strategy: python_code.nccl_settings,
+        BackendFlagsSetting.strategy: _backend_flags,
+        PrecisionSetting.strategy: _precision,
+        CompileSetting.strategy: _compile,
+        OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
+        MicroBatchSetting.strategy: python_code.accumulation(_TRAINER, "accumulate_grad_batches"),
+        DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
+        GradientCompressionSetting.strategy: _compression,
         STRATEGY: _sharding,
     }
 

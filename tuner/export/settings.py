@@ -9,7 +9,9 @@ from steptune.tuner.records import Choice, Recommendation, Scalar, choice_label
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.combine import DROPPED
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
 from steptune.tuner.strategies.knobs import is_knob
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 
 _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
@@ -63,7 +65,7 @@ def choice_of(recommendation: Recommendation, strategy: str) -> Choice:
 
 def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
     """Samples of one micro-batch of one rank, and how many of them make a step; None where it does not come out."""
-    pieces = int(choice_of(recommendation, "micro_batch")["num_micro_batches"] or 1)
+    pieces = int(choice_of(recommendation, MicroBatchSetting.strategy)["num_micro_batches"] or 1)
     size, rest = divmod(recommendation.global_batch, recommendation.num_ranks * pieces)
     return (size, pieces) if size and not rest else None
 
@@ -79,4 +81,8 @@ def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 def threads_lost(recommendation: Recommendation) -> bool:
     """Say whether a launcher that sets OMP_NUM_THREADS changes what was measured: several ranks had a thread each."""
     cpu = recommendation.hardware.device_kind == "cpu"
-    return cpu and recommendation.num_ranks == 1 and choice_of(recommendation, "cpu_threads")["num_threads"] is None
+    return (
+        cpu
+        and recommendation.num_ranks == 1
+        and choice_of(recommendation, CpuThreadsSetting.strategy)["num_threads"] is None
+    )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import Choice, Recommendation, Scalar
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
-STRATEGY = "sharding"
+STRATEGY = ShardingSetting.strategy
 
 
 @dataclass(frozen=True, kw_only=True)

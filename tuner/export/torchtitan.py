@@ -14,6 +14,17 @@ from steptune.tuner.export.settings import batch_per_rank
 from steptune.tuner.export.sharding import STRATEGY, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
+from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 _NOT_OF_OPTIMIZERS = "torchtitan's optimizers have no setting for it"
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
@@ -141,18 +152,18 @@ class TorchtitanConfig(TranslatingExporter):
     comment = "#"
     lacks = "torchtitan has no setting for it"
     rules: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": _data_loading,
-        "cpu_threads": python_code.cpu_threads,
-        "allocator": python_code.allocator,
-        "nccl_settings": python_code.nccl_settings,
-        "backend_flags": python_code.backend_flags,
-        "precision": _precision,
-        "compile": _compile,
-        "optimizer_implementation": _optimizer,
-        "activation_checkpointing": _checkpointing,
-        "micro_batch": _micro_batch,
+        DataLoadingSetting.strategy: _data_loading,
+        CpuThreadsSetting.strategy: python_code.cpu_threads,
+        AllocatorSetting.strategy: python_code.allocator,
+        NcclSetting.strategy: python_code.nccl_settings,
+        BackendFlagsSetting.strategy: python_code.backend_flags,
+        PrecisionSetting.strategy: _precision,
+        CompileSetting.strategy: _compile,
+        OptimizerImplementationSetting.strategy: _optimizer,
+        ActivationCheckpointingSetting.strategy: _checkpointing,
+        MicroBatchSetting.strategy: _micro_batch,
         STRATEGY: _sharding,
-        "parallel_mesh": _mesh,
+        ParallelMeshSetting.strategy: _mesh,
     }
 
     def file_name(self, recommendation: Recommendation) -> str:

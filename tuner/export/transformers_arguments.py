@@ -15,6 +15,17 @@ from steptune.tuner.export.settings import batch_per_rank, choice_of
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
 from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
+from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 _ARGUMENTS = "ARGUMENTS"
 _DDP_FLAGS = {"find_unused_parameters": "find_unused", "static_graph": "static_graph"}
@@ -32,7 +43,7 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     level, dtype = choice["level"], choice["dtype"]
     mixed = {"bf16": level == "O1" and dtype == "bfloat16", "fp16": level == "O1" and dtype == "float16"}
     if recommendation.hardware.device_kind == "cuda":
-        mixed["tf32"] = level == "tf32" or bool(choice_of(recommendation, "backend_flags")["tf32"])
+        mixed["tf32"] = level == "tf32" or bool(choice_of(recommendation, BackendFlagsSetting.strategy)["tf32"])
     missing = {}
     if level in ("O2", "O3"):
         missing = dict.fromkeys(("level", "dtype"), "TrainingArguments do not cast the model; this trains in FP32")
@@ -125,17 +136,17 @@ class TransformersArguments(TranslatingExporter):
     comment = "#"
     lacks = "TrainingArguments have no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
-        "data_loading": _data_loading,
-        "cpu_threads": python_code.cpu_threads,
-        "allocator": python_code.allocator,
-        "nccl_settings": python_code.nccl_settings,
-        "backend_flags": _backend_flags,
-        "precision": _precision,
-        "compile": _compile,
-        "optimizer_implementation": _optimizer,
-        "activation_checkpointing": _checkpointing,
-        "micro_batch": _micro_batch,
-        "ddp_buckets": _ddp_buckets,
+        DataLoadingSetting.strategy: _data_loading,
+        CpuThreadsSetting.strategy: python_code.cpu_threads,
+        AllocatorSetting.strategy: python_code.allocator,
+        NcclSetting.strategy: python_code.nccl_settings,
+        BackendFlagsSetting.strategy: _backend_flags,
+        PrecisionSetting.strategy: _precision,
+        CompileSetting.strategy: _compile,
+        OptimizerImplementationSetting.strategy: _optimizer,
+        ActivationCheckpointingSetting.strategy: _checkpointing,
+        MicroBatchSetting.strategy: _micro_batch,
+        DdpBucketsSetting.strategy: _ddp_buckets,
         STRATEGY: _sharding,
     }
 

@@ -35,8 +35,13 @@ from steptune.tuner.records import (
     TrialResult,
     WorkloadFacts,
 )
+from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.strategies.exchange import model_ranks
+from steptune.tuner.strategies.local_sgd.choice import LocalSgdSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
+from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
 from steptune.tuner.strategies.sockets import num_sockets, with_sockets
 from steptune.tuner.training.compression.own_cost import OwnCost
 
@@ -96,7 +101,7 @@ def basis_of(
         raise StoreError(
             f"trial {trial.sequence} {reason}, which is not predicted: choose another, as with --from baseline"
         )
-    environment = _with_sockets(environment, choices["nccl_settings"], facts, assumptions)
+    environment = _with_sockets(environment, choices[NcclSetting.strategy], facts, assumptions)
     cluster = _own_cluster(environment, inside)
     measured_ns = measured_step_ns(results, result.candidate)
     model = Model(
@@ -140,9 +145,9 @@ def why_not_predicted(choices: Mapping[str, Choice]) -> str:
     """Reason for which a configuration is not predicted: the model covers the reduction of the whole model's gradients
     over all ranks in every step, and nothing else; empty where that is all.
     """
-    if choices["local_sgd"]["every"] != 1:
+    if Settings(choices)[LocalSgdSetting].every != 1:
         return "averages models between its steps (local_sgd)"
-    if model_ranks(choices["parallel_mesh"]) > 1:
+    if model_ranks(choices[ParallelMeshSetting.strategy]) > 1:
         return "divides the model among ranks (parallel_mesh)"
     return ""
 
@@ -160,7 +165,7 @@ def _bare_step(
     step = compute_step(
         breakdown,
         moving_ns=UPDATE_BYTES * model.num_trained / rate * 1e9 if rate else 0.0,
-        num_micro_batches=int(choices["micro_batch"]["num_micro_batches"] or 1),
+        num_micro_batches=Settings(choices)[MicroBatchSetting].num_micro_batches,
         contention=contention,
     )
     step = step.scaled(measured_ns / sum(breakdown.per_step_ns.values()))
@@ -230,7 +235,7 @@ def _with_sockets(
     """With the links as the configuration's sockets make them."""
     if environment.topology is None:
         return environment
-    topology = with_sockets(environment.topology, nccl, workload.current.get("nccl_settings", {}))
+    topology = with_sockets(environment.topology, nccl, workload.current.get(NcclSetting.strategy, {}))
     if topology != environment.topology:
         assumptions.append(
             f"what {num_sockets(nccl)} sockets of a connection carry between hosts is taken from other networks: links "

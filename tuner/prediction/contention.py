@@ -15,6 +15,8 @@ from steptune.tuner.prediction.plans import COMMUNICATION
 from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.records import Breakdown, Candidate, TrialResult
 from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
 ON_CUDA = 0.5
 """Where a study does not tell: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on one host of four H200
@@ -60,7 +62,9 @@ def _spread(group: list[tuple[float, float]]) -> float:
 
 def _reduces(candidate: Candidate) -> bool:
     """Its compute is that of DDP without compression: FSDP and compressions compute something of their own."""
-    sharding, compression = (candidate.choices.get(name, {}) for name in ("sharding", "gradient_compression"))
+    sharding, compression = (
+        candidate.choices.get(name, {}) for name in (ShardingSetting.strategy, GradientCompressionSetting.strategy)
+    )
     return sharding.get("mode") not in FSDP and compression.get("method") is None
 
 

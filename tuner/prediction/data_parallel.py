@@ -20,6 +20,11 @@ from steptune.tuner.prediction.step import ComputeStep
 from steptune.tuner.prediction.timeline import Lane, Task
 from steptune.tuner.prediction.volumes import Volumes, buckets
 from steptune.tuner.records import Choice
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.hierarchical_allreduce.choice import HierarchicalAllreduceSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.training.compression.own_cost import OwnCost
 
 
@@ -40,14 +45,14 @@ def data_parallel_tasks(
     tasks = [Task(lane=Lane.COMPUTE, work_ns=until_backward_ns)]
     reductions: list[int] = []
     costs_ns: dict[float, float] = {}
-    for elements in buckets(volumes, choices["ddp_buckets"]):
+    for elements in buckets(volumes, choices[DdpBucketsSetting.strategy]):
         share = elements / volumes.num_trained
         if elements not in costs_ns:
             costs_ns[elements] = reduction_ns(elements, volumes, cluster, choices, own_costs)
         tasks.append(Task(lane=Lane.COMPUTE, work_ns=share * last * step.backward_ns))
         tasks.append(Task(lane=Lane.COMMUNICATION, work_ns=costs_ns[elements], after=(len(tasks) - 1,)))
         reductions.append(len(tasks) - 1)
-    in_parts = choices["sharding"]["mode"] == "zero1"
+    in_parts = Settings(choices)[ShardingSetting].mode == "zero1"
     update_ns = step.update_ns(cluster.num_ranks if in_parts else 1)
     tasks.append(Task(lane=Lane.COMPUTE, work_ns=update_ns, after=tuple(reductions[-1:])))
     if in_parts:
@@ -67,10 +72,10 @@ def reduction_ns(
     """Time of one bucket, until its average is on all ranks."""
     if cluster.num_ranks == 1:
         return 0.0
-    compression = choices["gradient_compression"]
+    compression = choices[GradientCompressionSetting.strategy]
     formats = volumes.formats
     message_bytes = num_elements * (formats.gradient if compression["method"] else formats.reduced)
-    if choices["hierarchical_allreduce"]["levels"] == 2:
+    if Settings(choices)[HierarchicalAllreduceSetting].levels == 2:
         inside_ns = cluster.scattered_inside_ns(message_bytes) + cluster.gathered_inside_ns(message_bytes)
         if compression["method"] is None:
             return inside_ns + cluster.reduced_between_ns(message_bytes)

@@ -13,7 +13,8 @@ from steptune.tuner.prediction.step import ComputeStep
 from steptune.tuner.prediction.timeline import Lane, Task, Timeline, in_turn, simulate
 from steptune.tuner.prediction.volumes import volumes_of
 from steptune.tuner.records import Calibration, Choice, ModelFacts
-from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.training.compression.own_cost import OwnCost, own_costs
 
 
@@ -52,7 +53,7 @@ class Model:
         volumes = volumes_of(self.facts, choices, cluster.num_ranks)
         copies = copies_ns(choices, volumes, self.calibration)
         step = replace(self.step, backward_ns=self.step.backward_ns + copies)
-        if choices["sharding"]["mode"] in FSDP:
+        if Settings(choices)[ShardingSetting].is_fsdp:
             tasks = sharded_tasks(step, volumes, cluster, choices)
             return simulate(tasks if self.has_streams else in_turn(tasks), self.contention)
         costs = own_costs(self.calibration, self.own_costs)

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 
 from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Calibration, Choice
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
 from steptune.tuner.strategies.exchange import FSDP, SENT_BYTES, widening_bytes
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
 
 def frees(sharding: Choice) -> bool:
@@ -21,7 +26,7 @@ def frees(sharding: Choice) -> bool:
 
 def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
     """Bytes of one element of a gradient that FSDP reduces, in 16 bits where it may."""
-    method = choices["gradient_compression"]["method"]
+    method = Settings(choices)[GradientCompressionSetting].method
     return SENT_BYTES[str(method)] if method else volumes.formats.reduced
 
 
@@ -30,7 +35,7 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
     rate = calibration.copy_bytes_per_s
     if not rate:
         return 0.0
-    sharding = choices["sharding"]
+    sharding = choices[ShardingSetting.strategy]
     if sharding["mode"] in FSDP:
         gathers = 2 if frees(sharding) else 1
         count = _micro_batches(choices)
@@ -38,9 +43,9 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
         gathered = count * gathers * volumes.num_elements * volumes.formats.gathered
         scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
         return 2 * (gathered + scattered) / rate * 1e9
-    copied = 0.0 if choices["ddp_buckets"]["bucket_views"] else 2 * 2 * volumes.all_gradients_bytes
+    copied = 0.0 if Settings(choices)[DdpBucketsSetting].bucket_views else 2 * 2 * volumes.all_gradients_bytes
     return (copied + volumes.num_trained * widening_bytes(volumes.formats, choices)) / rate * 1e9
 
 
 def _micro_batches(choices: Mapping[str, Choice]) -> int:
-    return int(choices["micro_batch"]["num_micro_batches"] or 1)
+    return Settings(choices)[MicroBatchSetting].num_micro_batches

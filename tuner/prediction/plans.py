@@ -13,8 +13,17 @@ from msgspec import structs
 from steptune.tuner.records import Candidate, Choice, Environment, WorkloadFacts
 from steptune.tuner.strategies import Unsupported, strategy_named
 from steptune.tuner.strategies.combine import complete_choices, conflict, normalise
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.hierarchical_allreduce.choice import HierarchicalAllreduceSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
-COMMUNICATION = ("sharding", "ddp_buckets", "gradient_compression", "hierarchical_allreduce")
+COMMUNICATION = (
+    ShardingSetting.strategy,
+    DdpBucketsSetting.strategy,
+    GradientCompressionSetting.strategy,
+    HierarchicalAllreduceSetting.strategy,
+)
 """Strategies that say how ranks communicate, as far as it is predicted."""
 
 
@@ -41,18 +50,18 @@ class WayToCommunicate:
 
 
 def _ddp(cap_mb: int) -> dict[str, Choice]:
-    return {"ddp_buckets": {"bucket_cap_mb": cap_mb}}
+    return {DdpBucketsSetting.strategy: {"bucket_cap_mb": cap_mb}}
 
 
 def _compressed(method: str, **more: int | float) -> dict[str, Choice]:
-    return {"gradient_compression": {"method": method, **more}}
+    return {GradientCompressionSetting.strategy: {"method": method, **more}}
 
 
 def _sharded(mode: str, **more: str | bool) -> dict[str, Choice]:
-    return {"sharding": {"mode": mode, **more}}
+    return {ShardingSetting.strategy: {"mode": mode, **more}}
 
 
-TWO_LEVELS: dict[str, Choice] = {"hierarchical_allreduce": {"levels": 2}}
+TWO_LEVELS: dict[str, Choice] = {HierarchicalAllreduceSetting.strategy: {"levels": 2}}
 WAYS: tuple[WayToCommunicate, ...] = (
     WayToCommunicate(family=Family.FLAT, label="DDP, buckets of 25 MiB", changes={}),
     WayToCommunicate(family=Family.FLAT, label="DDP, buckets of 5 MiB", changes=_ddp(5)),
@@ -97,7 +106,7 @@ def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -
     for name in COMMUNICATION:
         complete[name] = {**strategy_named(name).defaults, **way.changes.get(name, {})}
     if facts.model.num_unused_parameters:  # DDP would refuse to run without
-        complete["ddp_buckets"] = {**complete["ddp_buckets"], "find_unused": True}
+        complete[DdpBucketsSetting.strategy] = {**complete[DdpBucketsSetting.strategy], "find_unused": True}
     return normalise(Candidate(choices=complete), facts)
 
 

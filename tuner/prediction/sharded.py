@@ -19,6 +19,7 @@ from steptune.tuner.prediction.step import ComputeStep
 from steptune.tuner.prediction.timeline import Lane, Task
 from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Choice
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
 
 def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices: Mapping[str, Choice]) -> list[Task]:
@@ -26,7 +27,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     Args:
         choices: Complete ones; what they say of `sharding` is "full", "grad_op" or "hybrid".
     """
-    sharding = choices["sharding"]
+    sharding = choices[ShardingSetting.strategy]
     hybrid = sharding["mode"] == "hybrid"
     units = volumes.num_units
     ahead = int(sharding["prefetch"] or 1)

@@ -18,14 +18,21 @@ from dataclasses import dataclass
 from steptune.tuner.records import Candidate, FailureKind, StudySettings, TrialResult
 from steptune.tuner.search.rank_memory import RankMemory
 from steptune.tuner.search.space import Space
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+from steptune.tuner.strategies.device_prefetch.choice import DevicePrefetchSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.trials.memory import CONTEXT_BYTES
 
-MICRO_BATCH = "micro_batch"
+MICRO_BATCH = MicroBatchSetting.strategy
 MARGIN = 0.05
 """Of the capacity, for what the allocator cannot use and what is not its own."""
 LAYOUT_ERROR = 0.1
 """By which a peak may be wrong that was predicted from another layout."""
-INPUT_STRATEGIES = frozenset({"data_loading", "dataset_cache", "device_prefetch", "cpu_threads"})
+INPUT_STRATEGIES = frozenset(
+    kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting, CpuThreadsSetting)
+)
 """Those that change nothing of what a step keeps."""
 
 

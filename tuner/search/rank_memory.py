@@ -29,15 +29,46 @@ from dataclasses import dataclass
 
 from steptune.tuner.records import Candidate, Choice, WorkloadFacts
 from steptune.tuner.search.space import Space
-from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
+from steptune.tuner.strategies.activation_compression.choice import ActivationCompressionSetting
+from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.attention_backend.choice import AttentionBackendSetting
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.device_prefetch.choice import DevicePrefetchSetting
+from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
+from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
+from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.strategies.sharding.strategy import unit_key
 
-LAYOUTS = frozenset({"sharding", "ddp_buckets", "micro_batch"})
+LAYOUTS = frozenset(kind.strategy for kind in (ShardingSetting, DdpBucketsSetting, MicroBatchSetting))
 """Strategies that leave the activations of a micro-batch as they are."""
 COUNTED = LAYOUTS | {
-    *("precision", "optimizer_implementation", "activation_checkpointing", "activation_compression", "compile"),
-    *("data_loading", "dataset_cache", "device_prefetch", "cpu_threads", "backend_flags", "memory_format"),
-    *("attention_backend", "allocator", "nccl_settings"),
+    kind.strategy
+    for kind in (
+        PrecisionSetting,
+        OptimizerImplementationSetting,
+        ActivationCheckpointingSetting,
+        ActivationCompressionSetting,
+        CompileSetting,
+        DataLoadingSetting,
+        DatasetCacheSetting,
+        DevicePrefetchSetting,
+        CpuThreadsSetting,
+        BackendFlagsSetting,
+        MemoryFormatSetting,
+        AttentionBackendSetting,
+        AllocatorSetting,
+        NcclSetting,
+    )
 }
 """Strategies whose part in what a rank holds is known; candidates with others are not predicted."""
 FP32, SIXTEEN_BIT = 4.0, 2.0
@@ -104,12 +135,12 @@ def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Format
     elements = max(1, workload.model.num_parameters)
     own, states = workload.model.parameter_bytes / elements, workload.optimizer.state_bytes / elements
     half = SIXTEEN_BIT
-    match choices["precision"]["level"]:
+    match Settings(choices)[PrecisionSetting].level:
         case "O3":
             return Formats(
                 kept=half, computed=half, gradient=half, reduced=half, master=0.0, states=states * half / own
             )
-        case "O2" if choices["sharding"]["mode"] in FSDP:
+        case "O2" if Settings(choices)[ShardingSetting].is_fsdp:
             return Formats(kept=own, computed=half, gradient=half, reduced=FP32, master=0.0, states=states)
         case "O2":
             return Formats(kept=half, computed=half, gradient=half, reduced=half, master=FP32, states=states)
@@ -123,9 +154,9 @@ def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held
     facts, choices = space.workload, space.complete(candidate)
     if (candidate.choices.keys() | facts.current.keys()) - COUNTED:
         return None
-    if not facts.optimizer.state_bytes or choices["optimizer_implementation"]["contiguous"]:
+    if not facts.optimizer.state_bytes or Settings(choices)[OptimizerImplementationSetting].contiguous:
         return None
-    if space.environment.num_ranks > 1 and choices["sharding"]["mode"] in FSDP:
+    if space.environment.num_ranks > 1 and Settings(choices)[ShardingSetting].is_fsdp:
         return _of_fsdp(space, choices, num_micro_batches)
     return _of_whole_parameters(space, choices, num_micro_batches)
 
@@ -133,9 +164,9 @@ def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held
 def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held:
     """Memory under DDP, ZeRO-1 beside it, and on one rank."""
     formats, num_ranks = formats_of(choices, space.workload), space.environment.num_ranks
-    share = 1 / num_ranks if choices["sharding"]["mode"] == "zero1" else 1.0
+    share = 1 / num_ranks if Settings(choices)[ShardingSetting].mode == "zero1" else 1.0
     buckets = formats.gradient if num_ranks > 1 else 0.0
-    gradients = 0.0 if num_ranks > 1 and choices["ddp_buckets"]["bucket_views"] else formats.gradient
+    gradients = 0.0 if num_ranks > 1 and Settings(choices)[DdpBucketsSetting].bucket_views else formats.gradient
     made = share * formats.updated * _made_by_update(space.workload, choices)
     # The masters' gradients are made from the model's own, which go when all are made.
     at_update = max(gradients + formats.master, formats.master + made) if formats.master else gradients + made
@@ -149,7 +180,7 @@ def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_
 
 
 def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held | None:
-    choice, environment = choices["sharding"], space.environment
+    choice, environment = choices[ShardingSetting.strategy], space.environment
     units = space.workload.model.shard_units.get(unit_key(choice))
     if units is None or not choice.get("reduce_each", True):
         return None
@@ -191,7 +222,9 @@ def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> f
     """Copies of what is updated that the optimizer makes for a moment: multi-tensor operations make one of all of it,
     fused ones none, and a loop one of the largest tensor.
     """
-    implementation = choices["optimizer_implementation"]["implementation"] or workload.optimizer.implementation
+    implementation = (
+        Settings(choices)[OptimizerImplementationSetting].implementation or workload.optimizer.implementation
+    )
     return 1.0 if implementation == "foreach" else 0.0
 
 

@@ -11,6 +11,7 @@ from steptune.tuner.records import Candidate, Choice, Environment, Move, Numeric
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.api import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks
 from steptune.tuner.strategies.combine import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.strategies.cuda_graph.choice import CudaGraphSetting
 from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
 
@@ -121,7 +122,7 @@ class Space:
 
     def rounds_bias_corrections(self) -> bool:
         """Say whether a candidate may keep its step count on the device, and compute in FP32 where Python had FP64."""
-        return any(move.strategy == "cuda_graph" for move in self.moves)
+        return any(move.strategy == CudaGraphSetting.strategy for move in self.moves)
 
     def strategy(self, name: str) -> Strategy:
         return strategy_named(name, self.strategies)

@@ -19,6 +19,9 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies.combine import environment_variables
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+from steptune.tuner.strategies.device_prefetch.choice import DevicePrefetchSetting
 from steptune.tuner.strategies.knobs import is_knob
 from steptune.tuner.trials.guard_protocol import NUM_REFERENCE_DRAWS
 from steptune.tuner.trials.loader_check import NUM_CONTENT_BATCHES
@@ -31,7 +34,7 @@ MIN_STARTING_S = 5.0
 """A trial that was begun may take this long until its first window, however little time is left."""
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
-LOADING = frozenset({"data_loading", "dataset_cache", "device_prefetch"})
+LOADING = frozenset(kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting))
 BATCHES_HASHED = 3 * NUM_CONTENT_BATCHES
 """Batches that a check of the loader loads: by the candidate's loader, and twice by the dataset alone."""
 LONGEST_HASHING_S = 1.0

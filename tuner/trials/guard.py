@@ -47,6 +47,7 @@ from steptune.tuner.guard.masks import Scatter, excess_of, excess_of_draws, shif
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
+from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.knobs import PREFIX
 from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.coordination import Coordinator
@@ -485,7 +486,7 @@ def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.devic
     twice what the reference took.
     """
     reference = _stored_reference(files)
-    ours, theirs = (choices.get("compile") for choices in (spec.choices, reference.choices))
+    ours, theirs = (choices.get(CompileSetting.strategy) for choices in (spec.choices, reference.choices))
     if not reference.eager or ours != theirs or reference.protocol.randomness != "switchable":
         return False
     return spec.num_ranks == 1 or device.type == "cpu" or 2 * reference.peak_bytes < device_memory_bytes(device)

@@ -26,7 +26,11 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.strategies import strategy_named
-from steptune.tuner.strategies.gradient_compression.choice import FEEDS_BACK
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
+from steptune.tuner.strategies.gradient_compression.choice import FEEDS_BACK, GradientCompressionSetting
+from steptune.tuner.strategies.local_sgd.choice import LocalSgdSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.strategy import settings_of
 from steptune.tuner.training.host_step import HostStep
 from steptune.tuner.training.initial_state import save_initial_state
@@ -215,8 +219,8 @@ class _Inspection:
             save_batches(self._files.order_file, order)
             self._padding_share = _padding_share(workload, dataset, order, self._request.num_ranks)
         plan = Plan()
-        loading = strategy_named("data_loading")
-        loading.contribute(plan, {**loading.defaults, **current.get("data_loading", {})})
+        loading = strategy_named(DataLoadingSetting.strategy)
+        loading.contribute(plan, {**loading.defaults, **current.get(DataLoadingSetting.strategy, {})})
         torch.manual_seed(self._request.seed)
         loader = build_loader(
             workload, dataset, plan.loader, batch_sampler=order[:NUM_GUARD_BATCHES] if order else None
@@ -247,13 +251,13 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
         difference = {key: value for key, value in choice.items() if value != strategy.defaults[key]}
         if difference:
             current[name] = difference
-    method = current.get("gradient_compression", {}).get("method")
+    method = current.get(GradientCompressionSetting.strategy, {}).get("method")
     if method in FEEDS_BACK:
         raise WorkloadRejectedError(
             f"{type(workload).__name__}.current compresses gradients by {method}, which no training that reduces them "
             "whole can be compared with step by step: leave it out, and allow lossy choices to have it tried"
         )
-    if current.get("local_sgd", {}).get("every", 1) != 1:
+    if current.get(LocalSgdSetting.strategy, {}).get("every", 1) != 1:
         raise WorkloadRejectedError(
             f"{type(workload).__name__}.current has ranks that step alone (local_sgd), which no training that reduces "
             "gradients in every step can be compared with: leave it out, and allow recipe to have it tried"
@@ -266,16 +270,16 @@ def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, 
     if request.num_ranks == 1 or request.device == "cpu":
         return current
     found = {name: value for name, value in settings_of(os.environ).items() if value is not None}
-    together = {**found, **current.get("nccl_settings", {})}
-    return {**current, "nccl_settings": together} if together else current
+    together = {**found, **current.get(NcclSetting.strategy, {})}
+    return {**current, NcclSetting.strategy: together} if together else current
 
 
 def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:
     """DDP trains a model with unused parameters only if it looks for them, or knows that the graph is static."""
-    buckets = current.get("ddp_buckets", {})
+    buckets = current.get(DdpBucketsSetting.strategy, {})
     if num_ranks == 1 or not model.num_unused_parameters or buckets.get("static_graph"):
         return current
-    return {**current, "ddp_buckets": {**buckets, "find_unused": True}}
+    return {**current, DdpBucketsSetting.strategy: {**buckets, "find_unused": True}}
 
 
 def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device) -> TrainingJob:

@@ -11,6 +11,7 @@ from typing import Any
 
 from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import ModelFacts, OptimizerFacts, UnitFacts
+from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.training.batch_second import can_be_batch_second
 from steptune.tuner.training.block_kinds import block_kinds
 from steptune.tuner.training.capture_failure import HostReads
@@ -235,7 +236,7 @@ def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
     """Facts of everything that may be gathered as one in this study."""
     from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
-    current = job.workload.current.get("sharding", {}).get("min_num_params")
+    current = job.workload.current.get(ShardingSetting.strategy, {}).get("min_num_params")
     sizes = sorted({*SIZES, *([int(current)] if current else [])})
     found = {}
     for wrap, least in (("root", 0), ("block", 0), *(("size", size) for size in sizes)):

@@ -36,6 +36,7 @@ from steptune.tuner.guard.masks import Scatter, measure_draws, measure_scatter
 from steptune.tuner.guard.update_replay import LIMIT, UpdateRule, worst_deviation
 from steptune.tuner.records import Choice, Record
 from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob, unwrapped
@@ -218,7 +219,7 @@ def with_draws(protocol: Protocol) -> Protocol:
 
 def compiles(choices: Mapping[str, Choice]) -> bool:
     """Say whether a configuration compiles its model."""
-    return choices.get("compile", {}).get("mode") is not None
+    return choices.get(CompileSetting.strategy, {}).get("mode") is not None
 
 
 def reference_plan(choices: Mapping[str, Choice], *, eager: bool) -> Plan:

@@ -22,6 +22,7 @@ from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.combine import make_plan
 from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.strategies.knobs import knobs_set_by
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.compilation import compilation, num_graphs
@@ -147,7 +148,7 @@ class TrialRun:
             self._channel,
             meeting,
             self._device,
-            keeps_nccl_log="nccl_settings" in spec.candidate.choices,
+            keeps_nccl_log=NcclSetting.strategy in spec.candidate.choices,
         )
         self._assemble()
         with self._clock():

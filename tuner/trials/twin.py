@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.precision.strategy import Precision
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.fp32_products import without_tf32
@@ -35,7 +36,7 @@ TWIN_DEVICES = ("cpu", "cuda")
 
 
 def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
-    return choices.get("precision", Precision.defaults)["level"] == Precision.defaults["level"]
+    return choices.get(PrecisionSetting.strategy, Precision.defaults)["level"] == Precision.defaults["level"]
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
@@ -49,7 +50,7 @@ def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles
     Raises:
         SteptuneError: Other settings of the candidate need its precision.
     """
-    plan = make_plan({**choices, "precision": Precision.defaults})
+    plan = make_plan({**choices, PrecisionSetting.strategy: Precision.defaults})
     plan.block_compilation.clear()
     plan.whole_compilation.clear()
     plan.step.captured = False

@@ -24,6 +24,7 @@ from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import HARDLY, Strategy, Support, Supported, Unsupported
 from steptune.tuner.strategies.attention_mask.choice import AttentionMaskSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -65,7 +66,7 @@ class AttentionMask(Strategy):
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Where the model runs op by op, the library leaves the mask out by itself, and one reading is saved."""
-        compiled = situation.choices.get("compile", {})
+        compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":
             return HARDLY
         return WITHOUT_MASK * removable(situation, Category.ATTENTION)

@@ -31,6 +31,7 @@ from steptune.tuner.profiling.bounds import (
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import HARDLY, Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.model_recipe.choice import ModelRecipeSetting
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ModelRecipe(Strategy):
         """A compiler that sees the whole model pads by itself, and without tensor cores sizes hardly matter."""
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:
             return None
-        compiled = situation.choices.get("compile", {})
+        compiled = situation.choices.get(CompileSetting.strategy, {})
         slowness = UNALIGNED.get(arithmetic(situation), 1.0)
         if slowness == 1 or (compiled.get("mode") is not None and compiled.get("scope") == "whole"):
             return HARDLY

@@ -9,7 +9,7 @@ from steptune.tuner.strategies.api import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class NcclSettingsSetting(Setting):
+class NcclSetting(Setting):
     strategy: ClassVar[str] = "nccl_settings"
 
     algorithm: Literal[None, "own", "ring", "tree"] = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from steptune.tuner.strategies.api import Dropped, Together
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
-from steptune.tuner.strategies.nccl_settings.choice import NcclSettingsSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
 DROPPED = (
     Dropped(
-        setting=NcclSettingsSetting,
+        setting=NcclSetting,
         parameters=("algorithm",),
         when=lambda s: s[ShardingSetting].mode in ("full", "grad_op"),
         reason="the algorithm applies to all-reduce, and FSDP uses reduce-scatter",
@@ -17,7 +17,5 @@ DROPPED = (
 )
 
 TOGETHER = (
-    Together(
-        between=(NcclSettingsSetting, DdpBucketsSetting), reason="more sockets slow small messages, so buckets go along"
-    ),
+    Together(between=(NcclSetting, DdpBucketsSetting), reason="more sockets slow small messages, so buckets go along"),
 )

@@ -23,7 +23,7 @@ from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
-from steptune.tuner.strategies.nccl_settings.choice import NcclSettingsSetting
+from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.conflicts import DROPPED, TOGETHER
 from steptune.tuner.strategies.reduction import reduction, saved
 from steptune.tuner.strategies.sockets import num_sockets
@@ -58,7 +58,7 @@ TCP_LIKELY = 0.5
 
 
 class NcclSettings(Strategy):
-    setting = NcclSettingsSetting
+    setting = NcclSetting
     dropped = DROPPED
     together = TOGETHER
     summary = "NCCL's algorithm, protocol, channels, sockets and threads"

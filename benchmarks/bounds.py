@@ -29,6 +29,7 @@ from steptune.tuner.estimates import log_ratio
 from steptune.tuner.profiling.bounds import Situation, situation_of
 from steptune.tuner.records import BASELINE, MeasureSettings, Move, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.knowledge import Knowledge
+from steptune.tuner.strategies.step_facts import step_facts
 
 WORKLOADS = (
     "examples/digits_vit.py:DigitsViT",
@@ -136,7 +137,8 @@ def audited(ready: Engine, knowledge: Knowledge, before: Situation, move: Move, 
     mean = statistics.fmean(gains)
     error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else errors[0]
     violated = len(gains) == NUM_FURTHER and _saved(mean - ERRORS * error) > bound
-    after = situation_of(first, ready.space.workload, ready.space.environment, ready.space.complete(candidate))
+    choices = ready.space.complete(candidate)
+    after = situation_of(first, ready.space.workload, ready.space.environment, choices, step_facts(choices))
     return {
         "bound": round(bound, 4),
         "saved": round(_saved(mean), 4),

@@ -40,6 +40,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.combine import complete_choices, environment_variables
+from steptune.tuner.strategies.step_facts import step_facts
 from steptune.tuner.trace_records import ModuleStats, RankAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles
@@ -118,7 +119,7 @@ def profile_workload(
     if trace is not None:
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)
-    situation = situation_of(result, facts, environment, choices)
+    situation = situation_of(result, facts, environment, choices, step_facts(choices))
     assert situation is not None, "a result with breakdowns has a situation"
     evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(

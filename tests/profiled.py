@@ -7,6 +7,7 @@ from builders import sample_environment, sample_facts
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice
+from steptune.tuner.strategies.step_facts import step_facts
 
 STEP_NS = 1_000_000
 
@@ -40,5 +41,9 @@ def situation(
         device_kind, num_ranks=1, calibration=calibration if calibration is not None else Calibration()
     )
     return Situation(
-        breakdown=breakdown, workload=sample_facts(**facts), environment=environment, choices=choices or {}
+        breakdown=breakdown,
+        workload=sample_facts(**facts),
+        environment=environment,
+        choices=choices or {},
+        facts=step_facts(choices or {}),
     )

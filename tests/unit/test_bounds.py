@@ -14,13 +14,12 @@ from steptune.tuner.profiling.bounds import (
     Situation,
     above_roofline,
     compute_floor_ns,
-    input_without_workers,
-    pipelined_input,
     removable,
 )
 from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice, Device, InputActivity, ModelFacts
 from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.data_loading.costs import input_without_workers, pipelined_input
 
 C = Category
 DEFAULTS = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}

@@ -7,9 +7,10 @@ from trace_events import Event, copy, event, kernel, launched, note, operator, r
 from traces import needs_traces, trace_file
 
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace
-from steptune.tuner.profiling.facts import OWN_MARK, already_on, facts_of_choices, joined_facts
+from steptune.tuner.profiling.facts import OWN_MARK, already_on, joined_facts
 from steptune.tuner.profiling.gains import REPLAY_MARGIN
 from steptune.tuner.records import Breakdown, StepFacts
+from steptune.tuner.strategies.step_facts import step_facts
 
 CAPTURES = Path(__file__).resolve().parents[1] / "captures"
 A100 = {"id": 0, "name": "NVIDIA A100", "computeMajor": 8, "computeMinor": 0, "totalGlobalMem": 1}
@@ -195,7 +196,7 @@ def test_choices_and_trace_complete_each_other():
         "data_loading": {"num_workers": 3, "pin_memory": True},
         "precision": {"level": "O1", "dtype": None},
     }
-    chosen = facts_of_choices(choices)
+    chosen = step_facts(choices)
     assert already_on(chosen) == ("compile", "CUDA graphs", "bf16", "3 workers", "pinned memory")
     facts = joined_facts(StepFacts(optimizer="fused", optimizer_name="SGD", matmul_dtype="float16"), chosen)
     assert (facts.optimizer, facts.matmul_dtype, facts.num_workers) == ("fused", "float16", 3)

@@ -13,21 +13,15 @@ Sources: Williams et al., "Roofline" (CACM 2009); reference/profilers.md section
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, TrialResult, WorkloadFacts
+from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, StepFacts, TrialResult, WorkloadFacts
 
 FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)
 PEAK_TOLERANCE = 1.1
 """A measured peak may be this much below what the device can do."""
-
-
-FASTER_IN_A_WORKER = 2.0
-"""How much sooner a worker may make a batch than the main process, whose threads wait for each other over small
-tensors: a worker has one. Of a ResNet over JPEG files on two cores 1.4 was seen.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +35,8 @@ class Situation:
     """The complete choices of the incumbent."""
     input: InputActivity | None = None
     """Of its last clean window, where it was measured."""
+    facts: StepFacts = field(default_factory=StepFacts)
+    """What the choices switch on."""
 
     @property
     def step_ns(self) -> float:
@@ -57,7 +53,11 @@ class Situation:
 
 
 def situation_of(
-    result: TrialResult, workload: WorkloadFacts, environment: Environment, choices: dict[str, Choice]
+    result: TrialResult,
+    workload: WorkloadFacts,
+    environment: Environment,
+    choices: dict[str, Choice],
+    facts: StepFacts,
 ) -> Situation | None:
     """Situation of a trial that was profiled."""
     if not result.breakdowns:
@@ -69,6 +69,7 @@ def situation_of(
         environment=environment,
         choices=choices,
         input=activity,
+        facts=facts,
     )
 
 
@@ -95,24 +96,6 @@ def part_of(savings: Savings, part: float) -> Savings:
 def without(situation: Situation, *categories: Category) -> Savings:
     """Savings where these categories vanish."""
     return {category: removable(situation, category) for category in categories}
-
-
-def without_crowding(situation: Situation) -> Savings:
-    """Time that is saved when loader workers no longer take cores that the step computes on.
-
-    Where the step computes on the host, and its threads and the workers are more than the cores, each second that a
-    worker computes, or queues for a core, delays the step by a second at most.
-    """
-    loading, hardware = situation.choices.get("data_loading", {}), situation.environment.hardware
-    workers = int(loading.get("num_workers") or 0)
-    threads = int(situation.choices.get("cpu_threads", {}).get("num_threads") or hardware.num_cores)
-    ranks = _num_ranks(situation)
-    if hardware.device_kind != "cpu" or not workers or ranks * (workers + threads) <= hardware.num_cores:
-        return {}
-    busy = 1.0 if situation.input is None else situation.input.runnable_share
-    computing = without(situation, *(c for c in Category if c not in (Category.DATA_WAIT, Category.EPOCH_RESTART)))
-    share = sum(computing.values())
-    return part_of(computing, min(1.0, workers * busy / share)) if share else {}
 
 
 def at_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> Savings:
@@ -201,30 +184,3 @@ def _named_arithmetic(choices: Mapping[str, Choice]) -> str:
     precision, flags = choices.get("precision", {}), choices.get("backend_flags", {})
     in_tf32 = precision.get("level") == "tf32" or flags.get("tf32")
     return str(precision.get("dtype") or ("tf32" if in_tf32 else FLOAT32))
-
-
-def pipelined_input(situation: Situation, num_workers: int) -> float:
-    """Share that loader workers can hide: the wait, but no batch comes sooner than one worker's share.
-
-    T' >= max(everything but the wait, batch time / (FASTER_IN_A_WORKER * workers)). The time of one batch is known only
-    when the incumbent loads in the main process, where the wait is that time.
-    """
-    wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
-    rest = situation.step_ns - wait
-    current = situation.choices.get("data_loading", {}).get("num_workers", 0)
-    batch_ns = situation.time_ns((Category.DATA_WAIT,)) if current == 0 else 0.0
-    floor = max(rest, batch_ns / (FASTER_IN_A_WORKER * max(1, num_workers)))
-    return max(0.0, 1.0 - floor / situation.step_ns)
-
-
-def input_without_workers(situation: Situation) -> float:
-    """Share that loading in the main process should save over the incumbent's workers: no wait for them and none of
-    their starts, but a batch's own loading, which the device waits for. Negative where it costs.
-
-    An estimate: samples that are stored, or asked for as a batch, come sooner than when the workload was looked at.
-    """
-    wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
-    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
-    per_rank = merged * situation.workload.global_batch / _num_ranks(situation)
-    batch_ns = (situation.workload.dataset.sample_ns or 0) * per_rank
-    return (wait - batch_ns) / situation.step_ns

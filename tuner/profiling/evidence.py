@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import COMPUTING, Category
-from steptune.tuner.profiling.facts import facts_of_choices, joined_facts
+from steptune.tuner.profiling.facts import joined_facts
 from steptune.tuner.profiling.gains import Gain, gain_of
 from steptune.tuner.records import Breakdown, StepFacts
 from steptune.tuner.trace_records import RankAnalysis
@@ -50,7 +50,7 @@ class Evidence:
     def facts(self) -> StepFacts:
         """Facts about what is already on, from the trace and, for a trial, from its choices."""
         seen = self.breakdown.facts
-        return seen if self.situation is None else joined_facts(seen, facts_of_choices(self.situation.choices))
+        return seen if self.situation is None else joined_facts(seen, self.situation.facts)
 
     @property
     def device_kind(self) -> str:

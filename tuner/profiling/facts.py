@@ -11,7 +11,7 @@ CUDA graphs, which always leave events. Names of kernels say which arithmetic a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.kernels import kernel_times, uses_tensor_cores
 from steptune.tuner.profiling.regions import HOST
 from steptune.tuner.profiling.trace import Kind, Trace
-from steptune.tuner.records import Choice, StepFacts
+from steptune.tuner.records import StepFacts
 
 COMPILED = (
     r"^Torch-Compiled Region|^CompiledFunction(Backward)?$|^## Call CompiledFxGraph|^(inductor|TorchDynamo)|"
@@ -114,35 +114,6 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
         layout_ns=conversions / len(capture.steps),
         checkpointed=len(capture.regions.recompute.rows) > 0,
         own_capture=is_own(trace),
-    )
-
-
-def facts_of_choices(choices: Mapping[str, Choice]) -> StepFacts:
-    """Read what the complete choices of a trial switch on."""
-
-    def chosen(strategy: str, parameter: str) -> object:
-        return choices.get(strategy, {}).get(parameter)
-
-    mode = chosen("compile", "mode")
-    workers = chosen("data_loading", "num_workers")
-    num_workers = workers if isinstance(workers, int) else None
-    level = chosen("precision", "level")
-    dtype = chosen("precision", "dtype") or (
-        "tf32" if level == "tf32" else "bfloat16" if level in ("O1", "O2", "O3") else ""
-    )
-    pinned = chosen("data_loading", "pin_memory")
-    return StepFacts(
-        compiled=bool(mode),
-        cuda_graphs=bool(chosen("cuda_graph", "scope")) or mode in ("reduce-overhead", "max-autotune"),
-        optimizer=str(chosen("optimizer_implementation", "implementation") or ""),
-        loader="" if num_workers is None else "workers" if num_workers else "main process",
-        num_workers=num_workers,
-        pinned_memory=pinned if isinstance(pinned, bool) else None,
-        prefetched=bool(chosen("device_prefetch", "ahead")),
-        matmul_dtype=str(dtype),
-        channels_last=True if chosen("memory_format", "layout") == "channels_last" else None,
-        checkpointed=bool(chosen("activation_checkpointing", "every") or chosen("activation_checkpointing", "save")),
-        own_capture=True,
     )
 
 

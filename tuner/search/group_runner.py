@@ -30,6 +30,7 @@ from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.preparation import Prepared
 from steptune.tuner.search.starts import usual_start_s
 from steptune.tuner.search.view import StudyView
+from steptune.tuner.strategies.step_facts import step_facts
 
 UNSEEN = 1.3
 """Times the largest known peak of a group that a candidate is expected to need that was never measured."""
@@ -189,7 +190,9 @@ class GroupRunner:
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
             failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
             result = msgspec.structs.replace(result, failure=failure)
-        situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
+        situation = situation_of(
+            result, self._space.workload, self._space.environment, spec.choices, step_facts(spec.choices)
+        )
         profiled = diagnose(Evidence(situation=situation)) if situation is not None else ()
         return msgspec.structs.replace(result, findings=(*profiled, *diagnose_compilation(result.compilation)))
 

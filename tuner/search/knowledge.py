@@ -17,6 +17,7 @@ from steptune.tuner.search.memory_model import memory_model, pieces_of
 from steptune.tuner.search.profile_evidence import profile_log_ratio
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.starts import cold_compile_s, usual_start_s, warm_compile_s
+from steptune.tuner.strategies.step_facts import step_facts
 
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
@@ -110,7 +111,7 @@ class Knowledge:
 
     def _look_at_profile(self, result: TrialResult) -> None:
         choices = self.space.complete(result.candidate)
-        situation = situation_of(result, self.space.workload, self.space.environment, choices)
+        situation = situation_of(result, self.space.workload, self.space.environment, choices, step_facts(choices))
         if situation is not None and not situation.breakdown.quality.problems:
             self._situations[result.candidate.key] = situation
             self._profiled_in[result.candidate.key] = result.place

@@ -25,7 +25,6 @@ from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
 from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
-from steptune.tuner.strategies.cpu_threads.conflicts import TOGETHER
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 class CpuThreads(Strategy):
     setting = CpuThreadsSetting
-    together = TOGETHER
     summary = "intra-operator threads and their binding"
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
     usual_realisation = 0.1

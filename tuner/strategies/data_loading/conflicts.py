@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptune.tuner.strategies.api import Dropped
+from steptune.tuner.strategies.api import Dropped, Together
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 
 DROPPED = (
@@ -11,5 +12,11 @@ DROPPED = (
         parameters=("prefetch_factor", "persistent_workers"),
         when=lambda s: not s[DataLoadingSetting].num_workers,
         reason="prefetching and persistent workers need at least one worker",
+    ),
+)
+
+TOGETHER = (
+    Together(
+        between=(DataLoadingSetting, CpuThreadsSetting), reason="loader workers and operator threads share the cores"
     ),
 )

@@ -24,12 +24,9 @@ from typing import TYPE_CHECKING, Any
 from steptune.tuner.profiling.bounds import (
     Savings,
     Situation,
-    input_without_workers,
     jointly,
-    pipelined_input,
     removable,
     without,
-    without_crowding,
 )
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
@@ -44,7 +41,8 @@ from steptune.tuner.strategies.api import (
     Way,
 )
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
-from steptune.tuner.strategies.data_loading.conflicts import DROPPED
+from steptune.tuner.strategies.data_loading.conflicts import DROPPED, TOGETHER
+from steptune.tuner.strategies.data_loading.costs import input_without_workers, pipelined_input, without_crowding
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -60,6 +58,7 @@ PINNED_PART = 0.5
 class DataLoading(Strategy):
     setting = DataLoadingSetting
     dropped = DROPPED
+    together = TOGETHER
     summary = "worker processes, prefetch depth, pinned memory, persistent workers"
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D, Category.QUEUED)
     usual_realisation = 0.6

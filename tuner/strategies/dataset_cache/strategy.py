@@ -15,10 +15,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, without, without_crowding
+from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.data_loading.costs import without_crowding
 from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence
-from steptune.tuner.profiling.gains import bound_of, gain_of
+from steptune.tuner.profiling.gains import LATE_RULE, bound_of, gain_of
 from steptune.tuner.profiling.replay.answers import LATE_RANKS
 from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
@@ -59,7 +59,7 @@ def diagnose_ranks(
     removable = evidence[waiting].late_removable_share
     return [
         Finding(
-            rule="rank_skew",
+            rule=LATE_RULE,
             severity=SEVERITIES[level],
             message=message,
             advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",

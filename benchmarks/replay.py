@@ -4,19 +4,23 @@
 
 Pairs are programs on a simulated machine with and without a cause (tests/counterfactuals): the truth is the program
 without it, unprofiled. Errors are points of the step's share that is saved. Replays of the unchanged steps of real
-traces are compared with what was recorded. No figure is a measurement of this machine but the seconds.
+traces are compared with what was recorded. No figure is a measurement of this machine but the
+seconds, and how many times the processor time of an analysis without replay one with it takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -27,7 +31,8 @@ from counterfactuals.machine import step_time, write_traces  # noqa: E402
 from counterfactuals.programs import Pair, pairs  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
-from steptune.tuner.profiling.analysis import analyse_trace, analyse_traces  # noqa: E402
+from steptune.tuner.profiling import analysis  # noqa: E402
+from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace, analyse_traces  # noqa: E402
 from steptune.tuner.profiling.capture import link  # noqa: E402
 from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category  # noqa: E402
 from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
@@ -48,6 +53,9 @@ CAUSES = {
 NOTABLE = 0.02
 """A share of the step that the best remedy has to save before it matters which finding is the first."""
 NEARLY_BEST = 0.95
+UNPROFILED, TURNS = 0.85, 3
+"""Of the recorded step, the unprofiled one that costs of an analysis are measured with: its calibration simulates most.
+"""
 
 
 def main() -> None:
@@ -69,6 +77,8 @@ def main() -> None:
     errors = [row["error"] for row in report["self_replay"] if not row["refusal"]]
     report["self_replay_summary"] = {"replayed": len(errors), **quantiles(errors, 100)}
     print(json.dumps(report["self_replay_summary"]))
+    report["costs"] = [cost(path) for path in sorted(TRACES.glob("*.json.gz"))]
+    print("costs", json.dumps(quantiles([row["times"] for row in report["costs"]], 1)))
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -163,6 +173,22 @@ def first_findings(rows: list[dict]) -> dict:
     costly = [row for row in rows if max(row["worth"].values()) >= NOTABLE]
     best = [row["worth"].get(row["first"], 0.0) >= NEARLY_BEST * max(row["worth"].values()) for row in costly]
     return {"pairs": len(costly), "nearly_best": sum(best)}
+
+
+def cost(path: Path) -> dict:
+    """How many times the processor time of an analysis without replay one with it takes, in turns."""
+    breakdown = analyse_rank(path).breakdowns[0]
+    unprofiled_ns = round(UNPROFILED * sum(breakdown.per_step_ns.values()))
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(TURNS):
+        for with_replay, times in seconds.items():
+            without = contextlib.nullcontext() if with_replay else patch.object(analysis, "build_graph", lambda _: None)
+            with without:
+                began = time.process_time()
+                analyse_rank(path, unprofiled_ns)
+                times.append(time.process_time() - began)
+    without_s, with_s = (statistics.median(seconds[with_replay]) for with_replay in (False, True))
+    return {"trace": path.name.removesuffix(".json.gz"), "seconds": with_s, "times": round(with_s / without_s, 2)}
 
 
 def quantiles(errors: Iterable[float], scale: float) -> dict:

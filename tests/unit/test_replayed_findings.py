@@ -307,6 +307,19 @@ def test_launches_set_aside_come_before_what_saves_less(tmp_path: Path) -> None:
     assert list(findings)[:3] == ["host_stall", "launch_bound", "allocation"]
 
 
+def two_are_late(rank: int, step: int, place: int) -> list[Do]:
+    late = Do(kind="pause", host=3000.0, cause="late_ranks", stays=10.0)
+    return [late] if place == 10 and rank in (1, 4) else []
+
+
+def test_a_group_of_late_ranks_is_named(tmp_path: Path) -> None:
+    program = training(host=12.0, device=12.0, operations=60, buckets=4, network=200.0, extra=two_are_late)
+    skew = found(tmp_path, program, num_ranks=6)[1]["rank_skew"]
+    assert skew.evidence["late_ranks"] == "1 and 4"
+    assert "(1 and 4 are late)" in skew.message
+    assert skew.evidence["expected"] == pytest.approx(saved(program, "late_ranks", num_ranks=6), abs=NEAR)
+
+
 def pauses_in_every_third_step(rank: int, step: int, place: int) -> list[Do]:
     long = Do(kind="pause", host=2500.0, cause="stalls", stays=10.0)
     return [long] if place == 60 and step % 3 == 0 else []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -61,6 +62,7 @@ UNPROFILED, TURNS = 0.85, 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["development", "held out"])
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that answer pairs at once")
     parser.add_argument("--out", type=Path, default=RESULTS / "replay.json")
     arguments = parser.parse_args()
     report = {
@@ -69,17 +71,25 @@ def main() -> None:
         "sets": {},
     }
     for kind in arguments.sets:
-        rows = [answered(pair) for pair in pairs(kind)]
+        with multiprocessing.Pool(arguments.processes) as pool:
+            rows = pool.starmap(answered_number, [(kind, number) for number in range(len(list(pairs(kind))))], 1)
         report["sets"][kind] = {"summary": summary(rows), "first_finding": first_findings(rows), "pairs": rows}
         print(kind, json.dumps(report["sets"][kind]["summary"], indent=1), flush=True)
         print("first finding", report["sets"][kind]["first_finding"], flush=True)
-    report["self_replay"] = [row for folder in (TRACES, CAPTURES) for row in self_replays(folder)]
+    with multiprocessing.Pool(arguments.processes) as pool:
+        files = [path for folder in (TRACES, CAPTURES) for path in sorted(folder.glob("*.json.gz"))]
+        report["self_replay"] = pool.map(self_replay, files, 1)
     errors = [row["error"] for row in report["self_replay"] if not row["refusal"]]
     report["self_replay_summary"] = {"replayed": len(errors), **quantiles(errors, 100)}
     print(json.dumps(report["self_replay_summary"]))
     report["costs"] = [cost(path) for path in sorted(TRACES.glob("*.json.gz"))]
     print("costs", json.dumps(quantiles([row["times"] for row in report["costs"]], 1)))
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def answered_number(kind: str, number: int) -> dict:
+    """As `answered`, in a process of its own: programs cannot be sent to one."""
+    return answered(list(pairs(kind))[number])
 
 
 def answered(pair: Pair) -> dict:
@@ -196,19 +206,18 @@ def quantiles(errors: Iterable[float], scale: float) -> dict:
     return {name: round(float(np.quantile(values, q)), 2) for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0))}
 
 
-def self_replays(folder: Path) -> Iterable[dict]:
-    for path in sorted(folder.glob("*.json.gz")):
-        capture = link(read_trace(path))
-        began = time.perf_counter()
-        graph = build_graph(capture)
-        said = replay(graph) if graph is not None else None
-        yield {
-            "trace": path.name.removesuffix(".json.gz"),
-            "steps": len(capture.steps),
-            "error": said.error if said is not None else None,
-            "refusal": said.refusal if said is not None else "no steps are marked, or no work is launched in them",
-            "seconds": round(time.perf_counter() - began, 3),
-        }
+def self_replay(path: Path) -> dict:
+    capture = link(read_trace(path))
+    began = time.process_time()
+    graph = build_graph(capture)
+    said = replay(graph) if graph is not None else None
+    return {
+        "trace": path.name.removesuffix(".json.gz"),
+        "steps": len(capture.steps),
+        "error": said.error if said is not None else None,
+        "refusal": said.refusal if said is not None else "no steps are marked, or no work is launched in them",
+        "seconds": round(time.process_time() - began, 3),
+    }
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def _unhindered(graph: Graph, edits: Mapping[str, Edit]) -> Graph:
 
 
 def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Duration of the steps of all ranks if none is late, or stalls, and what launches cost them.
+    """Duration of the steps of all ranks if none is late, and what launches cost them.
 
     Args:
         graphs: By rank.
@@ -233,8 +233,6 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         LAUNCHES: 1 - several.step_time_ns(_of_each(joint, without_launches)) / whole,
         DISPATCH: launched / whole,
     }
-    if any(len(stalls(graph.chain)) for graph in joint.graphs):
-        saved[STALLS] = 1 - several.step_time_ns(_of_each(joint, without_stalls)) / whole
     return Replay(
         recorded_ns=round(recorded),
         step_time_ns=round(whole),

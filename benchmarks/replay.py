@@ -4,19 +4,24 @@
 
 Pairs are programs on a simulated machine with and without a cause (tests/counterfactuals): the truth is the program
 without it, unprofiled. Errors are points of the step's share that is saved. Replays of the unchanged steps of real
-traces are compared with what was recorded. No figure is a measurement of this machine but the seconds.
+traces are compared with what was recorded. No figure is a measurement of this machine but the
+seconds, and how many times the processor time of an analysis without replay one with it takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -27,7 +32,8 @@ from counterfactuals.machine import step_time, write_traces  # noqa: E402
 from counterfactuals.programs import Pair, pairs  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
-from steptune.tuner.profiling.analysis import analyse_trace, analyse_traces  # noqa: E402
+from steptune.tuner.profiling import analysis  # noqa: E402
+from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace, analyse_traces  # noqa: E402
 from steptune.tuner.profiling.capture import link  # noqa: E402
 from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category  # noqa: E402
 from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
@@ -48,11 +54,15 @@ CAUSES = {
 NOTABLE = 0.02
 """A share of the step that the best remedy has to save before it matters which finding is the first."""
 NEARLY_BEST = 0.95
+UNPROFILED, TURNS = 0.85, 3
+"""Of the recorded step, the unprofiled one that costs of an analysis are measured with: its calibration simulates most.
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["development", "held out"])
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that answer pairs at once")
     parser.add_argument("--out", type=Path, default=RESULTS / "replay.json")
     arguments = parser.parse_args()
     report = {
@@ -61,15 +71,25 @@ def main() -> None:
         "sets": {},
     }
     for kind in arguments.sets:
-        rows = [answered(pair) for pair in pairs(kind)]
+        with multiprocessing.Pool(arguments.processes) as pool:
+            rows = pool.starmap(answered_number, [(kind, number) for number in range(len(list(pairs(kind))))], 1)
         report["sets"][kind] = {"summary": summary(rows), "first_finding": first_findings(rows), "pairs": rows}
         print(kind, json.dumps(report["sets"][kind]["summary"], indent=1), flush=True)
         print("first finding", report["sets"][kind]["first_finding"], flush=True)
-    report["self_replay"] = [row for folder in (TRACES, CAPTURES) for row in self_replays(folder)]
+    with multiprocessing.Pool(arguments.processes) as pool:
+        files = [path for folder in (TRACES, CAPTURES) for path in sorted(folder.glob("*.json.gz"))]
+        report["self_replay"] = pool.map(self_replay, files, 1)
     errors = [row["error"] for row in report["self_replay"] if not row["refusal"]]
     report["self_replay_summary"] = {"replayed": len(errors), **quantiles(errors, 100)}
     print(json.dumps(report["self_replay_summary"]))
+    report["costs"] = [cost(path) for path in sorted(TRACES.glob("*.json.gz"))]
+    print("costs", json.dumps(quantiles([row["times"] for row in report["costs"]], 1)))
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def answered_number(kind: str, number: int) -> dict:
+    """As `answered`, in a process of its own: programs cannot be sent to one."""
+    return answered(list(pairs(kind))[number])
 
 
 def answered(pair: Pair) -> dict:
@@ -165,24 +185,39 @@ def first_findings(rows: list[dict]) -> dict:
     return {"pairs": len(costly), "nearly_best": sum(best)}
 
 
+def cost(path: Path) -> dict:
+    """How many times the processor time of an analysis without replay one with it takes, in turns."""
+    breakdown = analyse_rank(path).breakdowns[0]
+    unprofiled_ns = round(UNPROFILED * sum(breakdown.per_step_ns.values()))
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(TURNS):
+        for with_replay, times in seconds.items():
+            without = contextlib.nullcontext() if with_replay else patch.object(analysis, "build_graph", lambda _: None)
+            with without:
+                began = time.process_time()
+                analyse_rank(path, unprofiled_ns)
+                times.append(time.process_time() - began)
+    without_s, with_s = (statistics.median(seconds[with_replay]) for with_replay in (False, True))
+    return {"trace": path.name.removesuffix(".json.gz"), "seconds": with_s, "times": round(with_s / without_s, 2)}
+
+
 def quantiles(errors: Iterable[float], scale: float) -> dict:
     values = np.array(list(errors)) * scale
     return {name: round(float(np.quantile(values, q)), 2) for name, q in (("median", 0.5), ("p90", 0.9), ("max", 1.0))}
 
 
-def self_replays(folder: Path) -> Iterable[dict]:
-    for path in sorted(folder.glob("*.json.gz")):
-        capture = link(read_trace(path))
-        began = time.perf_counter()
-        graph = build_graph(capture)
-        said = replay(graph) if graph is not None else None
-        yield {
-            "trace": path.name.removesuffix(".json.gz"),
-            "steps": len(capture.steps),
-            "error": said.error if said is not None else None,
-            "refusal": said.refusal if said is not None else "no steps are marked, or no work is launched in them",
-            "seconds": round(time.perf_counter() - began, 3),
-        }
+def self_replay(path: Path) -> dict:
+    capture = link(read_trace(path))
+    began = time.process_time()
+    graph = build_graph(capture)
+    said = replay(graph) if graph is not None else None
+    return {
+        "trace": path.name.removesuffix(".json.gz"),
+        "steps": len(capture.steps),
+        "error": said.error if said is not None else None,
+        "refusal": said.refusal if said is not None else "no steps are marked, or no work is launched in them",
+        "seconds": round(time.process_time() - began, 3),
+    }
 
 
 if __name__ == "__main__":

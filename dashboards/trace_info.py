@@ -10,6 +10,7 @@ import pandas as pd
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.finding_gain import finding_gain, refusal_of
+from steptune.dashboards.rank_groups import named_devices
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES
 from steptune.tuner.profiling.evidence import busiest
@@ -139,7 +140,7 @@ def _what(analysis: TraceAnalysis) -> str:
         ranks = f"{ranks} of {first.num_ranks}"
     steps = sorted({b.num_steps for b in breakdowns})
     counted = units.counted(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
-    return ", ".join((ranks, *names, counted)) + _spoken_of(analysis)
+    return ", ".join((ranks, named_devices(names), counted)) + _spoken_of(analysis)
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:

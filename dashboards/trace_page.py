@@ -12,6 +12,7 @@ from steptune.dashboards.communication import get_communication_info, plot_bandw
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
+from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import figures_json, render
 from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
@@ -66,8 +67,8 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "late_ns": get_late_ns(analysis),
         "over": f", over its {len(rank.breakdowns)} devices" if len(rank.breakdowns) > 1 else "",
         "beside": ", as profiled" if is_rescaled(analysis) else "",
-        "ranks": list(get_ranks_info(analysis).itertuples()) if len(analysis.ranks) > 1 else [],
-        "variation": list(get_variation_info(analysis).itertuples()),
+        "ranks": list(grouped_ranks(get_ranks_info(analysis)).itertuples()) if len(analysis.ranks) > 1 else [],
+        "variation": list(grouped_variation(get_variation_info(analysis)).itertuples()),
         "rank": rank,
         "on_device": any(breakdown.device != "cpu" for breakdown in rank.breakdowns),
         "several": len(analysis.ranks) > 1,
@@ -110,7 +111,7 @@ def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -
     if collectives["bus_bytes_per_s"].notna().any():
         figures["bandwidth"] = plot_bandwidth(collectives)
     if analysis.waits:
-        figures["waits"] = plot_waits(get_ranks_info(analysis))
+        figures["waits"] = plot_waits(grouped_ranks(get_ranks_info(analysis)))
     for number, memory in enumerate(rank.memory):
         if memory.timeline:
             figures[f"memory-{number}"] = plot_memory(memory)

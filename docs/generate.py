@@ -31,10 +31,10 @@ from steptune.service.settings import Settings
 from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
 from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule
-from steptune.tuner.profiling.evidence import UNPACED
+from steptune.tuner.profiling.evidence import RECURRING, UNPACED
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
-from steptune.tuner.profiling.stall_findings import RECURRING, STALL_ADVICE, STALL_THRESHOLDS
+from steptune.tuner.profiling.stall_findings import STALL_ADVICE, STALL_THRESHOLDS
 from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 from steptune.tuner.records import (
     Choice,
@@ -90,22 +90,24 @@ step. From the first threshold on it fires as a note, from the second as a warni
 rule states a lower limit, the maximum saving is that share; of communication, only the part that held compute up
 counts. A larger bound than the share is refused. Findings of which a replay states the gain come first, the largest
 before others; then those that only bound one, by their bound: nothing says how much of it would be saved. A rank that
-comes late stands before all. Launches cost something throughout the step, so launch_bound follows a cause at one place
-unless its gain is more than 5 % larger. Where stalls or waits for batches pace the step, those have to go first: it
-follows them, and stands before what saves less ([why](decisions/0046-stated-gains-first.md)).
+comes late stands before what its peers compute and wait for; only launches that cost all ranks more come before it.
+Launches cost something throughout the step, so launch_bound follows a cause at one place unless its gain is more than
+5 % larger. Where stalls in every step pace it, or waits for batches of which more is saved, those have to go first: it
+follows them, and stands before what saves less ([why](decisions/0046-stated-gains-first.md),
+[and](decisions/0054-launches-beside-late-ranks.md)).
 
 Six rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
 allocation, host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that
 cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share
 and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed",
 or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
-launches or events that are not recorded, a replay that misses the recorded step by more than 5 %,
-first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
-than two points of the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 %
-gives its gain as a range, more or less so much, and at most the time in which the device does not compute. The gain of
-launch_bound is the cost of launches where stalls, waits and batches are gone; its bound is the gain of a CUDA graph
-where they stay, if that is larger. Each gain is of one cause alone: where several are replayed, each finding names the
-others, because gains may overlap and do not add up.
+launches or events that are not recorded, a replay that misses the recorded step by more than 5 %, first steps (only
+those of a long window are simulated) whose waits or stalls differ from those of all steps by more than two points of
+the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 % gives its gain as a
+range, more or less so much, and at most the time in which the device does not compute. The gain of launch_bound is the
+cost of launches where stalls, waits and batches are gone, of several ranks in all of them at once and without late
+ones; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one cause alone: where
+several are replayed, each finding names the others, because gains may overlap and do not add up.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the
@@ -126,7 +128,7 @@ THRESHOLD_SOURCES = {
     "input_bound": "5 %: torch-tb-profiler, for the share of the DataLoader. 10 %: XProf, for input. 20 %: "
     'TensorFlow\'s input-pipeline analysis ("highly input-bound").',
     "exposed_copies": "Our own.",
-    "launch_bound": "3 %: TensorFlow's analysis of kernel launches. 10 %: XProf, for a core that idles. 30 %: our own.",
+    "launch_bound": "2 %: our own, as of other replayed gains. 10 %: XProf, for a core that idles. 30 %: our own.",
     "python_bound": "Our own.",
     "synchronisation": "Our own.",
     "allocation": "Our own.",
@@ -231,7 +233,8 @@ def _rule(rule: Rule, condition: str | None) -> str:
         *(
             [
                 f"- Says, where stalls and waits for batches are at least {UNPACED:.0%} of the device's waits for the "
-                f"host, as a note after the other gains: {rule.aside_message.format(share='…')}"
+                "host, and stalls are in every step or more than launches is saved without them, as a note after "
+                f"those: {rule.aside_message.format(share='…')}"
             ]
             if rule.aside_message
             else []

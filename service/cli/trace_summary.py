@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
+from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import (
     TraceAdvice,
@@ -170,7 +171,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
         yield _collectives(collectives, top)
     if rank.memory:
         yield _memory(rank, of)
-    variation = get_variation_info(analysis)
+    variation = grouped_variation(get_variation_info(analysis))
     if len(variation):
         yield _variation(variation)
 
@@ -207,7 +208,7 @@ def _one_line(text: str) -> Text:
 
 def _ranks(analysis: TraceAnalysis) -> RenderableType:
     table = _numbers("rank", "step", "compute", "comm.", "in/out", "gaps", "waits", "comes last", "", title="Ranks")
-    for row in _records(get_ranks_info(analysis)):
+    for row in _records(grouped_ranks(get_ranks_info(analysis))):
         waits = "" if row["wait_ns"] is None or math.isnan(row["wait_ns"]) else units.short_time(row["wait_ns"])
         late = "" if row["late_share"] is None or math.isnan(row["late_share"]) else units.percent(row["late_share"])
         shares = (units.percent(row[name]) for name in ("compute", "communication", "input", "gaps"))

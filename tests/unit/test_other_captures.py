@@ -11,6 +11,7 @@ from pathlib import Path
 import other_captures
 import pytest
 
+from steptune.tuner.profiling import decoded_size
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_traces
 from steptune.tuner.profiling.captures import archive, whole_files
 from steptune.tuner.profiling.captures.step_names import StepRange, chosen_steps
@@ -108,6 +109,15 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     path = tmp_path / "results.json.gz"
     path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool": [' + b"[]," * (1 << 20)))
     with pytest.raises(TraceError, match="more than 1 MiB: record a shorter stretch"):
+        read_trace(path)
+
+
+def test_a_file_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_size, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(whole_files, "MOST_DECODED_BYTES", 1 << 26)
+    path = tmp_path / "results.json.gz"
+    path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool": [' + b"[]," * (1 << 20) + b"[]]}"))
+    with pytest.raises(TraceError, match="its 3 MiB hold so many values that they would take about 144 MiB of memory"):
         read_trace(path)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trace_events import Event, copy, kernel, note, operator, runtime, step, write_trace
 from traces import NAMES, needs_traces, trace_file
 
-from steptune.tuner.profiling import reader
+from steptune.tuner.profiling import decoded_size, reader
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.trace import Host, Kind, Trace, TraceError, Work
 
@@ -202,6 +202,54 @@ class TestLayouts:
     def test_a_device_with_odd_values_is_described_as_far_as_it_goes(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text([operator("a", 1, 2)], deviceProperties=[{"numSms": None, "name": None}]))
         assert (trace.devices[0].num_sms, trace.devices[0].name) == (0, "")
+
+
+class TestBounds:
+    """Hostile files neither take all memory nor end in an error of Python's."""
+
+    @pytest.fixture
+    def small_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(decoded_size, "SMALL_BYTES", 1 << 10)
+        monkeypatch.setattr(decoded_size, "MOST_TEXT_BYTES", 1 << 16)
+        monkeypatch.setattr(reader, "MOST_DECODED_BYTES", 1 << 19)
+
+    @pytest.mark.usefixtures("small_bounds")
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b'{"traceEvents":[' + b"{}," * 20_000 + b"{}]}", "4 MiB of memory, more than 0 MiB"),
+            (b'{"traceEvents":[{"args":{"a":[' + b"[]," * 20_000 + b"[]]}}]}", "of memory, more than"),
+            (b'{"traceEvents":[' + b" " * 100_000 + b"]}", "no event ends on a line of its own"),
+            (b'{"traceEvents":[\n  {' + b" " * 100_000 + b"}\n  ]}", "no event ends on a line of its own"),
+            (b" " * 100_000, "no event ends on a line of its own"),
+        ],
+    )
+    def test_what_would_take_too_much_memory_is_refused(self, tmp_path: Path, content: bytes, says: str) -> None:
+        with blocks_of(1 << 12), pytest.raises(TraceError, match=says):
+            read(tmp_path, gzip.compress(content))
+
+    @pytest.mark.usefixtures("small_bounds")
+    def test_a_file_of_any_size_is_read_in_pieces(self, tmp_path: Path) -> None:
+        content = kineto_text([operator("aten::mm", number, number + 0.5) for number in range(2_000)])
+        assert len(content) > 1 << 17
+        with blocks_of(1 << 12):
+            assert len(read(tmp_path, content)) == 2_000
+
+    @pytest.mark.parametrize("base", [2**63 - 5, 2**63, 2**70, -(2**63)])
+    def test_a_base_that_no_clock_shows_is_left_out(self, tmp_path: Path, base: int) -> None:
+        trace = read(tmp_path, kineto_text([operator("a", 1, 2)], baseTimeNanoseconds=base))
+        assert trace.base_time_ns == 0
+        assert trace.losses == (f"baseTimeNanoseconds, {base}, is not the time of a clock: it was left out",)
+
+    def test_a_base_and_times_that_no_clock_shows_together_lose_the_base(self, tmp_path: Path) -> None:
+        late_us = 2**61 // 1000
+        trace = read(tmp_path, kineto_text([operator("a", late_us, late_us + 1)], baseTimeNanoseconds=2**61 + 10**6))
+        assert (trace.base_time_ns, len(trace.losses)) == (0, 1)
+
+    def test_events_of_different_ages_are_refused(self, tmp_path: Path) -> None:
+        events = [operator("a", -4 * 10**15, -4 * 10**15 + 1), operator("b", 4 * 10**15, 4 * 10**15 + 1)]
+        with pytest.raises(TraceError, match="span 254 years"):
+            read(tmp_path, kineto_text(events))
 
 
 class TestCompressed:

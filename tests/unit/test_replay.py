@@ -19,7 +19,7 @@ from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_n
 from steptune.tuner.profiling.replay.chain import SYNC
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.replay.scenarios import without_synchronisation
-from steptune.tuner.profiling.replay.simulate import step_time_ns
+from steptune.tuner.profiling.replay.simulate import simulate, step_time_ns
 
 CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json.gz"))
 SAMPLED = ("hta_job128_rank0", "hta_job128_rank1")
@@ -228,3 +228,17 @@ def test_a_synchronisation_that_the_device_records_is_no_launch(tmp_path: Path) 
     assert (with_records.chain.kind == plain.chain.kind).all()
     assert with_records.chain.waits == plain.chain.waits
     assert (plain.chain.kind == SYNC).sum() == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["host: read earlysynchronisation", "even: 2 workers 1.5loader", "device: readssynchronisation"]
+)
+def test_steps_that_end_early_take_what_all_passes_take(name: str, tmp_path: Path) -> None:
+    """Ranks that meet run all passes, as they have to be in step."""
+    pair = every_pair()[name]
+    [path] = write_traces(tmp_path, pair.program, pair.machine, num_steps=pair.num_steps, seed=pair.seed)
+    graph = graph_of(path)
+    run = simulate(graph, [0] * len(graph.operations))
+    with pytest.raises(StopIteration) as done:
+        next(run)
+    assert step_time_ns(graph) == pytest.approx(done.value.value, rel=1e-6)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from trace_events import operator, step, write_trace
 
 from steptune.dashboards import units
+from steptune.dashboards.rank_groups import grouped_ranks
 from steptune.dashboards.trace_info import (
     get_findings_info,
     get_late_ns,
@@ -293,3 +294,46 @@ def test_kernel_names_keep_what_tells_them_apart():
     assert units.kernel_name("(anonymous)") == "(anonymous)"
     assert units.place_name("void at::native::f<int>(int): 3.5 ms in 30 runs") == "f<int>: 3.5 ms in 30 runs"
     assert units.place_name("2 ms before aten::mm (train.py(3))") == "2 ms before aten::mm (train.py(3))"
+
+
+def many_ranks(num_ranks: int, late: tuple[int, ...] = ()) -> TraceAnalysis:
+    """Ranks of which some come late, and the second half computes less."""
+    ranks = [
+        make_rank(
+            make_breakdown(
+                [{MATMUL: 900 if n < num_ranks // 2 else 500, HOST: 100 if n < num_ranks // 2 else 500}], rank=n
+            )
+        )
+        for n in range(num_ranks)
+    ]
+    waits = tuple(
+        RankWait(rank=n, wait_ns=0 if n in late else 300, late_share=float(n in late)) for n in range(num_ranks)
+    )
+    return make_analysis(*ranks, waits=waits)
+
+
+@pytest.mark.parametrize("num_ranks", [64, 1000])
+def test_many_ranks_are_rows_of_groups(num_ranks):
+    analysis = many_ranks(num_ranks, late=(5, 6, 9))
+    rows = grouped_ranks(get_ranks_info(analysis))
+    half = num_ranks // 2
+    assert list(rows["rank"]) == [
+        f"0–4, 7–8, 10–{half - 1} ({half - 3})",
+        "5–6, 9 (3)",
+        f"{half}–{num_ranks - 1} ({half})",
+    ]
+    assert list(rows["straggler"]) == [False, True, False]
+    assert list(rows["compute"]) == pytest.approx([0.9, 0.9, 0.5])
+    page = render_trace_page(analysis)
+    assert page.count("keeps up") == 2
+    assert page.count("straggler: the others wait for it") == 1
+
+
+def test_few_ranks_are_rows_of_their_own():
+    info = get_ranks_info(many_ranks(16, late=(5,)))
+    assert grouped_ranks(info) is info
+
+
+def test_ranks_whose_waits_are_not_known_are_grouped_too():
+    analysis = replace(many_ranks(40), waits=())
+    assert list(grouped_ranks(get_ranks_info(analysis))["rank"]) == ["0–19 (20)", "20–39 (20)"]

@@ -32,7 +32,7 @@ from steptune.tuner.profiling.details import Details, DetailsFile, joined_lines,
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
-from steptune.tuner.profiling.gains import by_worth
+from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import lanes_of
@@ -125,7 +125,7 @@ def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceA
     missing = _missing_ranks([result.analysis for result in results])
     compared = compare_ranks({result.analysis.rank: result.calls for result in results})
     replayed = _replay_of_ranks(results)
-    evidence = _evidence_of_ranks([result.analysis for result in results], compared)
+    evidence = _evidence_of_ranks([result.analysis for result in results], compared, replayed)
     ranks = tuple(
         msgspec.structs.replace(result.analysis, findings=diagnose(evidence[result.analysis.rank]))
         for result in results
@@ -366,11 +366,15 @@ def of_rank(result: RankResult, rank: int) -> RankResult:
     return replace(result, analysis=analysis)
 
 
-def _evidence_of_ranks(analyses: Sequence[RankAnalysis], compared: RankComparison) -> dict[int, Evidence]:
+def _evidence_of_ranks(
+    analyses: Sequence[RankAnalysis], compared: RankComparison, replayed: Replay | None
+) -> dict[int, Evidence]:
     """Evidence by rank, with its exposed communication told apart: waiting for a late rank, and the network."""
     waits = {wait.rank: wait for wait in compared.waits}
     return {
-        one.rank: Evidence(analysis=one, late_part=late_part(waits.get(one.rank), busiest(one.breakdowns)))
+        one.rank: Evidence(
+            analysis=one, late_part=late_part(waits.get(one.rank), busiest(one.breakdowns)), run=replayed
+        )
         for one in analyses
     }
 
@@ -381,7 +385,8 @@ def _replay_of_ranks(results: Sequence[RankResult]) -> Replay | None:
     if len(graphs) < len(results):
         return None
     unprofiled = {result.analysis.breakdowns[0].unprofiled_step_time_ns for result in results}
-    replayed = replay_ranks(graphs, max((time for time in unprofiled if time), default=None))
+    workers = any(result.analysis.breakdowns[0].facts.loader == "workers" for result in results)
+    replayed = replay_ranks(graphs, max((time for time in unprofiled if time), default=None), workers=workers)
     for result in results:
         replayed = of_all_steps(replayed, busiest(result.analysis.breakdowns), graphs[result.analysis.rank].num_steps)
     return replayed
@@ -405,16 +410,11 @@ def _findings_of_run(
     together: list[Finding] = []
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits), replayed)
-    # A rank that comes late is named before what its peers compute, however much of that there is.
-    return tuple(sorted(by_worth([*largest.values(), *together]), key=_order))
+    return tuple(late_first(by_worth([*largest.values(), *together])))
 
 
 def _weight(finding: Finding) -> tuple[float, int]:
     return finding.bound, SEVERITIES.index(finding.severity)
-
-
-def _order(finding: Finding) -> int:
-    return 0 if finding.rule == "rank_skew" and finding.severity != "note" else 1
 
 
 def _of_rank(finding: Finding, rank: int) -> Finding:

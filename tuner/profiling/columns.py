@@ -48,6 +48,9 @@ _WORK = {
     "collective_comm": Kind.KERNEL,
 }
 MEMORY_EVENT = "[memory]"
+MOST_NS = 2**62
+"""Two times below this (146 years) have a sum, and a difference, that an int64 holds."""
+NS_PER_YEAR = 365 * 86_400 * 10**9
 
 
 class Columns:
@@ -95,7 +98,7 @@ class Columns:
         """The trace of everything taken in.
 
         Raises:
-            TraceError: No event has a time.
+            TraceError: No event has a time, or they lie too far apart.
         """
         host, work = _joined(self._host, _HOST_TYPES), _joined(self._work, _WORK_TYPES)
         firsts = [int(table[0].min()) for table in (host, work) if len(table[0])]
@@ -107,6 +110,14 @@ class Columns:
             losses.append(f"{counted(self._num_negative, 'event')} with a negative duration, taken as instants")
         if self._num_untimed:
             losses.append(f"{counted(self._num_untimed, 'event')} without a time, left out")
+        base = header.base_time_ns if isinstance(header.base_time_ns, int) else 0
+        if abs(origin + base) >= MOST_NS:
+            losses.append(f"baseTimeNanoseconds, {base}, is not the time of a clock: it was left out")
+            base = 0
+        last = max(int(table[1].max()) for table in (host, work) if len(table[0]))
+        if last - origin >= MOST_NS:
+            years = (last - origin) / NS_PER_YEAR
+            raise TraceError(f"its events span {years:.0f} years: one of its clocks is wrong, record it again")
         host, work = _in_order(host, origin), _in_order(work, origin)
         rank, num_ranks, distributed = _ranks(header.distributed)
         return Trace(
@@ -123,7 +134,7 @@ class Columns:
             num_ranks=num_ranks,
             distributed=distributed,
             origin_ns=origin,
-            base_time_ns=header.base_time_ns if isinstance(header.base_time_ns, int) else 0,
+            base_time_ns=base,
             framing=framing,
             num_events=self.num_events,
             num_lost=num_lost,

@@ -389,7 +389,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="launch_bound",
         categories=(Category.HOST, Category.LAUNCH_LATENCY),
-        thresholds=(0.03, 0.10, 0.30),
+        thresholds=(0.02, 0.10, 0.30),
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
         remedies=(
             REPLAY,
@@ -402,7 +402,7 @@ RULES: tuple[Rule, ...] = (
         replayed=DISPATCH,
         replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
         bounded_by=LAUNCHES,
-        aside=lambda evidence: not evidence.is_paced_by_dispatch,
+        aside=lambda evidence: evidence.sets_launches_aside,
         aside_message="after stalls and waits for batches, launching costs {share} of the step",
     ),
     Rule(

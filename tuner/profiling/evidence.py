@@ -9,12 +9,15 @@ from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.profiling.facts import joined_facts
 from steptune.tuner.profiling.gains import Gain, gain_of
-from steptune.tuner.records import Breakdown, StepFacts
+from steptune.tuner.profiling.replay.answers import DISPATCH, LOADER, STALLS, saved_share
+from steptune.tuner.records import Breakdown, Replay, StepFacts
 from steptune.tuner.trace_records import RankAnalysis
 
 SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """How many kernels or gaps a finding names."""
+RECURRING = 0.6
+"""Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
 UNPACED = 0.3
 """Share of its waits for the host from which on stalls and batches, not dispatch, pace the device: in launch-bound
 steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 and 58 %."""
@@ -31,6 +34,8 @@ class Evidence:
 
     Attributes:
         analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
+        run: Replay of all ranks together. What it answers is not asked of this rank's steps alone, in which collectives
+            last as long as they did, waits for other ranks included.
         late_part: Of its exposed communication: the share in which it waits for a late rank, as far as other ranks'
             traces show that. It is `rank_skew`'s, and no time of the network.
     """
@@ -38,6 +43,7 @@ class Evidence:
     situation: Situation | None = None
     analysis: RankAnalysis | None = None
     late_part: float = 0.0
+    run: Replay | None = None
 
     @property
     def breakdown(self) -> Breakdown:
@@ -83,7 +89,15 @@ class Evidence:
 
     def gain(self, cause: str, share: float) -> Gain | None:
         """Gain of removing a cause: replayed, or a range of at most a share of the step."""
-        return gain_of(self.breakdown.replay, cause, share, self.idle_share)
+        return gain_of(self._replay(cause), cause, share, self.idle_share)
+
+    def saved(self, cause: str) -> float | None:
+        """Share of the step that a replay saves without a cause; None where none says so exactly."""
+        return saved_share(self._replay(cause), cause)
+
+    def _replay(self, cause: str) -> Replay | None:
+        run = self.run
+        return run if run is not None and cause in run.saved else self.breakdown.replay
 
     @property
     def idle_share(self) -> float:
@@ -100,3 +114,17 @@ class Evidence:
         """Say whether the device waits for launches, and little for stalls and batches of the host."""
         others = self.stalled_share + self.share(Category.DATA_WAIT, Category.EPOCH_RESTART)
         return others <= UNPACED * (others + self.share(Category.HOST, Category.LAUNCH_LATENCY))
+
+    @property
+    def sets_launches_aside(self) -> bool:
+        """Say whether something else is removed before launches are: stalls in every step, whatever launches cost
+        beside them, or stalls in few steps and waits for batches of which more is saved.
+        """
+        if self.is_paced_by_dispatch:
+            return False
+        dispatch, stalled, loading = self.saved(DISPATCH), self.saved(STALLS) or 0.0, self.saved(LOADER) or 0.0
+        if dispatch is None or dispatch <= max(stalled, loading):
+            return True
+        stalls = self.breakdown.stalls
+        recurs = stalls is not None and len(stalls.steps) >= RECURRING * self.breakdown.num_steps
+        return recurs and stalled > UNPACED * dispatch

@@ -9,7 +9,7 @@ much of a share of element-wise work a compiler saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
@@ -22,6 +22,7 @@ AS_LARGE = 1.05
 """Launches cost something throughout the step: a cause at one place comes first, unless theirs is the larger gain by
 this factor."""
 SPREAD_OUT = ("launch_bound",)
+LATE_RULE = "rank_skew"
 ASIDE = "aside"
 """Evidence of a finding that another one precedes, whatever their gains: which cause is removed first."""
 REMOVED_FIRST = ("host_stall", "input_bound")
@@ -112,6 +113,23 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
         return False, factor * (1 - worth), -finding.bound
 
     return sorted(findings, key=key)
+
+
+def late_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings in order, a rank that comes late before what its peers compute and wait for, however much that is.
+
+    Only launches that cost all ranks more, beside the wait for it, come before it: they are on no single rank.
+    """
+    late = next((one for one in findings if one.rule == LATE_RULE and one.severity != "note"), None)
+    if late is None:
+        return list(findings)
+    worth = _expected(late) or late.bound
+
+    def follows(finding: Finding) -> bool:
+        leads = finding.rule in SPREAD_OUT and ASIDE not in finding.evidence and (_expected(finding) or 0.0) > worth
+        return finding is not late and not leads
+
+    return sorted(findings, key=follows)
 
 
 def _expected(finding: Finding) -> float | None:

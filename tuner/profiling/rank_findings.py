@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence
-from steptune.tuner.profiling.gains import bound_of, gain_of
+from steptune.tuner.profiling.gains import LATE_RULE, bound_of, gain_of
 from steptune.tuner.profiling.replay.answers import LATE_RANKS
+from steptune.tuner.profiling.stalls import listed
 from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for the longest wait for a late rank as a share of the step."""
+ON_TIME = 0.75
+"""Ranks that wait less than this part of what the median rank waits are late with the one that waits least."""
 
 
 def diagnose_ranks(
@@ -46,20 +49,22 @@ def diagnose_ranks(
     skew_ns = sum((c.skew_ns or 0) * c.count for c in known)
     latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
     level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
+    group = _late_group(waits)
+    beside = f" ({listed(group)} are late)" if len(group) > 1 else ""
     if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives: that is no time of the network"
+            f"{late.late_share:.0%} of the collectives{beside}: that is no time of the network"
         )
     else:
         message = (
             f"without late ranks the step would be {gain.share} shorter: rank {late.rank} arrives last in "
-            f"{late.late_share:.0%} of the collectives, which is no time of the network"
+            f"{late.late_share:.0%} of the collectives{beside}, which is no time of the network"
         )
     removable = evidence[waiting].late_removable_share
     return [
         Finding(
-            rule="rank_skew",
+            rule=LATE_RULE,
             severity=SEVERITIES[level],
             message=message,
             advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
@@ -70,6 +75,14 @@ def diagnose_ranks(
                 "skew_ms": round(skew_ns / 1e6, 4),
                 "latency_ms": round(latency_ns / 1e6, 4),
                 "rank": late.rank,
+                **({"late_ranks": listed(group)} if len(group) > 1 else {}),
             },
         )
     ]
+
+
+def _late_group(waits: Sequence[RankWait]) -> tuple[int, ...]:
+    """Ranks that wait clearly less than most; none where all wait alike, as when they are late in turn."""
+    ordered = sorted(wait.wait_ns for wait in waits)
+    usual = ordered[len(ordered) // 2]
+    return tuple(sorted(wait.rank for wait in waits if wait.wait_ns < ON_TIME * usual))

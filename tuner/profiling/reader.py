@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,7 @@ import msgspec
 
 from steptune.tuner.profiling.captures.recognised import translator
 from steptune.tuner.profiling.columns import Columns
+from steptune.tuner.profiling.decoded_size import check_decoded_size, joined
 from steptune.tuner.profiling.events import Event, EventFile, ExactEvent, ExactEventFile, Header, loose_event
 from steptune.tuner.profiling.times import InexactTimesError
 from steptune.tuner.profiling.trace import Trace, TraceError
@@ -33,6 +35,8 @@ SEPARATOR = b"\n  },"
 EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 KINETO_HEAD = re.compile(HEAD.pattern + rb"(?=\s*?\n  \{)")
+MOST_DECODED_BYTES = 8 << 30
+"""Of a file in another layout than Kineto's. Its events take about five times as much memory as text."""
 MARGIN = 64
 """More than what `KINETO_HEAD` matches."""
 END = re.compile(rb"\n {0,2}\]")
@@ -131,7 +135,7 @@ def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
     """The file up to its first events, and where those begin if Kineto laid them out, or 0."""
     start, position = b"", 0
     for block in blocks:
-        start += block
+        start = joined([start, block])
         head = HEAD.search(start, position)
         if start.startswith(b"[") or (head is not None and len(start) >= head.end() + MARGIN):
             break
@@ -156,7 +160,7 @@ class _Reader:
         if events:
             header = self._read_chunks(start[:events], start[events:], blocks)
         else:
-            header = self._read_whole(b"".join([start, *blocks]))
+            header = self._read_whole(joined(chain([start], blocks)))
         if self._blocks.problem:
             self._losses.insert(0, self._blocks.problem)
         if self._num_repaired:
@@ -176,7 +180,7 @@ class _Reader:
         while block:
             cut = block.rfind(SEPARATOR)
             if cut < 0:
-                block, rest = rest + block, b""
+                block, rest = joined([rest, block]), b""
                 cut = block.rfind(SEPARATOR)
             end = cut + len(EVENT_END)
             if cut < 0:
@@ -184,7 +188,7 @@ class _Reader:
             elif self._take_piece(piece := b"".join((b"[", rest, memoryview(block)[:end], b"]"))):
                 rest = block[end + 1 :]
             else:
-                rest = b"".join([piece[1:-1], block[end:], *blocks])
+                rest = joined(chain([piece[1:-1], block[end:]], blocks))
             block = next(blocks, b"")
         return self._read_end(head, rest)
 
@@ -274,6 +278,7 @@ class _Reader:
 
     def _read_object(self, text: bytes) -> Header | None:
         """As it is, or repaired; None where it is no JSON."""
+        check_decoded_size(text, MOST_DECODED_BYTES)
         header = self._decoded(text)
         if header is None:
             header = self._decoded(_repaired(text))

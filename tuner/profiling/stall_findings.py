@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
+from steptune.tuner.profiling.evidence import PLACES, RECURRING, SEVERITIES, Evidence
 from steptune.tuner.profiling.gains import bound_of
 from steptune.tuner.profiling.replay.answers import STALLS
 from steptune.tuner.profiling.stalls import cause_of, listed
@@ -10,8 +10,6 @@ from steptune.tuner.records import Finding, Stall, StepFacts
 
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for host time in stalls as a share of the step."""
-RECURRING = 0.6
-"""Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
 
 
 def diagnose_stalls(evidence: Evidence) -> Finding | None:

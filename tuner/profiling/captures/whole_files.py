@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from steptune.tuner.profiling.decoded_size import check_decoded_size
 from steptune.tuner.profiling.trace import TraceError
 
 MOST_BYTES = 512 << 20
-"""Of a file, unpacked: what is decoded takes some seven times as much memory, and up to 25 times where it is malicious.
-The million events of a profile of JAX take about half."""
+"""Of a file, unpacked: the million events of a profile of JAX take about half."""
+MOST_DECODED_BYTES = 4 << 30
+"""What is decoded takes some seven times as much memory as text."""
 BEGINNING_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 
@@ -45,6 +47,7 @@ def json_of(path: Path) -> Any:
         raise TraceError("the compressed file ends in the middle or is damaged: copy it again") from None
     if len(text) > MOST_BYTES:
         raise TraceError(f"it has more than {MOST_BYTES >> 20} MiB: record a shorter stretch, ten steps are enough")
+    check_decoded_size(text, MOST_DECODED_BYTES)
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

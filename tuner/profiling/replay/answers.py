@@ -77,7 +77,7 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     whole = step_time_ns(graph)
     edits = _edits(graph, workers=workers)
     saved = {cause: 1 - step_time_ns(edit(graph)) / whole for cause, edit in edits.items()}
-    unhindered = reduce(lambda edited, edit: edit(edited), [edits[c] for c in HINDRANCES if c in edits], graph)
+    unhindered = _unhindered(graph, edits)
     saved[DISPATCH] = (step_time_ns(unhindered) - step_time_ns(without_launches(unhindered))) / whole
     return Replay(
         recorded_ns=round(graph.recorded_ns),
@@ -192,11 +192,16 @@ def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
     return found
 
 
-def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None) -> Replay:
-    """Duration of the steps of all ranks if none is late.
+def _unhindered(graph: Graph, edits: Mapping[str, Edit]) -> Graph:
+    return reduce(lambda edited, edit: edit(edited), [edits[c] for c in HINDRANCES if c in edits], graph)
+
+
+def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
+    """Duration of the steps of all ranks if none is late, and what launches cost them.
 
     Args:
         graphs: By rank.
+        workers: Worker processes make the batches.
     """
     recorded = max(graph.recorded_ns for graph in graphs.values())
     refusal = next((reason for reason in map(refused, graphs.values()) if reason), "")
@@ -212,17 +217,32 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
     if refusal:
         return Replay(recorded_ns=round(recorded), refusal=refusal)
 
+    recorded_ranks = joint
+
     def at_cost(cost_ns: float) -> several.Ranks:
-        return replace(joint, graphs=tuple(calibrated(graph, cost_ns) for graph in joint.graphs))
+        return _of_each(recorded_ranks, lambda graph: calibrated(graph, cost_ns))
 
     cost = event_cost_ns(lambda c: several.step_time_ns(at_cost(c)), unprofiled_ns) if unprofiled_ns else 0.0
-    whole = several.step_time_ns(at_cost(cost))
-    saved = 1 - several.step_time_ns(several.without_late_ranks(at_cost(cost))) / whole
+    joint = at_cost(cost)
+    whole = several.step_time_ns(joint)
+    punctual = several.without_late_ranks(joint)
+    unhindered = _of_each(punctual, lambda graph: _unhindered(graph, _edits(graph, workers=workers)))
+    launched = several.step_time_ns(unhindered) - several.step_time_ns(_of_each(unhindered, without_launches))
+    saved = {
+        LATE_RANKS: 1 - several.step_time_ns(punctual) / whole,
+        LAUNCHES: 1 - several.step_time_ns(_of_each(joint, without_launches)) / whole,
+        DISPATCH: launched / whole,
+    }
     return Replay(
         recorded_ns=round(recorded),
         step_time_ns=round(whole),
         error=error,
         event_cost_ns=round(cost) if unprofiled_ns else None,
         unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
-        saved={LATE_RANKS: max(0.0, saved)},
+        saved={cause: max(0.0, share) for cause, share in saved.items()},
     )
+
+
+def _of_each(ranks: several.Ranks, edit: Edit) -> several.Ranks:
+    """All ranks with one edit."""
+    return replace(ranks, graphs=tuple(map(edit, ranks.graphs)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from operator import sub
 
 from steptune.tuner.profiling.replay.chain import BATCH, LAUNCH
 from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
+SAME_NS = 0.5
+"""Streams that are no farther ahead of the host, or behind it, than they were a pass before: all passes are alike."""
 PREFETCHED = 2
 """Batches that workers make ahead of the host, at most."""
 Meeting = Generator[tuple[int, float], float, float]
@@ -28,12 +31,13 @@ def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
     raise AssertionError("a graph alone meets no other rank")
 
 
-def simulate(  # noqa: C901, PLR0912  one loop: calls would cost more than what they do
+def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more than what they do
     graph: Graph, meetings: Sequence[int] | None = None, *, usual_delays: bool = False, passes: int = PASSES
 ) -> Meeting:
     """One rank's steps, over and over.
 
-    Yields the number of the operation and the moment of every arrival in a collective that ranks meet in, and is sent
+    Steps of a rank alone are over where a pass ends as the one before: the others would be the same again. Yields the
+    number of the operation and the moment of every arrival in a collective that ranks meet in, and is sent
     when it ends; returns the time of a step in nanoseconds.
 
     Args:
@@ -53,6 +57,10 @@ def simulate(  # noqa: C901, PLR0912  one loop: calls would cost more than what 
     begun: list[float] = []
     time = ready = 0.0
     finished: list[tuple[float, float]] = []
+    after_ops = [depends.get(number) for number in range(len(stream))]
+    waiting = [waits.get(node) for node in range(len(kind))]
+    meets = meetings if meetings is not None else [0] * len(stream)
+    state: list[float] = []
     for _ in range(passes):
         for node, what in enumerate(kind):
             time += gap[node]
@@ -62,14 +70,16 @@ def simulate(  # noqa: C901, PLR0912  one loop: calls would cost more than what 
                 begin = time
                 for number in range(first[node], first[node + 1]):
                     bound = clocks[stream[number]]
-                    for other in depends.get(number, ()):
-                        if ends[other] > bound:
-                            bound = ends[other]
-                    begin = max(time + latency[number], bound + after[number])
-                    if meetings is not None and meetings[number]:
-                        end = yield number, begin
-                    else:
-                        end = begin + duration[number]
+                    others = after_ops[number]
+                    if others is not None:
+                        for other in others:
+                            if ends[other] > bound:
+                                bound = ends[other]
+                    begin = time + latency[number]
+                    bound += after[number]
+                    if bound > begin:
+                        begin = bound
+                    end = (yield number, begin) if meets[number] else begin + duration[number]
                     ends[number] = end
                     if end > clocks[stream[number]]:
                         clocks[stream[number]] = end
@@ -80,11 +90,14 @@ def simulate(  # noqa: C901, PLR0912  one loop: calls would cost more than what 
                 ready = max(ready, time - PREFETCHED * period) + period
             else:
                 time += length[node]
-            if node in waits:
+            if waiting[node] is not None:
                 time = max(time, max(clocks[number] for number in waits[node]) + returns[node])
         time += chain.tail
         finished.append((time, max(time, *clocks)))
-    rounds = (passes - 1) * graph.num_steps
+        before, state = state, [ready - time if period else 0.0, *(clock - time for clock in clocks)]
+        if meetings is None and before and max(map(abs, map(sub, state, before))) < SAME_NS:
+            break
+    rounds = (len(finished) - 1) * graph.num_steps
     return max(last - early for early, last in zip(finished[0], finished[-1], strict=True)) / rounds
 
 

@@ -1,0 +1,54 @@
+"""Bounds on what a file that is decoded at once may take: its text, and the objects that decoding makes of it.
+
+Of JSON, `[],` is three bytes of text and 72 of objects: a file of 512 MiB could take 13 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from steptune.tuner.profiling.trace import TraceError
+
+MOST_TEXT_BYTES = 4 << 30
+SMALL_BYTES = 64 << 20
+"""Of a shorter text no decoder makes more than 2 GB."""
+COSTS = {b"{": 150, b"[": 80, b",": 64}
+"""Bytes that an object, a list and what follows a comma take about, as decoded by msgspec."""
+
+
+def joined(parts: Iterable[bytes]) -> bytes:
+    """The parts as one text.
+
+    Raises:
+        TraceError: It is longer than what is held at once.
+    """
+    kept, length = [], 0
+    for part in parts:
+        length += len(part)
+        if length > MOST_TEXT_BYTES:
+            raise TraceError(
+                f"it has more than {_size(MOST_TEXT_BYTES)} in which no event ends on a line of its own, as "
+                "torch.profiler writes them: record a shorter stretch, ten steps are enough"
+            )
+        kept.append(part)
+    return b"".join(kept)
+
+
+def check_decoded_size(text: bytes, most_bytes: int) -> None:
+    """Refuses what would take too much memory.
+
+    Raises:
+        TraceError: Its objects would take more, as estimated.
+    """
+    if len(text) <= SMALL_BYTES:
+        return
+    estimated = sum(cost * text.count(sign) for sign, cost in COSTS.items())
+    if estimated > most_bytes:
+        raise TraceError(
+            f"its {_size(len(text))} hold so many values that they would take about {_size(estimated)} of memory, more "
+            f"than {_size(most_bytes)}: record a shorter stretch, ten steps are enough"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes >> 20} MiB"

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 GROUP = "steptune.kernels"
 """The entry point by which other packages register kernels; its name is the kernel's."""
-OURS = ("window_attention", "lamb", "lars")
+OURS = ("window_attention", "lamb", "lars", "simota", "fcos3d")
 OF_OPTIMIZER = ("lamb", "lars")
 """Of ours, those that compute an optimizer's step."""
 

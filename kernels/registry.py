@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptune.kernels import lamb, lars, simota, window_attention
+from steptune.kernels import fcos3d, lamb, lars, simota, window_attention
+from steptune.kernels.assigners import assigner_pattern
 from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
 from steptune.kernels.lamb import pattern as lamb_pattern
 from steptune.kernels.lars import pattern as lars_pattern
@@ -262,6 +263,67 @@ SIMOTA = Kernel(
     ),
     tolerances={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
     has_gradients=False,
+    pattern=assigner_pattern(
+        simota.Assigner,
+        simota.FusedAssigner,
+        "SimOTA's assignment in a loss: steptune.kernels.simota.Assigner",
+        "simota_assign",
+    ),
+)
+
+
+def _targets_in_one(targets: Callable[..., fcos3d.Targets]) -> Callable[..., Tensor]:
+    """Give targets of points on a grid of some 8 x 8 cells at two strides, all of them in one tensor."""
+
+    def function(
+        *, centres: Tensor, sizes: Tensor, shifts: Tensor, boxes: Tensor, labels: tuple[tuple[int, ...], ...]
+    ) -> Tensor:
+        device, dtype = centres.device, centres.dtype if centres.dtype == torch.float64 else torch.float32
+        number = torch.arange(80, device=device)
+        stride = torch.where(number < 64, 8, 16)
+        side = 128 // stride // 2
+        place = torch.where(number < 64, number, number - 64)
+        xy = torch.stack([place % side, place // side], 1) * stride[:, None] + stride[:, None] // 2
+        low, high = torch.where(number < 64, -1, 24), torch.where(number < 64, 24, 1e8)
+        points = fcos3d.Points(xy.to(dtype), stride.to(dtype), low.to(dtype), high.to(dtype))
+        middle, half = 32 + 24 * centres.detach().to(dtype), 10 * sizes.detach().to(dtype)
+        given = torch.tensor(labels, device=device)
+        box = boxes.detach().to(dtype)
+        corners = torch.cat([middle - half, middle + half], -1)
+        centre = middle + 2 * shifts.detach().to(dtype)
+        found = targets(points, fcos3d.Scenes(corners, given, (given + 1) % 3, centre, box[..., 2], box), 5, 3)
+        whole = (found.label[..., None], found.attribute[..., None], found.centerness[..., None])
+        return torch.cat([*whole, found.distances, found.box], -1).to(boxes.dtype)
+
+    return function
+
+
+def _targets_case(label: str, labels: tuple[tuple[int, ...], ...]) -> Case:
+    shape = (len(labels), len(labels[0]))
+    shapes = {"centres": (*shape, 2), "sizes": (*shape, 2), "shifts": (*shape, 2), "boxes": (*shape, 9)}
+    return Case(label=label, shapes=shapes, options={"labels": labels}, positive=frozenset({"sizes"}))
+
+
+FCOS3D = Kernel(
+    name="fcos3d",
+    summary="FCOS3D's targets of a whole batch, without waiting for the device",
+    function=_targets_in_one(fcos3d.targets),
+    reference=_targets_in_one(fcos3d.reference),
+    cases=(
+        _targets_case("three images", ((0, 4, 2, -1, 3), (1, -1, -1, -1, -1), (3, 3, 0, 2, 1))),
+        _targets_case("an empty image", ((-1, -1), (2, 0))),
+        _targets_case("only empty images", ((-1,), (-1,))),
+        _targets_case("places within the padding", ((-1, 3, -1, 1),)),
+        _targets_case("no place for a box", ((),)),
+    ),
+    tolerances={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3},
+    has_gradients=False,
+    pattern=assigner_pattern(
+        fcos3d.Assigner,
+        fcos3d.FusedAssigner,
+        "FCOS3D's targets in a loss: steptune.kernels.fcos3d.Assigner",
+        "fcos3d_targets",
+    ),
 )
 
 
@@ -292,7 +354,7 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA)
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D)
 KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 

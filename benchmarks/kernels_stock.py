@@ -1,4 +1,4 @@
-"""What PyTorch and well-kept packages reach where no kernel of ours is: is there something left to gain?
+"""Stock formulations where no kernel of ours is: is there something left to gain?
 
     python benchmarks/kernels_stock.py --seconds 150 --out FOLDER        # needs a CUDA device
     python benchmarks/kernels_stock.py --small --out FOLDER              # tries the script on a CPU; no figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptune.kernels import fcos3d, lamb, lars, simota, window_attention
+from steptune.kernels import deep_gradient, fcos3d, lamb, lars, simota, window_attention
 from steptune.kernels.assigners import assigner_pattern
 from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
 from steptune.kernels.lamb import pattern as lamb_pattern
@@ -327,6 +328,55 @@ FCOS3D = Kernel(
 )
 
 
+def _sent(compensate_and_select: Callable[..., deep_gradient.Sent]) -> Callable[..., Tensor]:
+    """Make a compensation and selection in place one that returns all that it gives and leaves, in one tensor."""
+
+    def function(*, settings: tuple[deep_gradient.Settings, ...], threshold: float, **tensors: Tensor) -> Tensor:
+        first = tensors["gradients_0"]
+        dtype = first.dtype if first.dtype == torch.float64 else torch.float32
+        lists = [
+            [
+                tensors[f"{name}_{n}"].detach().to(dtype).clone(memory_format=torch.contiguous_format)
+                for n in range(len(settings))
+            ]
+            for name in _DEEP_GRADIENT
+        ]
+        thresholds = torch.full((len(settings),), threshold, dtype=dtype, device=first.device)
+        sent = compensate_and_select(*lists, thresholds, settings)
+        kept = [tensor.flatten() for own in lists[1:] for tensor in own]
+        return torch.cat([sent.values, sent.places.to(dtype) / 1000, sent.thresholds, *kept]).to(first.dtype)
+
+    return function
+
+
+_DEEP_GRADIENT = ("gradients", "momenta", "unsent")
+
+
+def _sending(label: str, momentum: float, threshold: float, *, nesterov: bool = False, share: float = 0.05) -> Case:
+    counts = [max(1, int(share * math.prod(shape))) for shape in _TENSORS]
+    settings = tuple(deep_gradient.Settings(momentum, nesterov, count) for count in counts)
+    return _optimizer_case(label, _DEEP_GRADIENT, settings, threshold=threshold)
+
+
+DEEP_GRADIENT = Kernel(
+    name="deep_gradient",
+    summary="deep gradient compression over all tensors: momentum correction, counting and selection",
+    function=_sent(deep_gradient.compensate_and_select),
+    reference=_sent(deep_gradient.reference),
+    cases=(
+        _sending("momentum", 0.9, 3.3),
+        _sending("Nesterov", 0.9, 4.5, nesterov=True),
+        _sending("no momentum", 0.0, 2.5),
+        _sending("everything is beyond", 0.9, 1e-6),
+        _sending("nothing is beyond", 0.9, 1e3),
+        _sending("all are sent", 0.9, 0.0, share=1.0),
+    ),
+    tolerances={torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
+)
+
+
 def _registered() -> tuple[Kernel, ...]:
     """Load the kernels of other packages.
 
@@ -354,7 +404,7 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D)
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, DEEP_GRADIENT)
 KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 

@@ -47,7 +47,7 @@ class Step:
         for g, u, v, own in zip(self.gradients, self.momenta, self.unsent, self.settings, strict=True):
             v.add_(u.mul_(own.momentum).add_(g))
             flat = v.view(-1)
-            places = flat.abs().topk(own.count, sorted=False).indices.int()
+            places = flat.abs().topk(own.most, sorted=False).indices.int()
             sent.append(flat[places])
             flat[places] = 0.0
             u.view(-1)[places] = 0.0

@@ -37,7 +37,7 @@ def compensate_and_select(
     )
     constants = launch.constants
     powers = torch.tensor(SPACING, dtype=torch.float32).pow(torch.arange(LEVELS) - CENTRE)
-    counts_host = [own.count for own in settings]
+    counts_host = [own.most for own in settings]
     table = torch.tensor(
         [
             counts_host,

@@ -16,15 +16,15 @@ CENTRE = LEVELS // 2
 
 
 class Settings(NamedTuple):
-    """Of one tensor: momentum, and whether it is Nesterov's; `count` elements are sent at most."""
+    """Of one tensor: momentum, and whether it is Nesterov's; `most` elements are sent at most."""
 
     momentum: float
     nesterov: bool
-    count: int
+    most: int
 
 
 class Sent(NamedTuple):
-    """What is sent, of all tensors one after the other, `count` of each.
+    """What is sent, of all tensors one after the other, `most` of each.
 
     Attributes:
         values: FP32; zeros where fewer are beyond the threshold.
@@ -49,7 +49,7 @@ def compensate_and_select(
 
     With m and u momentum and momenta, v what was not sent, g the gradient: u <- m u + g, v <- v + u (Nesterov:
     u <- m (u + g), v <- v + u + g). The threshold is the lowest of `LEVELS` around the last step's beyond which lie no
-    more than `count` elements; where more lie beyond the highest, the first `count` of them are taken. What is taken is
+    more than `most` elements; where more lie beyond the highest, the first `most` of them are taken. What is taken is
     set to zero in u and v.
 
     Args:
@@ -68,11 +68,11 @@ def compensate_and_select(
             torch.arange(LEVELS, device=g.device) - CENTRE
         )
         beyond = (flat_v.abs() >= levels[:, None]).sum(1)
-        fits = (beyond <= own.count).nonzero().flatten()
+        fits = (beyond <= own.most).nonzero().flatten()
         level = levels[int(fits[0]) if len(fits) else LEVELS - 1]
-        taken = (flat_v.abs() >= level).nonzero().flatten()[: own.count]
-        values.append(torch.nn.functional.pad(flat_v[taken], (0, own.count - len(taken))))
-        places.append(torch.nn.functional.pad(taken, (0, own.count - len(taken))) + offset)
+        taken = (flat_v.abs() >= level).nonzero().flatten()[: own.most]
+        values.append(torch.nn.functional.pad(flat_v[taken], (0, own.most - len(taken))))
+        places.append(torch.nn.functional.pad(taken, (0, own.most - len(taken))) + offset)
         flat_v[taken], flat_u[taken] = 0.0, 0.0
         found.append(level)
         offset += g.numel()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from steptune.kernels.deep_gradient.reference import CENTRE, LEVELS, SPACING, Sent, Settings
+from steptune.kernels.deep_gradient.reference import CENTRE, LEAST, LEVELS, SPACING, Sent, Settings
 from steptune.kernels.deep_gradient.reference import compensate_and_select as reference
 from steptune.kernels.multi_tensor import prepare
 
@@ -46,7 +46,7 @@ def compensate_and_select(
         ]
     ).to(device, non_blocking=True)
     wanted, slots, elements = table
-    levels = thresholds[:, None] * powers.to(device, non_blocking=True)
+    levels = thresholds.clamp(min=LEAST)[:, None] * powers.to(device, non_blocking=True)
     counts = torch.empty((launch.num_chunks, LEVELS), dtype=torch.int32, device=device)
     kernel.deep_gradient_compensate[(launch.num_chunks,)](
         launch.addresses, launch.numbers, launch.tensor_of_chunk, levels, counts, **constants
@@ -73,4 +73,6 @@ def compensate_and_select(
         places,
         **constants,
     )
-    return Sent(values, places, chosen)
+    sender = torch.arange(len(settings), device=device).repeat_interleave(wanted, output_size=len(values))
+    largest = torch.zeros_like(chosen).scatter_reduce(0, sender, values.abs(), "amax")
+    return Sent(values, places, torch.where(fits.any(1), chosen, (chosen * largest).sqrt()))

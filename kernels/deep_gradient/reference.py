@@ -13,10 +13,12 @@ LEVELS = 32
 SPACING = 2.0 ** (1 / 32)
 """Between neighbouring thresholds."""
 CENTRE = LEVELS // 2
+LEAST = 1e-30
+"""No threshold is lower: one of zero would stay so."""
 
 
 class Settings(NamedTuple):
-    """Of one tensor: momentum, and whether it is Nesterov's; `most` elements are sent at most."""
+    """Momentum of one tensor, and whether it is Nesterov's; `most` elements are sent at most."""
 
     momentum: float
     nesterov: bool
@@ -24,7 +26,7 @@ class Settings(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What is sent, of all tensors one after the other, `most` of each.
+    """Elements that are sent, of all tensors one after the other, `most` of each.
 
     Attributes:
         values: FP32; zeros where fewer are beyond the threshold.
@@ -49,8 +51,8 @@ def compensate_and_select(
 
     With m and u momentum and momenta, v what was not sent, g the gradient: u <- m u + g, v <- v + u (Nesterov:
     u <- m (u + g), v <- v + u + g). The threshold is the lowest of `LEVELS` around the last step's beyond which lie no
-    more than `most` elements; where more lie beyond the highest, the first `most` of them are taken. What is taken is
-    set to zero in u and v.
+    more than `most` elements; where more lie beyond the highest, the first `most` of them are taken, and the next
+    step's threshold is half way, in octaves, to the largest of those. Elements that are taken become zero in u and v.
 
     Args:
         thresholds: (T), of the last step.
@@ -64,7 +66,7 @@ def compensate_and_select(
         else:
             v.add_(u.mul_(own.momentum).add_(g))
         flat_u, flat_v = u.view(-1), v.view(-1)
-        levels = thresholds[n] * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
+        levels = thresholds[n].clamp(min=LEAST) * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
             torch.arange(LEVELS, device=g.device) - CENTRE
         )
         beyond = (flat_v.abs() >= levels[:, None]).sum(1)
@@ -73,7 +75,7 @@ def compensate_and_select(
         taken = (flat_v.abs() >= level).nonzero().flatten()[: own.most]
         values.append(torch.nn.functional.pad(flat_v[taken], (0, own.most - len(taken))))
         places.append(torch.nn.functional.pad(taken, (0, own.most - len(taken))) + offset)
+        found.append(level if len(fits) else (level * values[-1].abs().amax()).sqrt())
         flat_v[taken], flat_u[taken] = 0.0, 0.0
-        found.append(level)
         offset += g.numel()
     return Sent(torch.cat(values), torch.cat(places).int(), torch.stack(found))

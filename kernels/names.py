@@ -10,6 +10,8 @@ GROUP = "steptune.kernels"
 OURS = ("window_attention", "lamb", "lars", "simota", "fcos3d")
 OF_OPTIMIZER = ("lamb", "lars")
 """Of ours, those that compute an optimizer's step."""
+WITHOUT_WAITING = ("simota", "fcos3d")
+"""Of ours, those in place of code that reads values of the device in every step."""
 
 
 @cache

@@ -219,7 +219,7 @@ class DeepGradient(Compression):
     def _taken_in_one(self, pairs: list[Gradient]) -> tuple[torch.Tensor, torch.Tensor]:
         from steptune.kernels.deep_gradient import Settings, compensate_and_select
 
-        gradients, parameters = map(list, zip(*pairs, strict=True))
+        gradients, parameters = [gradient for gradient, _ in pairs], [parameter for _, parameter in pairs]
         for gradient, parameter in pairs:
             if decay := self._options[parameter].weight_decay:
                 gradient.add_(parameter, alpha=decay)
@@ -227,9 +227,9 @@ class DeepGradient(Compression):
             Settings(self._options[p].momentum, self._options[p].nesterov, math.ceil(self.ratio * p.numel()))
             for p in parameters
         ]
-        kept = [[self._of(own, parameter) for parameter in parameters] for own in (self.momenta, self.unsent)]
+        momenta, unsent = ([self._of(own, p) for p in parameters] for own in (self.momenta, self.unsent))
         thresholds = torch.stack([self._thresholds[parameter] for parameter in parameters])
-        sent = compensate_and_select(gradients, *kept, thresholds, settings)
+        sent = compensate_and_select(gradients, momenta, unsent, thresholds, settings)
         self._thresholds.update(zip(parameters, sent.thresholds.unbind(), strict=True))
         return sent.values, sent.places
 

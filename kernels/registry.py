@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptune.kernels import deep_gradient, fcos3d, lamb, lars, simota, window_attention
+from steptune.kernels import deep_gradient, fcos3d, int8_blocks, lamb, lars, simota, window_attention
 from steptune.kernels.assigners import assigner_pattern
 from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
 from steptune.kernels.lamb import pattern as lamb_pattern
@@ -377,6 +377,35 @@ DEEP_GRADIENT = Kernel(
 )
 
 
+def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give the mean of ranks' rows that were encoded, and what each is decoded, in one tensor."""
+
+    def function(*, rows: Tensor) -> Tensor:
+        ranks, num_rows, length = rows.shape
+        given = rows.detach() if rows.dtype == torch.float64 else rows.detach().float()
+        payload, scales = encode(given.reshape(-1, length))
+        mean = mean_of(payload.view(ranks, num_rows, length), scales.view(ranks, num_rows))
+        return torch.cat([mean.flatten(), (payload.to(scales.dtype) * scales[:, None]).flatten()]).to(rows.dtype)
+
+    return function
+
+
+INT8_BLOCKS = Kernel(
+    name="int8_blocks",
+    summary="blocks of numbers in 8 bits with a scale each: encoding, and the mean over ranks",
+    function=_in_8_bits(int8_blocks.encode, int8_blocks.mean_of),
+    reference=_in_8_bits(int8_blocks.encode_reference, int8_blocks.mean_reference),
+    cases=(
+        Case(label="two ranks", shapes={"rows": (2, 5, 256)}),
+        Case(label="one rank, many rows", shapes={"rows": (1, 33, 256)}),
+        Case(label="three ranks, short rows", shapes={"rows": (3, 7, 16)}),
+    ),
+    tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
+)
+
+
 def _registered() -> tuple[Kernel, ...]:
     """Load the kernels of other packages.
 
@@ -404,7 +433,7 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, DEEP_GRADIENT)
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, DEEP_GRADIENT, INT8_BLOCKS)
 KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 

@@ -43,9 +43,14 @@ def _compensate(
     size = tl.abs(unsent)
     if MASKED:
         size = tl.where(places < numel, size, -1.0)
-    for level in tl.static_range(LEVELS):
-        beyond = tl.sum((size >= tl.load(levels + level)).to(tl.int32), 0)
-        tl.store(counts + level, beyond)
+    # Four counts in one 64-bit sum: each is at most CHUNK, and a sum over the programs' threads is what costs.
+    for word in tl.static_range(0, LEVELS, 4):
+        beyond = tl.zeros([CHUNK], tl.int64)
+        for part in tl.static_range(4):
+            beyond += (size >= tl.load(levels + word + part)).to(tl.int64) << (16 * part)
+        total = tl.sum(beyond, 0)
+        for part in tl.static_range(4):
+            tl.store(counts + word + part, ((total >> (16 * part)) & 0xFFFF).to(tl.int32))
 
 
 @triton.jit

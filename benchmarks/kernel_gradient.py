@@ -1,4 +1,4 @@
-"""Deep gradient compression over the parameters of Swin-B and ViT-L, up to what is sent."""
+"""Deep gradient compression over the parameters of Swin-B and ViT-L, up to what is sent, and blocks in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernel_optimizers import Shapes, swin_b, vit_l
 from kernel_timing import DEVICE, Clock, Times, timed
 from torch import Tensor
 
-from steptune.kernels import deep_gradient
+from steptune.kernels import deep_gradient, int8_blocks
 
 RATIO = 0.001
 MOMENTUM = 0.9
@@ -96,3 +96,35 @@ def rows(rate: float, clock: Clock, *, small: bool = False) -> Iterator[dict]:
             "floor_us": {"step": 20 * num_elements / rate * 1e6},
             "times": found,
         }
+
+
+def int8_rows(rate: float, clock: Clock, *, small: bool = False) -> Iterator[dict]:
+    """One row: both halves of the compression, the mean over eight ranks' parts.
+
+    Args:
+        small: Tries the script on a CPU.
+    """
+    num_rows, length, ranks = (16, 256, 2) if small else (1 << 18, 256, 8)
+    blocks = torch.randn(num_rows, length, device=DEVICE)
+    payload, scales = int8_blocks.encode_reference(blocks)
+    given = payload.view(ranks, -1, length), scales.view(ranks, -1)
+    if not torch.allclose(int8_blocks.mean_of(*given), int8_blocks.mean_reference(*given), atol=1e-6):
+        raise ValueError("another mean")
+    if int((int8_blocks.encode(blocks)[0] != payload).sum()) > 1e-4 * blocks.numel():
+        raise ValueError("other numbers")
+    ways = {
+        "ours": (int8_blocks.encode, int8_blocks.mean_of),
+        "plain": (int8_blocks.encode_reference, int8_blocks.mean_reference),
+    }
+    one = blocks.numel() / rate * 1e6
+    yield {
+        "kernel": "int8_blocks",
+        "case": f"{blocks.numel() / 1e6:.0f} million elements in blocks of {length}, {ranks} ranks",
+        "floor_us": {"encode": 5 * one, "mean": (1 + 4 / ranks) * one},
+        "times": {
+            label: clock.attempt(
+                lambda e=encode, m=mean_of: {"encode": timed(lambda: e(blocks)), "mean": timed(lambda: m(*given))}
+            )
+            for label, (encode, mean_of) in ways.items()
+        },
+    }

@@ -35,7 +35,7 @@ import kernel_windows
 from kernel_timing import ROOT, Clock, copy_rate
 
 TESTS = {  # words in the names of tests, and files beside the contract's
-    "deep_gradient": ("deep_gradient",),
+    "deep_gradient": ("deep_gradient or int8_blocks", "tests/unit/test_deep_gradient_kernel.py"),
     "fcos3d": ("fcos3d", "tests/unit/test_fcos3d.py"),
     "lamb": (
         "lamb or lars or multi_tensor or fused_optimizers",
@@ -115,6 +115,7 @@ def rows(names: list[str], clock: Clock, small: bool) -> Iterator[dict]:
     parts = []
     if "deep_gradient" in names:
         parts.append(kernel_gradient.rows(rate, clock, small=small))
+        parts.append(kernel_gradient.int8_rows(rate, clock, small=small))
     if "fcos3d" in names:
         parts.append(kernel_targets.rows(rate, clock, small=small))
     if "lamb" in names:

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._functorch.config
@@ -31,19 +32,20 @@ HEADS = (("gpt2", 8192, 768, 50257), ("llama", 8192, 2048, 128256), ("t5", 8192,
 """Name, tokens, width, vocabulary."""
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if DEVICE.type == "cpu":
         return function
     torch._dynamo.reset()
     return torch.compile(function, dynamic=False)
 
 
-def both_ways(function: Callable[..., Tensor], given: list[Tensor]) -> Times:
-    """Time forward, and backward by itself, of a function of tensors."""
+def both_ways(function: Callable[..., Any], given: list[Tensor]) -> Times:
+    """Time forward, and backward by itself, of a function of tensors to one or more."""
     with torch.no_grad():
         forward = timed(lambda: function(*given))
     out = function(*given)
-    weights = torch.randn_like(out)
+    out = out if isinstance(out, tuple) else (out,)
+    weights = [torch.randn_like(one) for one in out]
     leaves = [tensor for tensor in given if tensor.requires_grad]
     with torch.autograd.set_multithreading_enabled(False):
         backward = timed(lambda: torch.autograd.grad(out, leaves, weights, retain_graph=True))
@@ -56,10 +58,10 @@ def norm_rows(rate: float, clock: Clock, small: bool) -> Iterator[dict]:
         x, residual = (torch.randn(tokens, width, device=DEVICE).bfloat16().requires_grad_() for _ in range(2))
         bias, weight, shift = (torch.randn(width, device=DEVICE).requires_grad_() for _ in range(3))
 
-        def whole(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        def whole(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
             summed = residual + functional.dropout(x + bias.to(x.dtype), 0.1)
             y = functional.layer_norm(summed.float(), summed.shape[-1:], weight, shift).to(x.dtype)
-            return torch.stack([summed, y]) if small else torch.cat([summed, y])
+            return summed, y
 
         def norm(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
             return functional.layer_norm(x.float(), x.shape[-1:], weight, shift).to(x.dtype)

@@ -74,18 +74,24 @@ _Subjects = Mapping[str, Any]
 
 
 def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
+    """Name the modules of the model, the attributes of the workload, and modules and their attributes in those."""
     parts = dict(model.named_modules())
-    for name, value in ({} if workload is None else vars(workload)).items():
-        modules = dict(value.named_modules(prefix=name)) if isinstance(value, torch.nn.Module) else {name: value}
-        parts.update({f"loss.{own}": part for own, part in modules.items() if hasattr(part, "__dict__")})
-    return parts
+    for name, value in getattr(workload, "__dict__", {}).items():
+        if not isinstance(value, torch.nn.Module):
+            parts[f"loss.{name}"] = value
+            continue
+        for own, module in value.named_modules(prefix=f"loss.{name}"):
+            parts[own] = module
+            parts.update({f"{own}.{key}": kept for key, kept in vars(module).items() if not key.startswith("_")})
+    return {name: part for name, part in parts.items() if hasattr(part, "__dict__")}
 
 
 def _use(kernel: Kernel, subjects: _Subjects) -> None:
     assert kernel.pattern is not None, "only kernels with a pattern are offered"
     sites = _sites(kernel, subjects)
     served = [subject for subject, reason in sites.values() if not reason]
-    if not served:
+    # Parts of a loss outlive a job: a second one of the same workload finds them replaced.
+    if not served and not any(_mark_of(subject) == kernel.name for subject in subjects.values()):
         raise ValueError(f"{kernel.name}: {_said(kernel, sites)}")
     for subject in served:
         kernel.pattern.replace(subject)
@@ -100,6 +106,12 @@ def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer 
     return _said(kernel, _sites(kernel, subjects)) or kernel.pattern.unavailable(device)
 
 
+def _mark_of(subject: Any) -> str | None:
+    """Name the kernel that computes a part already, if there is one."""
+    mark: str | None = subject.__dict__.get(_MARK)
+    return mark
+
+
 _Sites = Mapping[str, tuple[Any, str]]
 
 
@@ -109,7 +121,7 @@ def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
     found = {}
     for name, subject in subjects.items():
         reason = kernel.pattern.refusal(subject)
-        if reason is not None and subject.__dict__.get(_MARK) is None:
+        if reason is not None and _mark_of(subject) is None:
             found[name] = (subject, reason)
     return found
 

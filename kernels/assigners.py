@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from steptune.kernels.base import Pattern
@@ -18,5 +17,4 @@ def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Patt
     def replace(part: Any) -> None:
         part.__class__ = fused
 
-    replacing: Callable[[Any], None] = replace
-    return Pattern(what=what, refusal=refusal, replace=replacing, operators=(operator,), unavailable=unavailable)
+    return Pattern(what=what, refusal=refusal, replace=replace, operators=(operator,), unavailable=unavailable)

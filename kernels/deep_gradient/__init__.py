@@ -37,11 +37,11 @@ def compensate_and_select(
     )
     constants = launch.constants
     powers = torch.tensor(SPACING, dtype=torch.float32).pow(torch.arange(LEVELS) - CENTRE)
-    counts_host = [own.most for own in settings]
+    most = [own.most for own in settings]
     table = torch.tensor(
         [
-            counts_host,
-            [0, *itertools.accumulate(counts_host[:-1])],
+            most,
+            [0, *itertools.accumulate(most[:-1])],
             [0, *itertools.accumulate(g.numel() for g in gradients[:-1])],
         ]
     ).to(device, non_blocking=True)
@@ -59,7 +59,7 @@ def compensate_and_select(
     own = counts.gather(1, level[tensor, None]).squeeze(1)
     running = own.cumsum(0) - own
     first = running[launch.addresses[:, 1]]
-    values = torch.zeros(sum(counts_host), dtype=torch.float32, device=device)
+    values = torch.zeros(sum(most), dtype=torch.float32, device=device)
     places = elements.int().repeat_interleave(wanted, output_size=len(values))
     kernel.deep_gradient_select[(launch.num_chunks,)](
         launch.addresses,

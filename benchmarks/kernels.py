@@ -28,11 +28,15 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 import kernel_assignment
+import kernel_gradient
 import kernel_optimizers
+import kernel_targets
 import kernel_windows
 from kernel_timing import ROOT, Clock, copy_rate
 
 TESTS = {  # words in the names of tests, and files beside the contract's
+    "deep_gradient": ("deep_gradient or int8_blocks", "tests/unit/test_deep_gradient_kernel.py"),
+    "fcos3d": ("fcos3d", "tests/unit/test_fcos3d.py"),
     "lamb": (
         "lamb or lars or multi_tensor or fused_optimizers",
         "tests/unit/test_multi_tensor_kernels.py",
@@ -41,10 +45,12 @@ TESTS = {  # words in the names of tests, and files beside the contract's
     "simota": ("simota", "tests/unit/test_simota_kernel.py"),
     "window_attention": ("window_attention", "tests/unit/test_window_attention.py"),
 }
-NAMES = ("lamb", "simota", "window_attention")
+NAMES = ("deep_gradient", "fcos3d", "lamb", "simota", "window_attention")
 
 
 COMPILED = {
+    "deep_gradient": (),
+    "fcos3d": (),
     "lamb": ("lamb", "lars"),
     "simota": ("simota",),
     "window_attention": ("compiled", "sdpa", "flex", "flex strided", "flex decoding"),
@@ -107,6 +113,11 @@ def rows(names: list[str], clock: Clock, small: bool) -> Iterator[dict]:
     print(f"{clock.passed:5.0f} s  copy {rate / 1e12:.2f} TB/s", flush=True)
     about = stamp(" ".join(["python", *sys.argv])) if small else device_stamp()
     parts = []
+    if "deep_gradient" in names:
+        parts.append(kernel_gradient.rows(rate, clock, small=small))
+        parts.append(kernel_gradient.int8_rows(rate, clock, small=small))
+    if "fcos3d" in names:
+        parts.append(kernel_targets.rows(rate, clock, small=small))
     if "lamb" in names:
         parts.append(kernel_optimizers.rows(rate, clock, small=small))
     if "simota" in names:

@@ -173,6 +173,9 @@ CAUSES = {
     f"processes that make batches were watched: `preprocessing`, where they compute or queue for a core at least "
     f"{BUSY:.0%} of their time, else `storage` (they sleep: a disk, a network, a lock). `workers`, where a trace shows "
     "worker processes. Each has its own advice and strategies.",
+    "synchronisation": "`kernels`, where a part of the loss waits that a fused kernel computes without: an assignment "
+    "of boxes, image by image.",
+    "unfused": "`kernels`, where fused kernels can compute a part of it, and do not yet.",
 }
 
 

@@ -1,4 +1,8 @@
-"""Kernels in a model or its optimizer: where one can compute, why it cannot, and how it is made to be called."""
+"""Kernels in a training: where one can compute, why it cannot, and how it is made to be called.
+
+A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
+modules therein), or the optimizer.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,14 @@ _SHOWN = 3
 
 
 def refusals(
-    model: torch.nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None
+    model: torch.nn.Module,
+    device: torch.device,
+    optimizer: torch.optim.Optimizer | None = None,
+    workload: object | None = None,
 ) -> dict[str, str]:
     """Say of each kernel that has a pattern why it cannot compute a part of a training; empty where it can."""
-    return {k.name: _refusal(k, model, optimizer, device) for k in KERNELS if k.pattern is not None}
+    parts = _parts(model, workload)
+    return {k.name: _refusal(k, parts, optimizer, device) for k in KERNELS if k.pattern is not None}
 
 
 def is_of_optimizer(name: str) -> bool:
@@ -28,13 +36,13 @@ def is_of_optimizer(name: str) -> bool:
     return kernel.pattern is not None and kernel.pattern.subject == OPTIMIZER
 
 
-def use_kernel(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Let a kernel compute all modules that it can, in place.
+def use_kernel(model: torch.nn.Module, name: str, workload: object | None = None) -> torch.nn.Module:
+    """Let a kernel compute all modules of the model and parts of the workload's loss that it can, in place.
 
     Raises:
         ValueError: There is none that it can, with the reason.
     """
-    _use(kernel_named(name), _modules(model))
+    _use(kernel_named(name), _parts(model, workload))
     return model
 
 
@@ -47,9 +55,11 @@ def use_kernel_in_optimizer(optimizer: torch.optim.Optimizer, name: str) -> None
     _use(kernel_named(name), {"": optimizer})
 
 
-def used_kernels(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> frozenset[str]:
-    """Name the kernels that a model and its optimizer were made to call."""
-    subjects = [*model.modules(), *([] if optimizer is None else [optimizer])]
+def used_kernels(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, workload: object | None = None
+) -> frozenset[str]:
+    """Name the kernels that a model, its loss and its optimizer were made to call."""
+    subjects = [*_parts(model, workload).values(), *([] if optimizer is None else [optimizer])]
     return frozenset(subject.__dict__[_MARK] for subject in subjects if _MARK in subject.__dict__)
 
 
@@ -60,32 +70,46 @@ def operators_of(name: str) -> tuple[str, ...]:
 
 
 _Subjects = Mapping[str, Any]
-"""Modules or an optimizer, by name."""
+"""Modules, parts of a loss, or an optimizer, by name."""
 
 
-def _modules(model: torch.nn.Module) -> _Subjects:
-    return dict(model.named_modules())
+def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
+    """Name the modules of the model, the attributes of the workload, and modules and their attributes in those."""
+    parts = dict(model.named_modules())
+    for name, value in getattr(workload, "__dict__", {}).items():
+        if not isinstance(value, torch.nn.Module):
+            parts[f"loss.{name}"] = value
+            continue
+        for own, module in value.named_modules(prefix=f"loss.{name}"):
+            parts[own] = module
+            parts.update({f"{own}.{key}": kept for key, kept in vars(module).items() if not key.startswith("_")})
+    return {name: part for name, part in parts.items() if hasattr(part, "__dict__")}
 
 
 def _use(kernel: Kernel, subjects: _Subjects) -> None:
     assert kernel.pattern is not None, "only kernels with a pattern are offered"
     sites = _sites(kernel, subjects)
     served = [subject for subject, reason in sites.values() if not reason]
-    if not served:
+    # Parts of a loss outlive a job: a second one of the same workload finds them replaced.
+    if not served and not any(_mark_of(subject) == kernel.name for subject in subjects.values()):
         raise ValueError(f"{kernel.name}: {_said(kernel, sites)}")
     for subject in served:
         kernel.pattern.replace(subject)
         subject.__dict__[_MARK] = kernel.name
 
 
-def _refusal(
-    kernel: Kernel, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
-) -> str:
+def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
     """Say first what is of the training: nobody should install something for a kernel that has no use."""
     assert kernel.pattern is not None
     is_of_optimizer = kernel.pattern.subject == OPTIMIZER
-    subjects = _modules(model) if not is_of_optimizer else {} if optimizer is None else {"": optimizer}
+    subjects = parts if not is_of_optimizer else {} if optimizer is None else {"": optimizer}
     return _said(kernel, _sites(kernel, subjects)) or kernel.pattern.unavailable(device)
+
+
+def _mark_of(subject: Any) -> str | None:
+    """Name the kernel that computes a part already, if there is one."""
+    mark: str | None = subject.__dict__.get(_MARK)
+    return mark
 
 
 _Sites = Mapping[str, tuple[Any, str]]
@@ -97,7 +121,7 @@ def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
     found = {}
     for name, subject in subjects.items():
         reason = kernel.pattern.refusal(subject)
-        if reason is not None and subject.__dict__.get(_MARK) is None:
+        if reason is not None and _mark_of(subject) is None:
             found[name] = (subject, reason)
     return found
 

@@ -43,12 +43,13 @@ MODULES, OPTIMIZER = "modules", "optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """The modules of a model, or the optimizer, whose work a kernel can do.
+    """The modules of a model, parts of a loss, or the optimizer, whose work a kernel can do.
 
     Attributes:
         what: For people: what they are, and of which libraries.
-        refusal: Called with each module of a model, or with the optimizer. None: it is not of the pattern; empty: the
-            kernel can compute it; else why it cannot.
+        refusal: Called with each module of a model and each part of a loss (attributes of the workload, and of modules
+            in them), or with the optimizer. None: it is not of the pattern; empty: the kernel can compute it; else why
+            it cannot.
         replace: Lets such a module or optimizer call the kernel, in place. Its parameters, their names, what goes in
             and what comes out must stay, as an optimizer's groups and state; its class may become a subclass of it.
         operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptune.kernels import lamb, lars, simota, window_attention
+from steptune.kernels import deep_gradient, fcos3d, int8_blocks, lamb, lars, simota, window_attention
+from steptune.kernels.assigners import assigner_pattern
 from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
 from steptune.kernels.lamb import pattern as lamb_pattern
 from steptune.kernels.lars import pattern as lars_pattern
@@ -262,6 +264,145 @@ SIMOTA = Kernel(
     ),
     tolerances={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
     has_gradients=False,
+    pattern=assigner_pattern(
+        simota.Assigner,
+        simota.FusedAssigner,
+        "SimOTA's assignment in a loss: steptune.kernels.simota.Assigner",
+        "simota_assign",
+    ),
+)
+
+
+def _targets_in_one(targets: Callable[..., fcos3d.Targets]) -> Callable[..., Tensor]:
+    """Give targets of points on a grid of some 8 x 8 cells at two strides, all of them in one tensor."""
+
+    def function(
+        *, centres: Tensor, sizes: Tensor, shifts: Tensor, boxes: Tensor, labels: tuple[tuple[int, ...], ...]
+    ) -> Tensor:
+        device, dtype = centres.device, centres.dtype if centres.dtype == torch.float64 else torch.float32
+        number = torch.arange(80, device=device)
+        stride = torch.where(number < 64, 8, 16)
+        side = 128 // stride // 2
+        place = torch.where(number < 64, number, number - 64)
+        xy = torch.stack([place % side, place // side], 1) * stride[:, None] + stride[:, None] // 2
+        low, high = torch.where(number < 64, -1, 24), torch.where(number < 64, 24, 1e8)
+        points = fcos3d.Points(xy.to(dtype), stride.to(dtype), low.to(dtype), high.to(dtype))
+        middle, half = 32 + 24 * centres.detach().to(dtype), 10 * sizes.detach().to(dtype)
+        given = torch.tensor(labels, device=device)
+        box = boxes.detach().to(dtype)
+        corners = torch.cat([middle - half, middle + half], -1)
+        centre = middle + 2 * shifts.detach().to(dtype)
+        found = targets(points, fcos3d.Scenes(corners, given, (given + 1) % 3, centre, box[..., 2], box), 5, 3)
+        whole = (found.label[..., None], found.attribute[..., None], found.centerness[..., None])
+        return torch.cat([*whole, found.distances, found.box], -1).to(boxes.dtype)
+
+    return function
+
+
+def _targets_case(label: str, labels: tuple[tuple[int, ...], ...]) -> Case:
+    shape = (len(labels), len(labels[0]))
+    shapes = {"centres": (*shape, 2), "sizes": (*shape, 2), "shifts": (*shape, 2), "boxes": (*shape, 9)}
+    return Case(label=label, shapes=shapes, options={"labels": labels}, positive=frozenset({"sizes"}))
+
+
+FCOS3D = Kernel(
+    name="fcos3d",
+    summary="FCOS3D's targets of a whole batch, without waiting for the device",
+    function=_targets_in_one(fcos3d.targets),
+    reference=_targets_in_one(fcos3d.reference),
+    cases=(
+        _targets_case("three images", ((0, 4, 2, -1, 3), (1, -1, -1, -1, -1), (3, 3, 0, 2, 1))),
+        _targets_case("an empty image", ((-1, -1), (2, 0))),
+        _targets_case("only empty images", ((-1,), (-1,))),
+        _targets_case("places within the padding", ((-1, 3, -1, 1),)),
+        _targets_case("no place for a box", ((),)),
+    ),
+    tolerances={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3},
+    has_gradients=False,
+    pattern=assigner_pattern(
+        fcos3d.Assigner,
+        fcos3d.FusedAssigner,
+        "FCOS3D's targets in a loss: steptune.kernels.fcos3d.Assigner",
+        "fcos3d_targets",
+    ),
+)
+
+
+def _sent(compensate_and_select: Callable[..., deep_gradient.Sent]) -> Callable[..., Tensor]:
+    """Make a compensation and selection in place one that returns all that it gives and leaves, in one tensor."""
+
+    def function(*, settings: tuple[deep_gradient.Settings, ...], threshold: float, **tensors: Tensor) -> Tensor:
+        first = tensors["gradients_0"]
+        dtype = first.dtype if first.dtype == torch.float64 else torch.float32
+        lists = [
+            [
+                tensors[f"{name}_{n}"].detach().to(dtype).clone(memory_format=torch.contiguous_format)
+                for n in range(len(settings))
+            ]
+            for name in _DEEP_GRADIENT
+        ]
+        thresholds = torch.full((len(settings),), threshold, dtype=dtype, device=first.device)
+        sent = compensate_and_select(*lists, thresholds, settings)
+        kept = [tensor.flatten() for own in lists[1:] for tensor in own]
+        return torch.cat([sent.values, sent.places.to(dtype) / 1000, sent.thresholds, *kept]).to(first.dtype)
+
+    return function
+
+
+_DEEP_GRADIENT = ("gradients", "momenta", "unsent")
+
+
+def _sending(label: str, momentum: float, threshold: float, *, nesterov: bool = False, share: float = 0.05) -> Case:
+    counts = [max(1, int(share * math.prod(shape))) for shape in _TENSORS]
+    settings = tuple(deep_gradient.Settings(momentum, nesterov, count) for count in counts)
+    return _optimizer_case(label, _DEEP_GRADIENT, settings, threshold=threshold)
+
+
+DEEP_GRADIENT = Kernel(
+    name="deep_gradient",
+    summary="deep gradient compression over all tensors: momentum correction, counting and selection",
+    function=_sent(deep_gradient.compensate_and_select),
+    reference=_sent(deep_gradient.reference),
+    cases=(
+        _sending("momentum", 0.9, 3.3),
+        _sending("Nesterov", 0.9, 4.5, nesterov=True),
+        _sending("no momentum", 0.0, 2.5),
+        _sending("everything is beyond", 0.9, 1e-6),
+        _sending("nothing is beyond", 0.9, 1e3),
+        _sending("all are sent", 0.9, 0.0, share=1.0),
+    ),
+    tolerances={torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
+)
+
+
+def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give the mean of ranks' rows that were encoded, and what each is decoded, in one tensor."""
+
+    def function(*, rows: Tensor) -> Tensor:
+        ranks, num_rows, length = rows.shape
+        given = rows.detach() if rows.dtype == torch.float64 else rows.detach().float()
+        payload, scales = encode(given.reshape(-1, length))
+        mean = mean_of(payload.view(ranks, num_rows, length), scales.view(ranks, num_rows))
+        return torch.cat([mean.flatten(), (payload.to(scales.dtype) * scales[:, None]).flatten()]).to(rows.dtype)
+
+    return function
+
+
+INT8_BLOCKS = Kernel(
+    name="int8_blocks",
+    summary="blocks of numbers in 8 bits with a scale each: encoding, and the mean over ranks",
+    function=_in_8_bits(int8_blocks.encode, int8_blocks.mean_of),
+    reference=_in_8_bits(int8_blocks.encode_reference, int8_blocks.mean_reference),
+    cases=(
+        Case(label="two ranks", shapes={"rows": (2, 5, 256)}),
+        Case(label="one rank, many rows", shapes={"rows": (1, 33, 256)}),
+        Case(label="three ranks, short rows", shapes={"rows": (3, 7, 16)}),
+    ),
+    tolerances={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2},
+    has_gradients=False,
+    in_graphs=False,
 )
 
 
@@ -292,7 +433,7 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA)
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, DEEP_GRADIENT, INT8_BLOCKS)
 KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
 
 from steptune.kernels.simota.reference import assign as reference
 
-__all__ = ["assign", "reference"]
+__all__ = ["Assigner", "FusedAssigner", "assign", "reference"]
 
 MAX_CANDIDATES = 16384
 """Of an image: a box looks at all of them in one program."""
 MAX_BOXES = 1024
 MAX_TOP = 32
+
+
+class Assigner:
+    """The assignment as a part of a loss: image by image, until `fused_kernels` lets the kernel compute it.
+
+    Attributes:
+        in_one_pass: It does not wait for the device, so that candidates of a fixed number are better than few of them.
+    """
+
+    in_one_pass: ClassVar[bool] = False
+
+    def __call__(self, *predictions: Tensor, **options: Any) -> Tensor:
+        return reference(*predictions, **options)
+
+
+class FusedAssigner(Assigner):
+    in_one_pass = True
+
+    def __call__(self, *predictions: Tensor, **options: Any) -> Tensor:
+        return assign(*predictions, **options)
 
 
 @torch.no_grad()

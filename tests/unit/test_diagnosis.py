@@ -317,6 +317,28 @@ class TestPlaces:
         assert finding.evidence["at_1"] == "layer_norm: 5 ms in 7 runs"
 
 
+class TestWaitingLosses:
+    """A host that waits in a loss for which there is a kernel."""
+
+    def found(self, refusals: dict[str, str], **used: bool) -> Finding:
+        model = msgspec.structs.replace(small_model(1_000), kernel_refusals=refusals)
+        step = breakdown_of({C.SYNCHRONISATION: 0.2}, device="cuda:0")
+        found = findings_of(situation(step, device_kind="cuda", model=model, choices={"fused_kernels": {**used}}))
+        return next(finding for finding in found if finding.rule == "synchronisation")
+
+    def test_the_kernel_is_named_and_offered(self) -> None:
+        found = self.found({"simota": "", "window_attention": "", "fcos3d": "the model has nothing that it computes"})
+        assert found.strategies == ("fused_kernels",)
+        assert found.message.endswith("; simota can assign the boxes of a batch without waiting")
+        assert "no .item()" in found.advice
+
+    def test_one_that_is_used_is_not_offered_again(self) -> None:
+        assert self.found({"simota": ""}, simota=True).strategies == ()
+
+    def test_one_that_removes_no_wait_is_not_offered_for_it(self) -> None:
+        assert self.found({"window_attention": "", "lamb": ""}).strategies == ()
+
+
 class TestRanks:
     """What only several ranks show."""
 

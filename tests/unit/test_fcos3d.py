@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptune.tuner.workloads.zoo.fcos3d import REGRESS_RANGES, Scene, make_points, make_targets
+from steptune.kernels.fcos3d import reference
+from steptune.kernels.fcos3d.reference import Scenes, targets_of_image
+from steptune.tuner.workloads.zoo.fcos3d import REGRESS_RANGES, make_points
 from steptune.tuner.workloads.zoo.monocular_3d import STRIDES, box_loss, focal_loss, monocular_loss
 
 NUM_CLASSES, NUM_ATTRIBUTES = 3, 2
@@ -18,7 +20,7 @@ SIZES = [(16 * 8 // s, 24 * 8 // s) for s in (8, 16, 32, 64)] + [(1, 2)]
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> Scenes:
     count = draw(st.integers(0, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     largest = draw(st.sampled_from([20.0, 100.0, 500.0]))
@@ -27,7 +29,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     shift = torch.randn(count, 2, generator=generator) * 3
     box = torch.randn(count, 9, generator=generator) * 3
     box[:, 2] = box[:, 2].abs() + 1
-    return Scene(
+    return Scenes(
         corners=torch.cat([centre - half, centre + half], dim=1),
         label=torch.randint(NUM_CLASSES, (count,), generator=generator),
         attribute=torch.randint(NUM_ATTRIBUTES, (count,), generator=generator),
@@ -37,7 +39,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     )
 
 
-def slow_point(x: float, y: float, level: int, scene: Scene) -> tuple[int, bool]:
+def slow_point(x: float, y: float, level: int, scene: Scenes) -> tuple[int, bool]:
     """The box that a point learns, or -1, and whether the decision was close."""
     stride, (low, high) = STRIDES[level], REGRESS_RANGES[level]
     best, best_distance, close = -1, 1e8, False
@@ -57,9 +59,9 @@ def slow_point(x: float, y: float, level: int, scene: Scene) -> tuple[int, bool]
 
 @given(scenes())
 @settings(max_examples=40, deadline=None)
-def test_every_point_learns_the_nearest_box_that_fits(scene: Scene) -> None:
+def test_every_point_learns_the_nearest_box_that_fits(scene: Scenes) -> None:
     points = make_points(SIZES, STRIDES, torch.device("cpu"))
-    found = make_targets(points, scene, NUM_CLASSES, NUM_ATTRIBUTES)
+    found = targets_of_image(points, scene, NUM_CLASSES, NUM_ATTRIBUTES)
     number = 0
     for level, (rows, columns) in enumerate(SIZES):
         for row in range(rows):
@@ -74,7 +76,7 @@ def test_every_point_learns_the_nearest_box_that_fits(scene: Scene) -> None:
     assert number == len(points.xy)
 
 
-def _check_point(found, number: int, best: int, place: tuple[int, int], stride: int, scene: Scene) -> None:
+def _check_point(found, number: int, best: int, place: tuple[int, int], stride: int, scene: Scenes) -> None:
     if best < 0:
         assert int(found.label[number]) == NUM_CLASSES
         assert int(found.attribute[number]) == NUM_ATTRIBUTES
@@ -95,7 +97,7 @@ def _check_point(found, number: int, best: int, place: tuple[int, int], stride: 
 
 def test_calling_twice_gives_the_same_and_changes_no_box() -> None:
     """mmdetection3d's code subtracts the direction from the yaw in place."""
-    scene = Scene(
+    scene = Scenes(
         corners=torch.tensor([[10.0, 10, 60, 60]]),
         label=torch.tensor([1]),
         attribute=torch.tensor([0]),
@@ -105,7 +107,7 @@ def test_calling_twice_gives_the_same_and_changes_no_box() -> None:
     )
     before = scene.box.clone()
     points = make_points(SIZES, STRIDES, torch.device("cpu"))
-    first, second = (make_targets(points, scene, NUM_CLASSES, NUM_ATTRIBUTES) for _ in range(2))
+    first, second = (targets_of_image(points, scene, NUM_CLASSES, NUM_ATTRIBUTES) for _ in range(2))
     assert torch.equal(first.box, second.box)
     assert torch.equal(scene.box, before)
     assert int((first.label < NUM_CLASSES).sum()) > 0
@@ -120,9 +122,9 @@ def test_numbers_of_points_are_those_of_nuscenes_images() -> None:
 def test_losses_leave_out_points_of_the_background() -> None:
     """Of a scene without boxes only that of the classes is left."""
     points = make_points(SIZES, STRIDES, torch.device("cpu"))
-    empty = Scene(*(torch.zeros(0, *shape) for shape in ((4,),)), *(torch.zeros(0, dtype=torch.int64),) * 2,
-                  torch.zeros(0, 2), torch.zeros(0), torch.zeros(0, 9))  # fmt: skip
-    targets = [make_targets(points, empty, NUM_CLASSES, NUM_ATTRIBUTES)]
+    none = torch.full((1, 1), -1)
+    empty = Scenes(torch.ones(1, 1, 4), none, none, torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1, 9))
+    targets = reference(points, empty, NUM_CLASSES, NUM_ATTRIBUTES)
     predictions = torch.randn(1, len(points.xy), NUM_CLASSES + NUM_ATTRIBUTES + 12)
     loss = monocular_loss(predictions, points, targets, NUM_CLASSES, NUM_ATTRIBUTES)
     classes = predictions[0, :, :NUM_CLASSES]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from steptune.kernels.names import WITHOUT_WAITING
 from steptune.tuner.profiling.bounds import compute_floor_ns
 from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category, classify_operator
 from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
@@ -96,6 +97,7 @@ class Rule:
         measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
         cause: Tells causes apart that need different advice.
+        of_causes: Strategies that only causes advise.
         replayed: Name of the replay's edit that removes what the rule finds. Where the steps can be replayed, the gain
             of that is compared with the thresholds, and bounds what the advice could save.
         replayed_message: For people; as `message`, of a replayed gain.
@@ -114,6 +116,7 @@ class Rule:
     reach: float = 1.0
     measure: Callable[[Evidence], float | None] | None = None
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
+    of_causes: tuple[str, ...] = ()
     replayed: str = ""
     replayed_message: str = ""
     bounded_by: str = ""
@@ -122,10 +125,12 @@ class Rule:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """All that any of its remedies names."""
-        return tuple(dict.fromkeys(name for remedy in self.remedies for name in remedy.strategies))
+        """All that any of its remedies or causes names."""
+        own = (name for remedy in self.remedies for name in remedy.strategies)
+        return tuple(dict.fromkeys((*own, *self.of_causes)))
 
 
+READ_NOTHING = Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss")
 COMPILE = Remedy(
     advice="compile the model",
     strategies=("compile",),
@@ -342,18 +347,32 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
     )
 
 
-def _fusable_cause(evidence: Evidence) -> Cause | None:
-    """Parts of the model that a fused kernel could compute, and does not yet."""
+def _usable_kernels(evidence: Evidence) -> list[str]:
+    """Kernels that can compute a part of the training, and do not yet."""
     situation = evidence.situation
     if situation is None:
-        return None
+        return []
     used = situation.choices.get("fused_kernels", {})
-    found = [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
+    return [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
+
+
+def _fusable_cause(evidence: Evidence) -> Cause | None:
+    """Parts of the model that a fused kernel could compute, and does not yet."""
+    return _kernels_cause(_usable_kernels(evidence), "can compute a part of it", COMPILE)
+
+
+def _waiting_cause(evidence: Evidence) -> Cause | None:
+    """Parts of the loss that read values of the device, and that a kernel computes without."""
+    found = [name for name in _usable_kernels(evidence) if name in WITHOUT_WAITING]
+    return _kernels_cause(found, "can assign the boxes of a batch without waiting", READ_NOTHING)
+
+
+def _kernels_cause(found: list[str], message: str, otherwise: Remedy) -> Cause | None:
     if not found:
         return None
     kernels = " and ".join(found)
     fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=("fused_kernels",))
-    return Cause(name="kernels", message=f"{kernels} can compute a part of it", remedies=(fuse, COMPILE))
+    return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, otherwise))
 
 
 RULES: tuple[Rule, ...] = (
@@ -418,7 +437,9 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.SYNCHRONISATION,),
         thresholds=(0.02, 0.05, 0.15),
         message="for {share} of the step the device is empty because the host waits for it",
-        remedies=(Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss"),),
+        remedies=(READ_NOTHING,),
+        cause=_waiting_cause,
+        of_causes=("fused_kernels",),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
         replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
@@ -498,6 +519,7 @@ RULES: tuple[Rule, ...] = (
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
         remedies=(COMPILE,),
         cause=_fusable_cause,
+        of_causes=("fused_kernels",),
     ),
     Rule(
         name="layout_conversions",

@@ -179,7 +179,7 @@ def _model_facts(job: TrainingJob, batch: Any, tried: _TriedStep, pieces: int) -
         tensor_units=tensor_units,
         tensor_refusal=tensor_refusal,
         chain_refusal=_chain_refusal(job, blocks, batch),
-        kernel_refusals=refusals(job.model, job.device, job.optimizer),
+        kernel_refusals=refusals(job.model, job.device, job.optimizer, job.workload),
         has_class_token=job.workload.class_token(job.model) is not None,
         shard_units=_shard_units(job),
     )

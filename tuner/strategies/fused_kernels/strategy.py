@@ -80,7 +80,7 @@ class FusedKernels(Strategy):
             if is_of_optimizer(name):
                 plan.optimizer.kernels.append(name)
                 continue
-            plan.model.append(lambda model, workload, name=name: use_kernel(model, name))  # type: ignore[misc]
+            plan.model.append(lambda model, workload, name=name: use_kernel(model, name, workload))  # type: ignore[misc]
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Products at their peak, and all else gone: how much of it the pattern causes is not known."""
@@ -94,7 +94,7 @@ class FusedKernels(Strategy):
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         from steptune.kernels.applying import operators_of, used_kernels
 
-        used = used_kernels(job.model, job.optimizer)
+        used = used_kernels(job.model, job.optimizer, job.workload)
         return {
             **{name: name in used for name in self.defaults},
             "shown_by": {name: operators_of(name) for name in used},

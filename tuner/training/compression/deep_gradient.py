@@ -11,7 +11,9 @@ their number. Other tensors, and all of them at ratio 1, are averaged, and get t
 there this is SGD bit for bit. The optimizer's own momentum and weight decay are taken over from its groups. A gradient
 norm of the workload clips on each rank, before anything is kept, to its N-th part's root; as that needs the whole
 gradient, nothing is sent before the last bucket then. During the warm-up the share falls in five stages from its fifth
-root. The largest elements are found exactly; the paper estimates their threshold from a sample.
+root. On a CPU, and in the first step of each share, the largest elements are found exactly. Afterwards a CUDA device
+finds them by the last step's threshold in two launches (`steptune.kernels.deep_gradient`); the paper estimates the
+threshold from a sample.
 
 Source: Lin et al. (2017), arXiv 1712.01887; https://github.com/synxlin/deep-gradient-compression
 """
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from steptune.kernels.triton_device import unavailable
 from steptune.tuner.errors import UnsupportedError, WorkloadRejectedError
 from steptune.tuner.training.compression.base import Compression, average_dense
 
@@ -70,12 +73,19 @@ class DeepGradient(Compression):
         self._waiting: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self.momenta: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.unsent: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._thresholds: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._threshold_ratio = ratio
 
     def kept(self, names: Names) -> dict[str, Any]:
         def by_name(tensors: Mapping[torch.nn.Parameter, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {names[parameter]: tensor.clone() for parameter, tensor in tensors.items()}
 
-        return {"num_steps": self.num_steps, "momenta": by_name(self.momenta), "unsent": by_name(self.unsent)}
+        return {
+            "num_steps": self.num_steps,
+            "momenta": by_name(self.momenta),
+            "unsent": by_name(self.unsent),
+            "thresholds": by_name(self._thresholds),
+        }
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
         parameters = {name: parameter for parameter, name in names.items()}
@@ -91,6 +101,7 @@ class DeepGradient(Compression):
 
         self.num_steps = kept["num_steps"]
         self.momenta, self.unsent = by_parameter(kept["momenta"]), by_parameter(kept["unsent"])
+        self._thresholds, self._threshold_ratio = by_parameter(kept.get("thresholds", {})), self.ratio
 
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
@@ -111,7 +122,7 @@ class DeepGradient(Compression):
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes options and momentum over anew, from an optimizer that has loaded its state."""
         self._options = take_over(optimizer)
-        self.momenta, self.unsent = {}, {}
+        self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:
             values = optimizer.state.pop(parameter, {})
             if values.get("momentum_buffer") is not None:
@@ -172,14 +183,8 @@ class DeepGradient(Compression):
     def _send_largest(self, pairs: list[Gradient]) -> None:
         if not pairs:
             return
-        values, places, offset = [], [], 0
-        for gradient, parameter in pairs:
-            self._accumulate(gradient, parameter)
-            chosen = self._largest(parameter)
-            values.append(self._take(parameter, chosen))
-            places.append(chosen + offset)
-            offset += gradient.numel()
-        own_values, own_places = torch.cat(values), torch.cat(places)
+        offset = sum(gradient.numel() for gradient, _ in pairs)
+        own_values, own_places = self._taken(pairs)
         num_ranks = dist.get_world_size()
         all_values = own_values.new_empty(num_ranks * own_values.numel())
         all_places = own_places.new_empty(num_ranks * own_places.numel())
@@ -193,6 +198,41 @@ class DeepGradient(Compression):
         self.count(averaged, (all_values.nbytes + all_places.nbytes) // 2)
         for (gradient, _), part in zip(pairs, _split_like(averaged, pairs), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+    def _taken(self, pairs: list[Gradient]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values that this rank sends, and their places in all tensors one after the other."""
+        in_one = all(_is_for_kernel(gradient) for gradient, _ in pairs)
+        if self._threshold_ratio != self.ratio:
+            self._thresholds, self._threshold_ratio = {}, self.ratio
+        if in_one and all(parameter in self._thresholds for _, parameter in pairs):
+            return self._taken_in_one(pairs)
+        values, places, offset = [], [], 0
+        for gradient, parameter in pairs:
+            self._accumulate(gradient, parameter)
+            chosen = self._largest(parameter)
+            values.append(self._take(parameter, chosen))
+            places.append(chosen + offset)
+            offset += gradient.numel()
+            if in_one:
+                self._thresholds[parameter] = values[-1].abs().amin()
+        return torch.cat(values), torch.cat(places)
+
+    def _taken_in_one(self, pairs: list[Gradient]) -> tuple[torch.Tensor, torch.Tensor]:
+        from steptune.kernels.deep_gradient import Settings, compensate_and_select
+
+        gradients, parameters = [gradient for gradient, _ in pairs], [parameter for _, parameter in pairs]
+        for gradient, parameter in pairs:
+            if decay := self._options[parameter].weight_decay:
+                gradient.add_(parameter, alpha=decay)
+        settings = [
+            Settings(self._options[p].momentum, self._options[p].nesterov, math.ceil(self.ratio * p.numel()))
+            for p in parameters
+        ]
+        momenta, unsent = ([self._of(own, p) for p in parameters] for own in (self.momenta, self.unsent))
+        thresholds = torch.stack([self._thresholds[parameter] for parameter in parameters])
+        sent = compensate_and_select(gradients, momenta, unsent, thresholds, settings)
+        self._thresholds.update(zip(parameters, sent.thresholds.unbind(), strict=True))
+        return sent.values, sent.places
 
     def _accumulate(self, gradient: torch.Tensor, parameter: torch.nn.Parameter) -> None:
         options = self._options[parameter]
@@ -222,6 +262,10 @@ class DeepGradient(Compression):
         if parameter not in kept:
             kept[parameter] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return kept[parameter]
+
+
+def _is_for_kernel(gradient: torch.Tensor) -> bool:
+    return gradient.dtype == torch.float32 and gradient.is_contiguous() and not unavailable(gradient.device)
 
 
 def take_over(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, Options]:

@@ -65,6 +65,10 @@ class TwoStages(FlatCompression):
     def decode(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Rows of numbers in FP32."""
 
+    def mean_of(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The mean of all ranks' rows (ranks, rows, bytes), with their scales (ranks, rows)."""
+        return self.decode(payload.flatten(0, 1), scales.flatten()).view(len(payload), -1, self.block).mean(0)
+
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:
         import torch
         import torch.distributed as dist
@@ -80,7 +84,7 @@ class TwoStages(FlatCompression):
         received, their_scales = torch.empty_like(payload), torch.empty_like(scales)
         dist.all_to_all_single(received, payload, group=group)
         dist.all_to_all_single(their_scales, scales, group=group)
-        part = self.decode(received, their_scales).view(num_ranks, -1, self.block).mean(0)
+        part = self.mean_of(received.view(num_ranks, -1, received.shape[1]), their_scales.view(num_ranks, -1))
         payload, scales = self._encoded(part, (key, "averaged"))
         all_payload = payload.new_empty(num_ranks * payload.shape[0], *payload.shape[1:])
         all_scales = scales.new_empty(num_ranks * scales.shape[0])

@@ -2,7 +2,7 @@
 
 A stem and three stages of convolutions give maps of 8, 16 and 32 pixels a cell; one 1 x 1 convolution a
 map predicts. What matters here is the assignment: many small operators on tensors whose sizes depend on
-the data (see `simota`).
+the data (see `simota`), which `fused_kernels` makes few on tensors of a fixed size (see `padded_simota`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from steptune.kernels.simota import Assigner
 from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
 from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
-from steptune.tuner.workloads.zoo.simota import Boxes, assign, complete_overlap, decode
+from steptune.tuner.workloads.zoo.padded_simota import Candidates, find_all
+from steptune.tuner.workloads.zoo.simota import Boxes, Places, assign, complete_overlap, corners, decode
 
 STRIDES = (8, 16, 32)
 ANCHORS = (
@@ -154,6 +156,7 @@ class Detector(Workload):
         self._shape = (width, depth, num_classes)
         self._most = most_boxes
         self._lr = lr
+        self._assigner = Assigner()
 
     def model(self) -> nn.Module:
         return DenseDetector(*self._shape, self._size)
@@ -166,6 +169,8 @@ class Detector(Workload):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         predictions = [p.float() for p in model(batch["pixel_values"])]
+        if self._assigner.in_one_pass:
+            return padded_loss(predictions, batch["boxes"], batch["labels"], self._size, self._assigner)
         return detection_loss(predictions, boxes_of(batch["boxes"], batch["labels"]), self._size)
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -190,9 +195,62 @@ def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> 
             mine = raw[at.image, at.anchor, at.row, at.column]
             scale = raw.new_tensor([raw.shape[3], raw.shape[2]]).repeat(2)
             iou = complete_overlap(decode(mine, at, anchors[level] / STRIDES[level]), boxes.xywh[found.box] * scale)
-            objectness[at.image, at.anchor, at.row, at.column] = iou.detach().clamp(min=0)
+            objectness = with_largest(objectness, at, iou.detach().clamp(min=0))
             wanted = F.one_hot(boxes.label[found.box], raw.shape[-1] - 5).to(raw.dtype)
             total = total + BOX_WEIGHT * (1 - iou).mean()
             total = total + CLASS_WEIGHT * F.binary_cross_entropy_with_logits(mine[:, 5:], wanted)
         total = total + OBJECTNESS_WEIGHT * balance * F.binary_cross_entropy_with_logits(raw[..., 4], objectness)
     return total
+
+
+def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) -> torch.Tensor:
+    """Objectness (B, A, H, W) with overlaps at places; of one that learns two boxes the larger."""
+    _, anchors, height, width = objectness.shape
+    index = ((at.image * anchors + at.anchor) * height + at.row) * width + at.column
+    return objectness.flatten().scatter_reduce(0, index, overlap, "amax").view_as(objectness)
+
+
+def padded_loss(
+    predictions: list[torch.Tensor], xywh: torch.Tensor, labels: torch.Tensor, size: int, assigner: Assigner
+) -> torch.Tensor:
+    """The same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most do not count.
+
+    Args:
+        xywh: Padded boxes (B, G, 4).
+        labels: (B, G).
+    """
+    anchors = [xywh.new_tensor(own) * (size / 640 / stride) for own, stride in zip(ANCHORS, STRIDES, strict=True)]
+    levels = [find_all(raw, xywh, labels, own) for raw, own in zip(predictions, anchors, strict=True)]
+    total = xywh.new_zeros(())
+    for raw, level, box, balance in zip(
+        predictions, levels, _assigned(levels, xywh, labels, assigner), BALANCE, strict=True
+    ):
+        learns = box >= 0
+        count = learns.sum().clamp(min=1)
+        index = box.clamp(min=0)
+        scale = raw.new_tensor([raw.shape[3], raw.shape[2]]).repeat(2)
+        wanted = xywh.take_along_dim(index[..., None], 1) * scale
+        iou = complete_overlap(level.boxes.flatten(0, 1), wanted.flatten(0, 1)).view_as(index)
+        overlap = torch.where(learns, iou.detach(), 0.0).clamp(min=0)
+        objectness = torch.zeros_like(raw[..., 4]).flatten(1).scatter_reduce(1, level.place, overlap, "amax")
+        hot = F.one_hot(labels.take_along_dim(index, 1).clamp(min=0), raw.shape[-1] - 5).to(raw.dtype)
+        classes = F.binary_cross_entropy_with_logits(level.raw[..., 5:], hot, reduction="none").mean(2)
+        total = total + BOX_WEIGHT * torch.where(learns, 1 - iou, 0.0).sum() / count
+        total = total + CLASS_WEIGHT * torch.where(learns, classes, 0.0).sum() / count
+        wrong = F.binary_cross_entropy_with_logits(raw[..., 4].flatten(1), objectness)
+        total = total + OBJECTNESS_WEIGHT * balance * wrong
+    return total
+
+
+def _assigned(
+    levels: list[Candidates], xywh: torch.Tensor, labels: torch.Tensor, assigner: Assigner
+) -> list[torch.Tensor]:
+    """The box of every candidate of every level, or -1."""
+    raw = torch.cat([level.raw.detach() for level in levels], 1)
+    # In pixels of the first level's cells: overlaps do not depend on the unit.
+    boxes = torch.cat([level.boxes.detach() * stride for level, stride in zip(levels, STRIDES, strict=True)], 1)
+    height, width = levels[0].cells
+    wanted = xywh * (xywh.new_tensor([width, height]).repeat(2) * STRIDES[0])
+    valid = torch.cat([level.counts for level in levels], 1)
+    found = assigner(corners(boxes), raw[..., 4], raw[..., 5:], corners(wanted), labels, valid_bm=valid)
+    return list(found.split([level.place.shape[1] for level in levels], 1))

@@ -1,7 +1,7 @@
 """A small monocular 3-D detector: the head of FCOS3D over five maps, with its targets and losses.
 
-What matters here are the targets, made in every step for every image (see `fcos3d`): many small operators
-over all pairs of points and boxes.
+What matters here are the targets, made in every step for every image (see `steptune.kernels.fcos3d`): many small
+operators over all pairs of points and boxes, which `fused_kernels` makes one launch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from steptune.kernels.fcos3d import Assigner, Points, Scenes, Targets
 from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
 from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 from steptune.tuner.workloads.zoo.detector import NONE, Stages
-from steptune.tuner.workloads.zoo.fcos3d import Points, Scene, Targets, make_points, make_targets
+from steptune.tuner.workloads.zoo.fcos3d import make_points
 
 STRIDES = (8, 16, 32, 64, 128)
 BOX_PARTS = 9
@@ -120,6 +121,7 @@ class Monocular3D(Workload):
         self._kinds = (num_classes, num_attributes)
         self._most = most_boxes
         self._lr = lr
+        self._assigner = Assigner()
 
     def model(self) -> nn.Module:
         return MonocularHead(*self._shape, *self._kinds)
@@ -133,25 +135,16 @@ class Monocular3D(Workload):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         predictions, sizes = model(batch["pixel_values"])
         points = make_points(sizes, STRIDES, predictions.device)
-        targets = [make_targets(points, scene, *self._kinds) for scene in scenes_of(batch)]
+        names = ("corners", "labels", "attributes", "centres", "depths", "boxes")
+        targets = self._assigner(points, Scenes(*(batch[name] for name in names)), *self._kinds)
         return monocular_loss(predictions.float(), points, targets, *self._kinds)
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=self._lr)
 
 
-def scenes_of(batch: Any) -> list[Scene]:
-    """The boxes of each image of a padded batch."""
-    scenes = []
-    for image, labels in enumerate(batch["labels"]):
-        which = (labels != NONE).nonzero().squeeze(1)
-        names = ("corners", "labels", "attributes", "centres", "depths", "boxes")
-        scenes.append(Scene(*(batch[name][image, which] for name in names)))
-    return scenes
-
-
 def monocular_loss(
-    predictions: torch.Tensor, points: Points, targets: list[Targets], num_classes: int, num_attributes: int
+    predictions: torch.Tensor, points: Points, targets: Targets, num_classes: int, num_attributes: int
 ) -> torch.Tensor:
     """FCOS3D's losses over a batch; all but that of the classes over points that learn a box.
 
@@ -161,21 +154,21 @@ def monocular_loss(
     classes, attributes, box, direction, centerness = predictions.flatten(0, 1).split(
         (num_classes, num_attributes, BOX_PARTS, 2, 1), dim=1
     )
-    labels = torch.cat([t.label for t in targets])
-    wanted = torch.cat([t.box for t in targets])
+    labels = targets.label.flatten()
+    wanted = targets.box.flatten(0, 1)
     learns = labels < num_classes
     count = learns.sum().clamp(min=1)
 
     def mean(losses: torch.Tensor) -> torch.Tensor:
         return torch.where(learns, losses, 0.0).sum() / count
 
-    closeness = torch.cat([t.centerness for t in targets])
+    closeness = targets.centerness.flatten()
     hot = F.one_hot(labels, num_classes + 1)[:, :num_classes].to(classes.dtype)
     focal = focal_loss(classes, hot).sum() / count
-    regression = mean(box_loss(box, wanted, points.stride.repeat(len(targets))))
+    regression = mean(box_loss(box, wanted, points.stride.repeat(len(targets.label))))
     turned = (torch.remainder(wanted[:, 6] - DIRECTION_OFFSET, 2 * math.pi) >= math.pi).long()
     facing = mean(F.cross_entropy(direction, turned, reduction="none"))
-    named = torch.cat([t.attribute for t in targets]).clamp(max=num_attributes - 1)
+    named = targets.attribute.flatten().clamp(max=num_attributes - 1)
     attribute = mean(F.cross_entropy(attributes, named, reduction="none"))
     central = mean(F.binary_cross_entropy_with_logits(centerness.squeeze(1), closeness, reduction="none"))
     return focal + regression + facing + attribute + central

@@ -1,0 +1,81 @@
+"""Compensation and selection of deep gradient compression, tensor by tensor (Lin et al. 2017, arXiv 1712.01887)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEVELS = 32
+"""Thresholds that are counted for: of each tensor around the last step's."""
+SPACING = 2.0 ** (1 / 32)
+"""Between neighbouring thresholds."""
+CENTRE = LEVELS // 2
+LEAST = 1e-30
+"""No threshold is lower: one of zero would stay so."""
+
+
+class Settings(NamedTuple):
+    """Momentum of one tensor, and whether it is Nesterov's; `most` elements are sent at most."""
+
+    momentum: float
+    nesterov: bool
+    most: int
+
+
+class Sent(NamedTuple):
+    """Elements that are sent, of all tensors one after the other, `most` of each.
+
+    Attributes:
+        values: FP32; zeros where fewer are beyond the threshold.
+        places: Places in all tensors one after the other, int32; the tensor's first where a value is none.
+        thresholds: (T), the next step's.
+    """
+
+    values: Tensor
+    places: Tensor
+    thresholds: Tensor
+
+
+@torch.no_grad()
+def compensate_and_select(
+    gradients: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    unsent: Sequence[Tensor],
+    thresholds: Tensor,
+    settings: Sequence[Settings],
+) -> Sent:
+    """Add a step's gradients to what was not sent yet, and take the largest of it, in place.
+
+    With m and u momentum and momenta, v what was not sent, g the gradient: u <- m u + g, v <- v + u (Nesterov:
+    u <- m (u + g), v <- v + u + g). The threshold is the lowest of `LEVELS` around the last step's beyond which lie no
+    more than `most` elements; where more lie beyond the highest, the first `most` of them are taken, and the next
+    step's threshold is half way, in octaves, to the largest of those. Elements that are taken become zero in u and v.
+
+    Args:
+        thresholds: (T), of the last step.
+    """
+    values, places, found, offset = [], [], [], 0
+    for n, (g, u, v) in enumerate(zip(gradients, momenta, unsent, strict=True)):
+        own = settings[n]
+        if own.nesterov:
+            u.add_(g).mul_(own.momentum)
+            v.add_(u).add_(g)
+        else:
+            v.add_(u.mul_(own.momentum).add_(g))
+        flat_u, flat_v = u.view(-1), v.view(-1)
+        levels = thresholds[n].clamp(min=LEAST) * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
+            torch.arange(LEVELS, device=g.device) - CENTRE
+        )
+        beyond = (flat_v.abs() >= levels[:, None]).sum(1)
+        fits = (beyond <= own.most).nonzero().flatten()
+        level = levels[int(fits[0]) if len(fits) else LEVELS - 1]
+        taken = (flat_v.abs() >= level).nonzero().flatten()[: own.most]
+        values.append(torch.nn.functional.pad(flat_v[taken], (0, own.most - len(taken))))
+        places.append(torch.nn.functional.pad(taken, (0, own.most - len(taken))) + offset)
+        found.append(level if len(fits) else (level * values[-1].abs().amax()).sqrt())
+        flat_v[taken], flat_u[taken] = 0.0, 0.0
+        offset += g.numel()
+    return Sent(torch.cat(values), torch.cat(places).int(), torch.stack(found))

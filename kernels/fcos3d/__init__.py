@@ -1,0 +1,118 @@
+"""FCOS3D's targets of a whole batch without a host synchronisation; README.md derives it, `reference.py` defines it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from steptune.kernels.fcos3d.reference import Points, Scenes, Targets
+from steptune.kernels.fcos3d.reference import targets as reference
+
+__all__ = ["Assigner", "FusedAssigner", "Points", "Scenes", "Targets", "reference", "targets"]
+
+MAX_BOXES = 256
+"""Of an image: a program looks at all of them."""
+PAIRS = 4096
+"""Of points and boxes, in the registers of a program."""
+
+
+class Assigner:
+    """The assignment as a part of a loss: image by image, until `fused_kernels` lets the kernel compute it."""
+
+    def __call__(self, points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
+        return reference(points, scenes, num_classes, num_attributes)
+
+
+class FusedAssigner(Assigner):
+    def __call__(self, points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
+        return targets(points, scenes, num_classes, num_attributes)
+
+
+@torch.no_grad()
+def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
+    """Give the targets of a batch, in one launch whose size does not depend on the data.
+
+    Raises:
+        ValueError: An image has places for more boxes than the kernel looks at.
+    """
+    if scenes.label.shape[1] > MAX_BOXES:
+        raise ValueError(f"FCOS3D needs at most {MAX_BOXES} boxes of an image, not {scenes.label.shape[1]}")
+    table = torch.cat([points.xy, torch.stack([points.stride, points.low, points.high], 1).to(points.xy)], 1)
+    found: tuple[Tensor, ...] = _targets(
+        table, *(getattr(scenes, name) for name in Scenes.__dataclass_fields__), num_classes, num_attributes
+    )
+    return Targets(*found)
+
+
+@torch.library.custom_op("steptune::fcos3d_targets", mutates_args=())
+def _targets(
+    points: Tensor,
+    corners: Tensor,
+    label: Tensor,
+    attribute: Tensor,
+    centre: Tensor,
+    depth: Tensor,
+    box: Tensor,
+    num_classes: int,
+    num_attributes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from steptune.kernels.fcos3d import kernel
+
+    batch, num_boxes = label.shape
+    num_points, device = len(points), points.device
+    box = box.float().contiguous()
+    found = (
+        torch.empty((batch, num_points), dtype=label.dtype, device=device),
+        torch.empty((batch, num_points), dtype=attribute.dtype, device=device),
+        torch.empty((batch, num_points, 4), dtype=torch.float32, device=device),
+        torch.empty((batch, num_points, 9), dtype=torch.float32, device=device),
+        torch.empty((batch, num_points), dtype=torch.float32, device=device),
+    )
+    if not num_boxes:
+        found[0].fill_(num_classes)
+        found[1].fill_(num_attributes)
+        for tensor in found[2:]:
+            tensor.zero_()
+        return found
+    block_g = max(2, 1 << (num_boxes - 1).bit_length())
+    block_p = max(16, PAIRS // block_g)
+    kernel.fcos3d_targets[(-(-num_points // block_p), batch)](
+        points.float().contiguous(),
+        corners.float().contiguous(),
+        label.contiguous(),
+        attribute.contiguous(),
+        centre.float().contiguous(),
+        depth.float().contiguous(),
+        box,
+        box[..., 6] - torch.atan2(box[..., 0], box[..., 2]),
+        *found,
+        num_points,
+        num_boxes,
+        num_classes,
+        num_attributes,
+        BLOCK_P=block_p,
+        BLOCK_G=block_g,
+    )
+    return found
+
+
+@_targets.register_fake
+def _(
+    points: Tensor,
+    corners: Tensor,
+    label: Tensor,
+    attribute: Tensor,
+    centre: Tensor,
+    depth: Tensor,
+    box: Tensor,
+    num_classes: int,
+    num_attributes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = (len(label), len(points))
+    return (
+        label.new_empty(shape),
+        attribute.new_empty(shape),
+        points.new_empty((*shape, 4), dtype=torch.float32),
+        points.new_empty((*shape, 9), dtype=torch.float32),
+        points.new_empty(shape, dtype=torch.float32),
+    )

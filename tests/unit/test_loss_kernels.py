@@ -1,0 +1,99 @@
+"""Kernels in a loss: found in what a workload keeps, and the same training."""
+
+import copy
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton", reason="kernels need triton")
+
+from torch.utils.data import default_collate
+
+from steptune.kernels import simota
+from steptune.kernels.applying import refusals, use_kernel, used_kernels
+from steptune.tuner.workloads.zoo.detector import Detector
+from steptune.tuner.workloads.zoo.monocular_3d import Monocular3D
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WORKLOADS = {
+    "simota": lambda: Detector(batch=3, image_size=64, width=8, depth=0, num_classes=5, most_boxes=4),
+    "fcos3d": lambda: Monocular3D(batch=2, height=128, image_width=256, width=8, depth=0, most_boxes=5),
+}
+
+
+def losses_and_gradients(name: str, *, with_kernel: bool) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Of some batches, of which some images have no box."""
+    torch.manual_seed(0)
+    workload = WORKLOADS[name]()
+    model = workload.model().to(DEVICE)
+    if with_kernel:
+        use_kernel(model, name, workload)
+    dataset, found = workload.dataset(), []
+    for first in range(0, 12, workload.global_batch):
+        samples = [dataset[first + number] for number in range(workload.global_batch)]
+        batch = {key: tensor.to(DEVICE) for key, tensor in default_collate(samples).items()}
+        loss = workload.loss(model, workload.batch_transform(batch))
+        found.append((loss.detach(), torch.autograd.grad(loss, list(model.parameters()))))
+    return found
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_loss_and_its_gradients_are_those_without_the_kernel(name: str) -> None:
+    plain, fused = (losses_and_gradients(name, with_kernel=way) for way in (False, True))
+    for (loss, gradients), (other, others) in zip(plain, fused, strict=True):
+        assert other == pytest.approx(float(loss), rel=1e-5)
+        for gradient, own in zip(gradients, others, strict=True):
+            assert float((gradient - own).norm()) <= 1e-4 * float(gradient.norm()) + 1e-7
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_s_loss_has_a_use_for_its_kernel_and_then_calls_it(name: str) -> None:
+    workload = WORKLOADS[name]()
+    model = workload.model()
+    found = refusals(model, DEVICE, workload=workload)
+    assert {kernel for kernel, reason in found.items() if not reason} == {name}
+    assert used_kernels(model, workload=workload) == frozenset()
+    use_kernel(model, name, workload)
+    assert used_kernels(model, workload=workload) == {name}
+    assert used_kernels(model, workload=WORKLOADS[name]()) == frozenset()
+
+
+def test_a_second_job_of_the_workload_finds_the_loss_replaced() -> None:
+    """A trial builds a twin of its job, and its job again where memory did not do."""
+    workload = copy.copy(WORKLOADS["simota"]())
+    use_kernel(workload.model(), "simota", workload)
+    twin = copy.copy(workload)
+    model = use_kernel(twin.model(), "simota", twin)
+    assert used_kernels(model, workload=twin) == {"simota"}
+
+
+def test_a_part_within_a_module_of_the_loss_is_found() -> None:
+    class Criterion(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = torch.nn.Sequential(torch.nn.Linear(2, 2))
+            self.assigner = simota.Assigner()
+
+    class Workload:
+        def __init__(self) -> None:
+            self.criterion = Criterion()
+
+    workload = Workload()
+    model = torch.nn.Linear(2, 2)
+    assert refusals(model, DEVICE, workload=workload)["simota"] == ""
+    use_kernel(model, "simota", workload)
+    assert type(workload.criterion.assigner) is simota.FusedAssigner
+    assert used_kernels(model, workload=workload) == {"simota"}
+
+
+def test_an_assigner_in_use_gives_the_boxes_of_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    corner = torch.rand(2, 9, 2, generator=generator)
+    boxes = torch.cat([corner, corner + 0.5], 2)
+    given = boxes, torch.randn(2, 9, generator=generator), torch.randn(2, 9, 3, generator=generator)
+    wanted, labels = boxes[:, :2] + 0.05, torch.tensor([[0, 2], [1, -1]])
+    tensors = [tensor.to(DEVICE) for tensor in (*given, wanted, labels)]
+    assert torch.equal(simota.FusedAssigner()(*tensors), simota.Assigner()(*tensors))

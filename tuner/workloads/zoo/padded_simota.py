@@ -1,0 +1,70 @@
+"""Candidates of YOLOv7's SimOTA on tensors of a fixed size, so that nothing waits for the device.
+
+Each box has places for all cells, anchors and levels that it could have as candidates, of which those count that
+`simota.find_candidates` finds, in its order.
+
+Shapes: B images, G boxes of an image, A anchors of a cell, M = 5 A G candidates, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steptune.tuner.workloads.zoo.simota import ANCHOR_RATIO, NEIGHBOUR
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of one level.
+
+    Attributes:
+        place: (B, M), their numbers among the predictions of an image.
+        counts: (B, M), whether they are some.
+        raw: (B, M, 5 + K), predictions before the sigmoid.
+        boxes: (B, M, 4), predicted centre and size in cells.
+        cells: Rows and columns of the level.
+    """
+
+    place: torch.Tensor
+    counts: torch.Tensor
+    raw: torch.Tensor
+    boxes: torch.Tensor
+    cells: tuple[int, int]
+
+
+def find_all(predictions: torch.Tensor, xywh: torch.Tensor, labels: torch.Tensor, anchors: torch.Tensor) -> Candidates:
+    """
+    Args:
+        predictions: Of the level, (B, A, H, W, 5 + K).
+        xywh: (B, G, 4), centre and size as shares of the image.
+        labels: (B, G), negative where there is no box.
+        anchors: (A, 2), widths and heights in cells.
+    """
+    batch, num_anchors, height, width, _ = predictions.shape
+    scale = xywh.new_tensor([width, height])
+    centre, size = xywh[..., :2] * scale, xywh[..., 2:] * scale
+    ratio = size[:, None] / anchors[:, None]
+    fits = (torch.maximum(ratio, 1 / ratio).amax(3) < ANCHOR_RATIO) & (labels >= 0)[:, None]
+    left, top = ((centre % 1 < NEIGHBOUR) & (centre > 1)).unbind(2)
+    right, bottom = (((scale - centre) % 1 < NEIGHBOUR) & (scale - centre > 1)).unbind(2)
+    near = torch.stack([torch.ones_like(left), left, top, right, bottom], 1)
+    steps = xywh.new_tensor([[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]]) * NEIGHBOUR
+    column, row = (centre[:, None] - steps[:, None]).long().unbind(3)
+    row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+    anchor = torch.arange(num_anchors, device=xywh.device)[:, None]
+    place = ((anchor * height + row[:, :, None]) * width + column[:, :, None]).flatten(1)
+    raw = predictions.flatten(1, 3).take_along_dim(place[..., None], 1)
+    cell = torch.stack([column, row], 3)[:, :, None].expand(-1, -1, num_anchors, -1, -1).flatten(1, 3)
+    middle = raw[..., :2].sigmoid() * 2 - 0.5 + cell
+    extent = (raw[..., 2:4].sigmoid() * 2) ** 2 * anchors[:, None].expand(batch, 5, -1, labels.shape[1], -1).flatten(
+        1, 3
+    )
+    return Candidates(
+        place=place,
+        counts=(near[:, :, None] & fits[:, None]).flatten(1),
+        raw=raw,
+        boxes=torch.cat([middle, extent], -1),
+        cells=(height, width),
+    )

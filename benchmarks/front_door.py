@@ -42,9 +42,11 @@ NAMES = ("bert_trainer", "vit_accelerate", "nano_gpt", "resnet_ema", "ddpm_unet"
 TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
 WAYS = ("enable", "diff")
-STUDY_SHARE = 0.45
+STUDY_SHARE = 0.5
 """Of the seconds of a row; the rest is for looking at the script and for verifying."""
-MOST_BLOCKS, LEAST_BLOCKS = 4, 2
+MOST_BLOCKS = 4
+LEAST_BLOCKS = {"enable": 3, "diff": 2}
+"""The first is measured in any case: an interval from two starts of each side is wide."""
 NARROW, NEAR = 0.02, 0.05
 """Half-width below which the middles of claim and verification are compared, and how far they may be apart."""
 WANTED_GAIN, WANTED_ROWS = 1.05, 3
@@ -86,15 +88,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "front_door.jsonl")
     arguments = parser.parse_args()
     for name in arguments.only or NAMES:
-        line = measured(name, arguments)
-        keep(arguments.out, line)
+        for line in measured(name, arguments):  # a run that is cut off leaves what it had
+            keep(arguments.out, line)
         print(f"{name}: {told(line)}", flush=True)
     summarise(arguments.out, on_gpu=arguments.gpu)
 
 
-def measured(name: str, arguments: argparse.Namespace) -> dict:
-    """One row as a line; where it could not be measured the line says why."""
+def measured(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
+    """One row as a line, again whenever more of it is known; where it could not be measured it says why."""
     began = time.monotonic()
+    own = stamp(" ".join(["python", "benchmarks/front_door.py", *sys.argv[1:]]))
+    line = {"row": name, "on": "gpu" if arguments.gpu else "cpu", **own}
     with tempfile.TemporaryDirectory(prefix="steptune-front-door-") as folder:
         work = Path(folder) / "work"
         work.mkdir()
@@ -105,34 +109,33 @@ def measured(name: str, arguments: argparse.Namespace) -> dict:
         seconds = arguments.seconds or (360.0 if arguments.gpu else 300.0)
         row = Row(name=name, command=(python, f"{name}.py", *options), work=work, began=began, seconds=seconds)
         try:
-            found = figures(row, arguments.foreign_load)
+            for found in figures(row, arguments.foreign_load):
+                line |= {**found, "seconds": round(time.monotonic() - began, 1)}
+                yield line
         except (SteptuneError, subprocess.SubprocessError) as error:
-            found = {"failed": str(error)[-LOG_CHARACTERS:]}
-    return {
-        "row": name,
-        "on": "gpu" if arguments.gpu else "cpu",
-        **stamp(" ".join(["python", "benchmarks/front_door.py", *sys.argv[1:]])),
-        **found,
-        "seconds": {**found.get("seconds", {}), "all": round(time.monotonic() - began, 1)},
-    }
+            yield {**line, "failed": str(error)[-LOG_CHARACTERS:], "seconds": round(time.monotonic() - began, 1)}
 
 
-def figures(row: Row, foreign_load: float) -> dict:
-    """Claim and verifications of a script."""
+def figures(row: Row, foreign_load: float) -> Iterator[dict]:
+    """Claim of a script, then one verification after the other."""
     recommendation = tuned(row, foreign_load)
-    tuned_s = time.monotonic() - row.began
     answer = answer_of(recommendation)
-    found = {
+    verified_ways: dict[str, dict] = {}
+    yield {
         "hardware": hardware(Environment(hardware=recommendation.hardware)),
         "claimed": {"ratio": round(answer.ratio, 4), **interval_of(answer.interval)},
+        "verdict": recommendation.verdict.value,
         "changes": [] if recommendation.in_script is None else list(recommendation.in_script.words),
         "environment": dict(recommendation.environment_variables),
-        "seconds": {"tune": round(tuned_s, 1)},
+        "no_gain": recommendation.candidate.is_baseline,
+        "verified": verified_ways,
+        "tune_seconds": round(time.monotonic() - row.began, 1),
     }
     if recommendation.candidate.is_baseline:
-        return {**found, "verified": {}, "no_gain": True}
-    verifications = dict(verify(row, recommendation, foreign_load))
-    return {**found, "verified": verifications, "no_gain": False}
+        return
+    for way, found in verify(row, recommendation, foreign_load):
+        verified_ways[way] = found
+        yield {}
 
 
 def tuned(row: Row, foreign_load: float) -> Recommendation:
@@ -172,10 +175,10 @@ def verify(row: Row, recommendation: Recommendation, foreign_load: float) -> Ite
 def beside_unchanged(
     row: Row, look: Look, recommendation: Recommendation, way: str, start_s: float, foreign_load: float
 ) -> dict:
-    blocks = int(row.left_s / (2 * start_s))
-    if blocks < LEAST_BLOCKS and way != WAYS[0]:
-        raise RowError(f"{row.left_s:.0f} s are left, too few for {LEAST_BLOCKS} starts of each side")
-    blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, blocks))
+    blocks, least = int(row.left_s / (2 * start_s)), LEAST_BLOCKS[way]
+    if blocks < least and way != WAYS[0]:
+        raise RowError(f"no time was left for {least} starts of each side, at {start_s:.0f} s each")
+    blocks = min(MOST_BLOCKS, max(least, blocks))
     began = time.monotonic()
     settings = MeasureSettings(foreign_cpu_share=foreign_load)
     with changed_by(recommendation, way, row.command) as changed:
@@ -220,12 +223,12 @@ def told(line: Mapping) -> str:
     if "failed" in line:
         return f"failed: {line['failed']}"
     if line["no_gain"]:
-        return f"no gain, in {line['seconds']['all']} s"
+        return f"no gain, in {line['seconds']} s"
     parts = [f"claimed {line['claimed']['ratio']:.3f} {line['claimed']['interval']}"]
     for way, found in line["verified"].items():
         words = f"{found['ratio']:.3f} {found['interval']}, {found['loss']}" if "ratio" in found else found["refused"]
         parts.append(f"{way} {words}")
-    return "; ".join([*parts, ", ".join(line["changes"]), f"{line['seconds']['all']} s"])
+    return "; ".join([*parts, ", ".join(line["changes"]), f"{line['seconds']} s"])
 
 
 def lowest(line: Mapping) -> float | None:

@@ -27,6 +27,8 @@ CASES = [
     pytest.param("two_ranks.py", FUSED, "enable", TORCHRUN, None, id="two_ranks"),
     pytest.param("hf_trainer.py", WORKER, "enable", (), "transformers", id="hf_trainer"),
     pytest.param("hf_trainer.py", WORKER | AUTOCAST, "diff", (), "transformers", id="hf_trainer_by_arguments"),
+    pytest.param("accelerated.py", WORKER, "diff", (), "accelerate", id="accelerated_by_diff"),
+    pytest.param("lightning_automatic.py", FUSED | AUTOCAST, "diff", (), "lightning", id="lightning_by_arguments"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_script_diff import added, recommended
 
 from steptune.tuner.errors import RecommendationError
-from steptune.tuner.records import Choice
+from steptune.tuner.records import Choice, Recommendation
 from steptune.tuner.scripts.diff import script_diff
 
 TRAINER = """\
@@ -97,3 +97,30 @@ def test_a_model_that_accelerate_does_not_wrap_has_no_precision_of_its(tmp_path:
 
     with pytest.raises(RecommendationError, match=r"steptune\.enable"):
         script_diff(recommended(tmp_path, text, dict.fromkeys(AT, 4), precision=AUTOCAST))
+
+
+ACCELERATED = """\
+import torch
+from accelerate import Accelerator
+
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+loader = Accelerator().prepare(loader)
+"""
+
+
+def accelerated(folder: Path, text: str) -> Recommendation:
+    """A choice of workers for a loader that Accelerate has wrapped in the last line."""
+    return recommended(folder, text, dict.fromkeys(AT, text.count("\n")), data_loading={"num_workers": 4})
+
+
+def test_a_loader_that_accelerate_wraps_is_changed_where_the_user_makes_it(tmp_path: Path) -> None:
+    diff = script_diff(accelerated(tmp_path, ACCELERATED))
+
+    assert added(diff) == ["loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=4)"]
+
+
+def test_one_of_several_loaders_is_not_guessed(tmp_path: Path) -> None:
+    several = ACCELERATED.replace("loader = A", "others = torch.utils.data.DataLoader(data)\nloader = A")
+
+    with pytest.raises(RecommendationError, match="which of 2 loaders"):
+        script_diff(accelerated(tmp_path, several))

@@ -18,7 +18,7 @@ from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.flag_lines import FLAGS, flag_lines
 from steptune.tuner.scripts.forward_block import forward_and_loss
-from steptune.tuner.scripts.library_arguments import library_arguments
+from steptune.tuner.scripts.library_arguments import library_arguments, wrapped_loader
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
 from steptune.tuner.scripts.source_meaning import (
     calls,
@@ -177,7 +177,7 @@ class _Writer:
 
     def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
         file, line = self._at("loader")
-        call = file.call(line, [self._script.loader or ""])
+        call = wrapped_loader(file, line) or file.call(line, [self._script.loader or ""])
         _of_torch(file, call, "torch.utils.data.")
         if len(call.args) >= POSITIONAL:
             raise NotEditableError("its arguments are given by position")

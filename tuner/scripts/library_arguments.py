@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from steptune.tuner.records import Scalar, ScriptFacts
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name
-from steptune.tuner.scripts.source_meaning import calls, full_name
+from steptune.tuner.scripts.source_meaning import calls, full_name, is_called
 
 ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
+LOADER_OF_TORCH = "torch.utils.data.DataLoader"
 LIGHTNING = (
     "lightning.Trainer",
     "lightning.pytorch.Trainer",
@@ -71,6 +72,20 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
         if owner is not None and wraps and changes.get("autocast") == "bfloat16":
             return Said(call=owner, arguments={argument: value}, names=frozenset({"autocast"}))
     return None
+
+
+def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
+    """The user's own loader, whose settings Accelerate takes over where a line prepares it; None where none does.
+
+    Raises:
+        NotEditableError: It may prepare several.
+    """
+    if "accelerate" not in ast.unparse(file.tree) or not is_called(file.tree, line, "prepare"):
+        return None
+    own = [call for call in calls([file.tree]) if full_name(file.tree, call.func) == LOADER_OF_TORCH]
+    if len(own) != 1:
+        raise NotEditableError(f"which of {len(own)} loaders Accelerate wraps for the training is not known")
+    return own[0]
 
 
 def _is_trainers(script: ScriptFacts, file: SourceFile) -> bool:

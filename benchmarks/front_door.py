@@ -108,6 +108,7 @@ def measured(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
             shutil.copyfile(path, work / path.name)
         options = () if arguments.gpu else TINY[:1] if arguments.compile else TINY
         python = sys.executable if arguments.gpu or not LIBRARIES.exists() else str(LIBRARIES)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")  # a row begins with nothing compiled
         seconds = arguments.seconds or (360.0 if arguments.gpu else 300.0)
         row = Row(name=name, command=(python, f"{name}.py", *options), work=work, began=began, seconds=seconds)
         try:

@@ -17,6 +17,7 @@ from steptune.tuner.scripts.verification import Changed, ScriptVerification
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
 WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
+AUTOCAST: dict[str, Choice] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 CASES = [
     pytest.param("plain.py", WORKER | FUSED, "enable", (), None, id="plain"),
@@ -25,6 +26,9 @@ CASES = [
     pytest.param("detection.py", WORKER, "enable", (), None, id="detection"),
     pytest.param("two_ranks.py", FUSED, "enable", TORCHRUN, None, id="two_ranks"),
     pytest.param("hf_trainer.py", WORKER, "enable", (), "transformers", id="hf_trainer"),
+    pytest.param("hf_trainer.py", WORKER | AUTOCAST, "diff", (), "transformers", id="hf_trainer_by_arguments"),
+    pytest.param("accelerated.py", WORKER, "diff", (), "accelerate", id="accelerated_by_diff"),
+    pytest.param("lightning_automatic.py", FUSED | AUTOCAST, "diff", (), "lightning", id="lightning_by_arguments"),
 ]
 
 

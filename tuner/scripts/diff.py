@@ -18,6 +18,7 @@ from steptune.tuner.records import Recommendation, Scalar, ScriptFacts
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.flag_lines import FLAGS, flag_lines
 from steptune.tuner.scripts.forward_block import forward_and_loss
+from steptune.tuner.scripts.library_arguments import library_arguments, wrapped_loader
 from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, last_name, option_of
 from steptune.tuner.scripts.source_meaning import (
     calls,
@@ -140,6 +141,7 @@ class _Writer:
         return {name: text for name, text in edited.items() if text != self.files[name].text}
 
     def _write(self, changes: Mapping[str, Scalar]) -> None:
+        changes = self._write_to_library(changes)
         loading = {n.removeprefix(LOADER): value for n, value in changes.items() if n.startswith(LOADER)}
         if loading:
             self._write_loader(loading)
@@ -155,6 +157,18 @@ class _Writer:
             if changes.get(name):
                 write(changes)
 
+    def _write_to_library(self, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Give the library that owns the loop what it takes as arguments, and return the other changes."""
+        named = [part for part in self._script.command if part in self._script.files]
+        said = library_arguments(changes, self._script, self._file(named[0])) if len(named) == 1 else None
+        if said is None:
+            return dict(changes)
+        if said.call is None:
+            self.options += said.options
+        else:
+            self._file(named[0]).set_arguments(said.call, said.arguments)
+        return {name: value for name, value in changes.items() if name not in said.names}
+
     def _write_flags(self, changes: Mapping[str, Scalar]) -> None:
         file, call = self._optimizer()
         named = (name for name in self._script.files if name.endswith(".py"))
@@ -163,7 +177,7 @@ class _Writer:
 
     def _write_loader(self, wanted: Mapping[str, Scalar]) -> None:
         file, line = self._at("loader")
-        call = file.call(line, [self._script.loader or ""])
+        call = wrapped_loader(file, line) or file.call(line, [self._script.loader or ""])
         _of_torch(file, call, "torch.utils.data.")
         if len(call.args) >= POSITIONAL:
             raise NotEditableError("its arguments are given by position")

@@ -102,11 +102,12 @@ class SourceFile:
             elif self.source_of(present[name]) != repr(value):
                 self._replace(present[name], repr(value))
         last: list[Place] = sorted([*call.args, *call.keywords], key=self._end)
-        if not last:
-            raise NotEditableError("it is called without arguments")
-        if added:
+        if added and last:
             end = self._end(last[-1])
             self._edits.append((end, end, "".join(added).encode()))
+        elif added:
+            end = self._end(call) - len(")")
+            self._edits.append((end, end, "".join(added).removeprefix(", ").encode()))
 
     def add_after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
         """Add lines after a statement, in its block."""

@@ -12,6 +12,7 @@ from steptune.dashboards.communication import get_communication_info, plot_bandw
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
+from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import figures_json, render
 from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
@@ -78,6 +79,7 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
         "modules": rank.modules[:top],
+        "roofline": get_roofline_info(rank.roofline, rank.breakdowns, top),
         "collectives": list(get_communication_info(analysis)[:top].itertuples()),
     }
 

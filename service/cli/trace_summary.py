@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
+from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import (
     TraceAdvice,
@@ -27,7 +28,7 @@ from steptune.dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from steptune.service.tables import modules_table, plain_table
+from steptune.service.tables import modules_table, plain_table, roofline_tables
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
     Comparison,
@@ -58,6 +59,8 @@ def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
     style = "dim" if headline.trusted else "yellow"
     console.print(_hanging(Text("capture  ", style="dim"), Text(trust, style=style)))
     console.print(Text(headline.title, style="bold" if headline.trusted else "bold yellow"))
+    if headline.utilisation:
+        console.print(Text(headline.utilisation))
     console.print(Text(headline.what, style="dim"))
     if headline.already_on:
         console.print(_hanging(Text("already on: ", style="dim"), Text(headline.already_on)))
@@ -183,6 +186,9 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
         yield _kernels(rank, num_steps, top, of + over)
     if rank.operators:
         yield _operators(rank, num_steps, top, of + over + profiled)
+    roofline = get_roofline_info(rank.roofline, rank.breakdowns, top)
+    if roofline is not None:
+        yield Group(*roofline_tables(roofline, of + over + profiled))
     if rank.modules:
         title = f"Modules{of}{over}{profiled}, with those inside of them"
         yield modules_table(rank.modules[:top], num_steps, title)

@@ -25,6 +25,8 @@ class RooflineLine(NamedTuple):
     """Floor over time."""
     limit: str
     calls: float
+    saved: float | None
+    """Share of the step that is saved at the floor, where it was simulated."""
 
 
 class RooflineInfo(NamedTuple):
@@ -66,7 +68,8 @@ def _note(roofline: Roofline) -> str:
     )
     missing = f" MFU is not stated: {roofline.silent}." if roofline.silent else ""
     return (
-        "Floor: the least time by FLOP and bytes at the peaks of the device, a bound that kernels seldom reach."
+        "Floor: the least time by FLOP and bytes at the peaks of the device, a bound that kernels seldom reach. "
+        "Saves: of the step, replayed with the kernel at its floor."
         f"{known}{missing}"
     )
 
@@ -83,6 +86,7 @@ def _lines(rows: Sequence[RooflineRow], num_steps: int) -> tuple[RooflineLine, .
             reached=row.floor_ns / row.time_ns if row.time_ns else 0.0,
             limit=row.limit,
             calls=row.count / num_steps,
+            saved=row.saved_share,
         )
         for row in rows
     )

@@ -46,7 +46,9 @@ def roofline_tables(roofline: RooflineInfo, of: str) -> Iterable[RenderableType]
     """Operators, kernels and modules by time above the floor, and what a floor is."""
     for kind, rows in roofline.tables:
         title = f"{kind.capitalize()} by time above the roofline{of}"
-        table = plain_table("above", "time", "floor", "reached", "limit", "calls", kind.removesuffix("s"), title=title)
+        replayed = ("saves",) if any(row.saved is not None for row in rows) else ()
+        names = ("above", "time", "floor", "reached", "limit", "calls", *replayed, kind.removesuffix("s"))
+        table = plain_table(*names, title=title)
         for column in table.columns[:-1]:
             column.no_wrap, column.justify = True, "right"
         for row in rows:
@@ -54,7 +56,8 @@ def roofline_tables(roofline: RooflineInfo, of: str) -> Iterable[RenderableType]
             for place in (row.shapes, row.module):
                 name.append(f"  {place}" if place else "", style="dim")
             times = (units.short_time(one) for one in (row.above_ns, row.time_ns, row.floor_ns))
-            table.add_row(*times, units.percent(row.reached), row.limit, units.significant(row.calls), name)
+            saved = ("" if row.saved is None else units.percent(row.saved),) if replayed else ()
+            table.add_row(*times, units.percent(row.reached), row.limit, units.significant(row.calls), *saved, name)
         yield table
     title = "" if roofline.tables else f"Roofline{of}: "
     yield Text(title).append(roofline.note, style="dim")

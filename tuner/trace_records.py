@@ -95,6 +95,14 @@ class ModuleStats(Record):
     """The same of the operators that compute their gradients."""
     own_ns: int
     """Of both: without the modules inside of it."""
+    num_launches: int = 0
+    """Of its own operators: kernels and copies; on a CPU their calls."""
+    kernels: tuple[str, ...] = ()
+    """Those kernels (on a CPU operators) without the modules inside of it, the most time first."""
+    num_bytes: float | None = None
+    """Compulsory bytes of its own operators; None where not all of them are known."""
+    dtypes: tuple[str, ...] = ()
+    """Types of what its own operators multiply, where shapes were recorded."""
 
 
 class RooflineRow(Record):
@@ -112,6 +120,8 @@ class RooflineRow(Record):
     module: str = ""
     flops: float | None = None
     num_bytes: float | None = None
+    saved_share: float | None = None
+    """Of the step, by a simulation with these kernels at their floor; of the first kernels, where it could be done."""
 
     @property
     def above_ns(self) -> int:
@@ -356,6 +366,23 @@ class GapDifference(KernelDifference):
     """The gaps with one cause (`category`) that end with one kernel (`name`), on two sides."""
 
 
+class ModuleDifference(Record):
+    """The own operators of one `nn.Module` on two sides, forward and backward, per step and device as profiled."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    before_count: float
+    """Kernels and copies that they launch; on a CPU calls."""
+    after_count: float
+    cause: str
+    """Changes of what runs there that come with it."""
+
+    @property
+    def change_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+
 class Comparison(Record):
     """Two runs, and what explains the difference. Changes are after less before.
 
@@ -381,4 +408,6 @@ class Comparison(Record):
     kernels: tuple[KernelDifference, ...] = ()
     """The largest change first."""
     gaps: tuple[GapDifference, ...] = ()
+    modules: tuple[ModuleDifference, ...] = ()
+    """Where both traces have call stacks."""
     notes: tuple[str, ...] = ()

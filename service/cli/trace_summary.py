@@ -37,6 +37,7 @@ from steptune.tuner.trace_records import (
     GapDifference,
     GapStats,
     KernelDifference,
+    ModuleDifference,
     QueueStats,
     RankAnalysis,
     Synchronisation,
@@ -382,6 +383,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if rows:
             console.print()
             console.print(_explaining(rows, title))
+    if comparison.modules:
+        console.print()
+        console.print(_changed_modules(comparison.modules))
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -422,6 +426,17 @@ def _interval(row: Difference, before: str = "") -> str:
 
 def _tone(change_ns: float) -> str:
     return "green" if change_ns < 0 else "red" if change_ns > 0 else ""
+
+
+def _changed_modules(rows: Sequence[ModuleDifference]) -> RenderableType:
+    table = plain_table("change", "", title="Modules, without those inside of them")
+    table.columns[0].no_wrap, table.columns[0].justify = True, "right"
+    for row in rows:
+        name = _one_line(row.name)
+        name.append(f"\n{units.short_time(row.before_ns)} → {units.short_time(row.after_ns)} a step: ", style="dim")
+        name.append(row.cause, style="dim")
+        table.add_row(Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns)), name)
+    return table
 
 
 def _explaining(rows: Sequence[KernelDifference], title: str) -> RenderableType:

@@ -48,6 +48,7 @@ from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, of_all_steps, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
 from steptune.tuner.profiling.roofline import roofline
+from steptune.tuner.profiling.roofline_replay import with_floors
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.synchronisations import synchronisations
@@ -178,6 +179,9 @@ def analyse_trace(
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
+    groups = group_calls(capture, calls)
+    step_ns = sum(busiest(breakdowns).per_step_ns.values())
+    against_peaks, floors = roofline(capture, calls, groups, source.modules, step_ns, top)
     waits: tuple[Synchronisation, ...] = ()
     if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
@@ -187,13 +191,18 @@ def analyse_trace(
         num_replayed = graph.num_steps if graph is not None else 0
         if graph is not None:
             waits = synchronisations(capture, source, graph, replayed, unprofiled_step_time_ns)
+        if graph is not None and floors is not None:
+            against_peaks, replayed = with_floors(
+                capture, against_peaks, floors, graph, replayed, unprofiled_step_time_ns
+            )
         breakdowns = [
             msgspec.structs.replace(breakdown, replay=of_all_steps(replayed, breakdown, num_replayed))
             for breakdown in breakdowns
         ]
-    groups = group_calls(capture, calls)
-    step_ns = sum(busiest(breakdowns).per_step_ns.values())
-    against_peaks, _ = roofline(capture, calls, groups, source.modules, step_ns, top)
+    breakdowns = [
+        msgspec.structs.replace(breakdown, step_flops=against_peaks.step_flops, mfu=against_peaks.mfu)
+        for breakdown in breakdowns
+    ]
     by_device = zip(tiles.values(), numbers, strict=True)
     most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
     analysis = RankAnalysis(
@@ -212,7 +221,7 @@ def analyse_trace(
         kernels=kernel_stats(capture, top),
         operators=operator_stats(capture, calls, groups, source, top),
         synchronisations=waits,
-        modules=module_stats(capture, calls, source.modules, top),
+        modules=module_stats(capture, calls, groups, source.modules, top),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),

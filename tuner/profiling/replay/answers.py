@@ -36,7 +36,7 @@ MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
 """Share of the step by which a wait of the simulated steps may differ from that of all of them."""
-SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS = (
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
     "synchronisation",
     "stalls",
     "loader",
@@ -46,6 +46,7 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "launches",
     "dispatch",
     "late_ranks",
+    "roofline",
 )
 """Questions. `launches` leaves stalls and waits where they are; `dispatch` is the cost of launches once those are gone.
 """
@@ -95,10 +96,19 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
     Args:
         replay: Of this graph, without a refusal.
     """
+    return saved_by(graph, replay, unprofiled_ns, lambda known: without_synchronisation(known, nodes))
+
+
+def saved_by(graph: Graph, replay: Replay, unprofiled_ns: float | None, edit: Edit) -> float:
+    """Share of the step that is saved by an edit of the graph.
+
+    Args:
+        replay: Of this graph, without a refusal.
+    """
     graph = calibrated(graph, replay.event_cost_ns or 0.0)
     if unprofiled_ns:
         graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
-    return max(0.0, 1 - step_time_ns(without_synchronisation(graph, nodes)) / step_time_ns(graph))
+    return max(0.0, 1 - step_time_ns(edit(graph)) / step_time_ns(graph))
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:

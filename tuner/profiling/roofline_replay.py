@@ -10,9 +10,10 @@ from msgspec import structs
 
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.floors import Floors
-from steptune.tuner.profiling.replay.answers import ROOFLINE, saved_by
+from steptune.tuner.profiling.replay.answers import ROOFLINE, as_replayed
 from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.scenarios import at_floors
+from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import Roofline
 
@@ -28,10 +29,11 @@ def with_floors(
         return found, replay
     work, names = capture.trace.work, capture.trace.names
     least = floors.of_work_ns
+    graph = as_replayed(graph, replay, unprofiled_ns)
+    whole = step_time_ns(graph)
 
     def saved(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-        floor_ns = np.where(chosen, least, np.inf)
-        return saved_by(graph, replay, unprofiled_ns, lambda known: at_floors(known, floor_ns))
+        return max(0.0, 1 - step_time_ns(at_floors(graph, np.where(chosen, least, np.inf))) / whole)
 
     rows = list(found.kernels)
     for place, row in enumerate(rows[:NUM_REPLAYED]):

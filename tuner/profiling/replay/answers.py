@@ -96,19 +96,18 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
     Args:
         replay: Of this graph, without a refusal.
     """
-    return saved_by(graph, replay, unprofiled_ns, lambda known: without_synchronisation(known, nodes))
+    graph = as_replayed(graph, replay, unprofiled_ns)
+    return max(0.0, 1 - step_time_ns(without_synchronisation(graph, nodes)) / step_time_ns(graph))
 
 
-def saved_by(graph: Graph, replay: Replay, unprofiled_ns: float | None, edit: Edit) -> float:
-    """Share of the step that is saved by an edit of the graph.
+def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
+    """The graph whose steps a replay timed: without the profiler's cost, at the pace of the unprofiled steps.
 
     Args:
         replay: Of this graph, without a refusal.
     """
     graph = calibrated(graph, replay.event_cost_ns or 0.0)
-    if unprofiled_ns:
-        graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
-    return max(0.0, 1 - step_time_ns(edit(graph)) / step_time_ns(graph))
+    return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:

@@ -17,20 +17,20 @@ from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import Roofline
 
-NUM_REPLAYED = 3
-"""Kernels that are simulated one by one."""
+NUM_REPLAYED = 1
+"""Kernels that are simulated one by one: every simulation lengthens the analysis."""
 
 
 def with_floors(
     capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
 ) -> tuple[Roofline, Replay]:
     """The roofline and the replay with the shares that floors save; unchanged where the steps are not replayed."""
-    if replay.refusal or not found.kernels:
+    if replay.refusal or not replay.step_time_ns or not found.kernels:
         return found, replay
     work, names = capture.trace.work, capture.trace.names
     least = floors.of_work_ns
     graph = as_replayed(graph, replay, unprofiled_ns)
-    whole = step_time_ns(graph)
+    whole = replay.step_time_ns
 
     def saved(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
         return max(0.0, 1 - step_time_ns(at_floors(graph, np.where(chosen, least, np.inf))) / whole)

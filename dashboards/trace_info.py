@@ -11,6 +11,7 @@ import pandas as pd
 from steptune.dashboards import theme, units
 from steptune.dashboards.finding_gain import finding_gain, refusal_of
 from steptune.dashboards.rank_groups import named_devices
+from steptune.dashboards.roofline import get_utilisation
 from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES
 from steptune.tuner.profiling.evidence import busiest
@@ -51,6 +52,8 @@ class TraceHeadline(NamedTuple):
     """Files, ranks, devices, steps."""
     already_on: str
     """What the steps use already; empty where nothing of the kind is known."""
+    utilisation: str
+    """Model FLOPs utilisation; empty where it is not known."""
     quality: tuple[str, ...]
     """Whether the capture can be believed, and what to know of it."""
     trusted: bool
@@ -86,6 +89,7 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
         title=title,
         what=_what(analysis),
         already_on=", ".join(already_on(busiest(main_rank(analysis).breakdowns).facts)),
+        utilisation="" if problems else get_utilisation([rank.roofline for rank in analysis.ranks]),
         quality=_quality(analysis, problems),
         trusted=not problems,
         nothing_stands_out=not (problems or analysis.findings or limit in WAITS),

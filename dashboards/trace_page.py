@@ -13,6 +13,7 @@ from steptune.dashboards.figures import Figure
 from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
 from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
+from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import figures_json, render
 from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
@@ -79,6 +80,7 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
         "modules": rank.modules[:top],
+        "roofline": get_roofline_info(rank.roofline, rank.breakdowns, top),
         "collectives": list(get_communication_info(analysis)[:top].itertuples()),
     }
 

@@ -71,10 +71,15 @@ def kernel_name(name: str) -> str:
 
 def per_second(value: float, unit: str) -> str:
     """`7.66 TFLOP/s`, `122 MB/s`."""
+    return f"{amount(value, unit)}/s"
+
+
+def amount(value: float, unit: str) -> str:
+    """`7.66 TFLOP`, `122 MB`; bytes in GB at most."""
     prefix, size = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9)) if value >= s), ("M", 1e6))
     if unit == "B" and prefix == "T":
         prefix, size = "G", 1e9
-    return f"{significant(value / size)} {prefix}{unit}/s"
+    return f"{significant(value / size)} {prefix}{unit}"
 
 
 def place_name(place: str) -> str:

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.finding_gain import finding_gain
+from steptune.dashboards.roofline import get_roofline_info, get_utilisation
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import trusted_step_ns
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
-from steptune.service.tables import modules_table
+from steptune.service.tables import modules_table, roofline_tables
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.profiling.bounds import situation_of
@@ -41,7 +42,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.strategies.step_facts import step_facts
-from steptune.tuner.trace_records import ModuleStats, RankAnalysis
+from steptune.tuner.trace_records import ModuleStats, RankAnalysis, Roofline
 from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
@@ -50,6 +51,8 @@ from steptune.tuner.workloads.zoo import known_reference
 
 BAR_WIDTH = 40
 NUM_MODULES = 8
+NUM_ABOVE = 4
+"""Rows above the roofline of each kind."""
 
 
 class WorkloadProfile(Record):
@@ -68,6 +71,8 @@ class WorkloadProfile(Record):
     """Settings that the workload uses already."""
     modules: tuple[ModuleStats, ...] = ()
     """Time of each `nn.Module` over all profiled steps, the most first."""
+    roofline: Roofline | None = None
+    """FLOP of a step, their share of the device's peak, and what runs far above its least time."""
 
 
 def profile_workload(
@@ -133,6 +138,7 @@ def profile_workload(
         findings=diagnose(evidence),
         already_on=already_on(evidence.facts),
         modules=evidence.analysis.modules if evidence.analysis is not None else (),
+        roofline=evidence.analysis.roofline if evidence.analysis is not None else None,
     )
 
 
@@ -165,9 +171,11 @@ def print_profile(console: Console, profile: WorkloadProfile) -> None:
         limit=profile.bottleneck,
         hardware=profile.hardware,
         already_on=profile.already_on,
+        utilisation=get_utilisation([profile.roofline]),
     )
     print_breakdowns(console, profile.breakdowns)
     print_findings(console, profile.findings)
+    print_roofline(console, profile.roofline, profile.breakdowns)
     print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
 
 
@@ -180,6 +188,7 @@ def print_head(
     limit: str,
     hardware: str,
     already_on: Sequence[str],
+    utilisation: str,
 ) -> None:
     """Print whether the profile is trusted, the step's time and what limits it."""
     problems = list(dict.fromkeys(problem for b in breakdowns for problem in b.quality.problems))
@@ -196,6 +205,8 @@ def print_head(
             .append(limit)
             .append(f", on {hardware}", style="not bold")
         )
+        if utilisation:
+            console.print(Text(utilisation))
     if already_on:
         console.print(Text("already on: ", style="dim").append(", ".join(already_on), style="not dim"))
     console.print()
@@ -209,6 +220,15 @@ def print_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
         name = f"rank {breakdown.rank}, {breakdown.device}" if ranks else breakdown.device
         console.print(_bars(breakdown, name if several else None))
     console.print()
+
+
+def print_roofline(console: Console, roofline: Roofline | None, breakdowns: Sequence[Breakdown]) -> None:
+    """Print the operators, kernels and modules with the most time above their floor."""
+    info = get_roofline_info(roofline, breakdowns, NUM_ABOVE)
+    if info is not None:
+        console.print()
+        for part in roofline_tables(info, ""):
+            console.print(part)
 
 
 def print_modules(console: Console, modules: Sequence[ModuleStats], num_steps: int) -> None:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
+from steptune.dashboards.roofline import get_utilisation
 from steptune.dashboards.trace_info import main_rank
-from steptune.service.profiling import print_breakdowns, print_findings, print_head, print_modules
+from steptune.service.profiling import print_breakdowns, print_findings, print_head, print_modules, print_roofline
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.categories import bottleneck
@@ -23,7 +24,7 @@ from steptune.tuner.records import Breakdown, Finding, Record, SampleUnit
 from steptune.tuner.scripts.launch import Ended, details_of_traces, find_script_traces
 from steptune.tuner.scripts.recognised import recognised, remarks, remarks_on_processes
 from steptune.tuner.scripts.record import ScriptRecord, read_records
-from steptune.tuner.trace_records import ModuleStats
+from steptune.tuner.trace_records import ModuleStats, Roofline
 
 
 class ScriptProfile(Record):
@@ -37,6 +38,7 @@ class ScriptProfile(Record):
         step_time_ns: Without the profiler.
         bottleneck: What limits the step; "unknown" where the profile cannot be trusted.
         modules: Of the rank that the others wait for, over all recorded steps; the most time first.
+        roofline: FLOP of a step of that rank, and what runs far above its least time.
     """
 
     command: tuple[str, ...]
@@ -50,6 +52,7 @@ class ScriptProfile(Record):
     findings: tuple[Finding, ...] = ()
     already_on: tuple[str, ...] = ()
     modules: tuple[ModuleStats, ...] = ()
+    roofline: Roofline | None = None
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
@@ -74,6 +77,7 @@ def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
         findings=analysis.findings,
         already_on=already_on(main.facts),
         modules=main_rank(analysis).modules,
+        roofline=main_rank(analysis).roofline,
     )
 
 
@@ -137,9 +141,11 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
         limit=profile.bottleneck,
         hardware=record.device_name,
         already_on=profile.already_on,
+        utilisation=get_utilisation([profile.roofline]),
     )
     print_breakdowns(console, profile.breakdowns)
     print_findings(console, profile.findings)
+    print_roofline(console, profile.roofline, profile.breakdowns)
     print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
+from steptune.dashboards.roofline import RooflineInfo
 from steptune.tuner.trace_records import ModuleStats
 
 
@@ -38,3 +40,24 @@ def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) ->
         name = Text(module.name, no_wrap=True, overflow="ellipsis")
         table.add_row(*(units.short_time(one / num_steps) for one in times), count, name)
     return table
+
+
+def roofline_tables(roofline: RooflineInfo, of: str) -> Iterable[RenderableType]:
+    """Operators, kernels and modules by time above the floor, and what a floor is."""
+    for kind, rows in roofline.tables:
+        title = f"{kind.capitalize()} by time above the roofline{of}"
+        replayed = ("saves",) if any(row.saved is not None for row in rows) else ()
+        names = ("above", "time", "floor", "reached", "limit", "calls", *replayed, kind.removesuffix("s"))
+        table = plain_table(*names, title=title)
+        for column in table.columns[:-1]:
+            column.no_wrap, column.justify = True, "right"
+        for row in rows:
+            name = Text(row.name, no_wrap=True, overflow="ellipsis")
+            for place in (row.shapes, row.module):
+                name.append(f"  {place}" if place else "", style="dim")
+            times = (units.short_time(one) for one in (row.above_ns, row.time_ns, row.floor_ns))
+            saved = ("" if row.saved is None else units.percent(row.saved),) if replayed else ()
+            table.add_row(*times, units.percent(row.reached), row.limit, units.significant(row.calls), *saved, name)
+        yield table
+    title = "" if roofline.tables else f"Roofline{of}: "
+    yield Text(title).append(roofline.note, style="dim")

@@ -190,6 +190,28 @@ PUBLIC: tuple[tuple[str, C], ...] = (
     ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float>", C.REDUCTION),
     ("void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float>(long, float)", C.NORMALISATION),
     ("void at::native::(anonymous namespace)::upsample_bilinear2d_out_frame<float, float>", C.OTHER_COMPUTE),
+    # more of the same families, as profiles of training and serving show them
+    ("_bwd_kernel_dkdv", C.ATTENTION),
+    ("chunk_fwd_kernel_o", C.ATTENTION),
+    ("chunk_bwd_kernel_dqkwg", C.ATTENTION),
+    ("void ck::kernel_contraction_multiple_d_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<>>", C.MATMUL),
+    ("void ck::moe_mxgemm<ck::GridwiseMoeGemmMX_BPreshuffle<>>", C.MATMUL),
+    ("void deep_gemm::sm90_bf16_gemm_impl<(cute::UMMA::Major)0>", C.MATMUL),
+    ("void deep_gemm::smxx_layout_transpose", C.ELEMENTWISE),
+    ("gemm_Bfloat16_E4m3E4m3_Fp32_t128x8x128u2_s8_et128x8", C.MATMUL),
+    ("bmm_MxE4m3_MxInt4MxE4m3_Fp32_t128x16x256", C.MATMUL),
+    ("nvjet_tst_128x24_64x11_2x1_v_bz_TNT", C.MATMUL),
+    ("triton_tem_fused_convolution_backward_2", C.MATMUL),
+    ("triton_per_fused_native_layer_norm_backward_7", C.NORMALISATION),
+    ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<>::Params)", C.ATTENTION),
+    ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<>>>", C.ATTENTION),
+    ("moereduce_allreduce_fusion_kernel_oneshot_lamport", C.COMMUNICATION),
+    ("void flashinfer::comm::vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>", C.COMMUNICATION),
+    ("void tensorrt_llm::kernels::mnnvl::oneshotAllreduceFusionKernel<8>", C.COMMUNICATION),
+    ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16(ncclSymkDevWorkArgs4K)", C.COMMUNICATION),
+    ("void mscclpp::collective::allreducePacket<(mscclpp::ReduceOp)0, float>", C.COMMUNICATION),
+    ("oneccl_allgather_small<sycl::ext::oneapi::bfloat16>", C.COMMUNICATION),
+    ("hcom_alltoallv__275_2_1", C.COMMUNICATION),
 )
 
 HELD_OUT = PUBLIC[2::3]

@@ -95,6 +95,65 @@ class ModuleStats(Record):
     """The same of the operators that compute their gradients."""
     own_ns: int
     """Of both: without the modules inside of it."""
+    num_launches: int = 0
+    """Of its own operators: kernels and copies; on a CPU their calls."""
+    kernels: tuple[str, ...] = ()
+    """Those kernels (on a CPU operators) without the modules inside of it, the most time first."""
+    num_bytes: float | None = None
+    """Compulsory bytes of its own operators; None where not all of them are known."""
+    dtypes: tuple[str, ...] = ()
+    """Types of what its own operators multiply, where shapes were recorded."""
+
+
+class RooflineRow(Record):
+    """An operator, kernel or module whose work is known, over all steps."""
+
+    name: str
+    count: int
+    time_ns: int
+    """Of the kernels and copies that it launched itself."""
+    floor_ns: int
+    """The least time of its FLOP and bytes at the device's peaks: a bound, which kernels seldom reach."""
+    limit: str
+    """The longer of the two: "compute" or "memory"."""
+    shapes: str = ""
+    module: str = ""
+    flops: float | None = None
+    num_bytes: float | None = None
+    saved_share: float | None = None
+    """Of the step, by a simulation with these kernels at their floor; of the first kernels, where it could be done."""
+
+    @property
+    def above_ns(self) -> int:
+        """Time above the floor: the most that another kernel for it could save."""
+        return max(0, self.time_ns - self.floor_ns)
+
+
+class Roofline(Record):
+    """Work of the steps beside the peaks of the device."""
+
+    device: str
+    """Name of the device; empty on a CPU, and where a trace does not name it."""
+    peak_known: bool
+    """The peaks of this device are known."""
+    flops_per_s: dict[str, float] = field(default_factory=dict)
+    """Peak by arithmetic."""
+    bytes_per_s: float | None = None
+    """Bandwidth of its memory."""
+    step_flops: float | None = None
+    """FLOP of the matmuls, convolutions and attention of a step, forward and backward, without recomputation; None
+    where too few of them are known."""
+    mfu: float | None = None
+    """Model FLOPs utilisation: these FLOP at the peak of the arithmetic that ran, over the time of the step."""
+    known_share: float | None = None
+    """Of the time of computing kernels: the part that has a floor."""
+    silent: str = ""
+    """Why FLOP are not stated; empty where they are."""
+    operators: tuple[RooflineRow, ...] = ()
+    """The most time above the floor first, as in the two others."""
+    kernels: tuple[RooflineRow, ...] = ()
+    modules: tuple[RooflineRow, ...] = ()
+    """Their own operators, without the modules inside; where the trace has call stacks."""
 
 
 class Synchronisation(Record):
@@ -182,6 +241,8 @@ class RankAnalysis(Record):
     """Of each device what it did and what its streams ran, then the host's threads."""
     what_ifs: tuple[WhatIf, ...] = ()
     """Of the busiest device."""
+    roofline: Roofline | None = None
+    """None in older records."""
     first_step_ns: int = 0
     """The beginning of the first step by the wall clock, where moments count from."""
 
@@ -305,6 +366,23 @@ class GapDifference(KernelDifference):
     """The gaps with one cause (`category`) that end with one kernel (`name`), on two sides."""
 
 
+class ModuleDifference(Record):
+    """The own operators of one `nn.Module` on two sides, forward and backward, per step and device as profiled."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    before_count: float
+    """Kernels and copies that they launch; on a CPU calls."""
+    after_count: float
+    cause: str
+    """Changes of what runs there that come with it."""
+
+    @property
+    def change_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+
 class Comparison(Record):
     """Two runs, and what explains the difference. Changes are after less before.
 
@@ -330,4 +408,6 @@ class Comparison(Record):
     kernels: tuple[KernelDifference, ...] = ()
     """The largest change first."""
     gaps: tuple[GapDifference, ...] = ()
+    modules: tuple[ModuleDifference, ...] = ()
+    """Where both traces have call stacks."""
     notes: tuple[str, ...] = ()

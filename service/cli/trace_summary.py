@@ -14,6 +14,7 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
+from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import (
     TraceAdvice,
@@ -28,7 +29,7 @@ from steptune.dashboards.trace_info import (
     is_rescaled,
     main_rank,
 )
-from steptune.service.tables import modules_table, plain_table
+from steptune.service.tables import modules_table, plain_table, roofline_tables
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
     Comparison,
@@ -37,6 +38,7 @@ from steptune.tuner.trace_records import (
     GapDifference,
     GapStats,
     KernelDifference,
+    ModuleDifference,
     QueueStats,
     RankAnalysis,
     Synchronisation,
@@ -59,6 +61,8 @@ def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
     style = "dim" if headline.trusted else "yellow"
     console.print(_hanging(Text("capture  ", style="dim"), Text(trust, style=style)))
     console.print(Text(headline.title, style="bold" if headline.trusted else "bold yellow"))
+    if headline.utilisation:
+        console.print(Text(headline.utilisation))
     console.print(Text(headline.what, style="dim"))
     if headline.already_on:
         console.print(_hanging(Text("already on: ", style="dim"), Text(headline.already_on)))
@@ -184,6 +188,9 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
         yield _kernels(rank, num_steps, top, of + over)
     if rank.operators:
         yield _operators(rank, num_steps, top, of + over + profiled)
+    roofline = get_roofline_info(rank.roofline, rank.breakdowns, top)
+    if roofline is not None:
+        yield Group(*roofline_tables(roofline, of + over + profiled))
     if rank.modules:
         title = f"Modules{of}{over}{profiled}, with those inside of them"
         yield modules_table(rank.modules[:top], num_steps, title)
@@ -377,6 +384,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if rows:
             console.print()
             console.print(_explaining(rows, title))
+    if comparison.modules:
+        console.print()
+        console.print(_changed_modules(comparison.modules))
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -417,6 +427,17 @@ def _interval(row: Difference, before: str = "") -> str:
 
 def _tone(change_ns: float) -> str:
     return "green" if change_ns < 0 else "red" if change_ns > 0 else ""
+
+
+def _changed_modules(rows: Sequence[ModuleDifference]) -> RenderableType:
+    table = plain_table("change", "", title="Modules, without those inside of them")
+    table.columns[0].no_wrap, table.columns[0].justify = True, "right"
+    for row in rows:
+        name = _one_line(row.name)
+        name.append(f"\n{units.short_time(row.before_ns)} → {units.short_time(row.after_ns)} a step: ", style="dim")
+        name.append(row.cause, style="dim")
+        table.add_row(Text(units.short_time_change(row.change_ns), style=_tone(row.change_ns)), name)
+    return table
 
 
 def _explaining(rows: Sequence[KernelDifference], title: str) -> RenderableType:

@@ -6,7 +6,7 @@ import pytest
 from trace_events import MAIN, OTHER, Event, event, launched, operator, step, trace_of, write_trace
 
 from steptune.dashboards.trace_page import render_trace_page
-from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_traces
+from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_trace, analyse_traces
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.details import DetailsFile, matched, read_details
 from steptune.tuner.profiling.launches import find_launches
@@ -59,6 +59,15 @@ def test_time_goes_to_the_module_and_those_around_it(tmp_path: Path) -> None:
         "Net_0.Linear_1": (1, 20_000, 40_000, 60_000),
     }
     assert next(iter(found)) == "Net_0"
+
+
+def test_a_module_says_what_its_own_operators_run(tmp_path: Path) -> None:
+    modules = {m.name: m for m in analyse_trace(trace_of(tmp_path, training()), "net.json")[0].modules}
+    first = modules["Net_0.Linear_0"]
+    assert (first.num_launches, first.kernels) == (2, ("gemm",))
+    # Without shapes neither bytes nor types are known; the model itself runs nothing.
+    assert (first.num_bytes, first.dtypes) == (None, ())
+    assert (modules["Net_0"].num_launches, modules["Net_0"].kernels) == (0, ())
 
 
 def test_gaps_and_operators_name_the_module_and_the_line(tmp_path: Path) -> None:

@@ -9,20 +9,22 @@ from trace_events import OTHER, copy, event, kernel, launched, operator, runtime
 from traces import NAMES, needs_traces, trace_file
 
 from steptune.tuner.profiling.argument_shapes import Arguments, item_bytes, parse_arguments
+from steptune.tuner.profiling.call_work import group_calls
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.operator_calls import operator_calls
-from steptune.tuner.profiling.operator_work import Work, WorkModel
+from steptune.tuner.profiling.operator_work import WorkModel
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.work import Work
 from steptune.tuner.trace_records import OperatorStats
 
 
 def stats_of(trace: Trace, top: int = 1000) -> tuple[OperatorStats, ...]:
     capture = link(trace)
     calls = operator_calls(trace, capture.launches, capture.steps.span)
-    return operator_stats(capture, calls, SourceLines(trace, calls), top)
+    return operator_stats(capture, calls, group_calls(capture, calls), SourceLines(trace, calls), top)
 
 
 def shaped(name: str, start: float, end: float, dims: list, types: list | None = None) -> dict:
@@ -202,7 +204,8 @@ def test_old_backward_operators_share_the_work_of_the_new_one():
         ("aten::mul", [[4, 3], [1, 5]], ["float", "float"], None),
         ("aten::relu", [[10]], ["a new type"], None),
         ("aten::relu", [[10]], [], None),
-        ("aten::sum", [[10]], ["float"], None),
+        ("aten::sum", [[10]], ["float"], 40),
+        ("aten::sort", [[10]], ["float"], None),
     ],
 )
 def test_elementwise_operators_read_inputs_and_write_the_output_once(name, dims, types, num_bytes):
@@ -308,7 +311,7 @@ def test_real_operators_share_the_device_time_that_is_linked(name):
     trace = read_trace(trace_file(name))
     capture = link(trace)
     calls = operator_calls(trace, capture.launches, capture.steps.span)
-    stats = operator_stats(capture, calls, SourceLines(trace, calls), 100_000)
+    stats = operator_stats(capture, calls, group_calls(capture, calls), SourceLines(trace, calls), 100_000)
     work, (low, high) = trace.work, capture.steps.span
     linked = sum(
         end - start

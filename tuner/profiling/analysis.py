@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from steptune.tuner.profiling.breakdown import breakdown_of
+from steptune.tuner.profiling.call_work import group_calls
 from steptune.tuner.profiling.capture import Capture, link
 from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from steptune.tuner.profiling.cpu_time import cpu_time
@@ -46,6 +47,8 @@ from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, of_all_steps, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
+from steptune.tuner.profiling.roofline import roofline
+from steptune.tuner.profiling.roofline_replay import with_floors
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.synchronisations import synchronisations
@@ -176,6 +179,9 @@ def analyse_trace(
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
+    groups = group_calls(capture, calls)
+    step_ns = sum(busiest(breakdowns).per_step_ns.values())
+    against_peaks, floors = roofline(capture, calls, groups, source.modules, step_ns, top)
     waits: tuple[Synchronisation, ...] = ()
     if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
@@ -185,10 +191,18 @@ def analyse_trace(
         num_replayed = graph.num_steps if graph is not None else 0
         if graph is not None:
             waits = synchronisations(capture, source, graph, replayed, unprofiled_step_time_ns)
+        if graph is not None and floors is not None:
+            against_peaks, replayed = with_floors(
+                capture, against_peaks, floors, graph, replayed, unprofiled_step_time_ns
+            )
         breakdowns = [
             msgspec.structs.replace(breakdown, replay=of_all_steps(replayed, breakdown, num_replayed))
             for breakdown in breakdowns
         ]
+    breakdowns = [
+        msgspec.structs.replace(breakdown, step_flops=against_peaks.step_flops, mfu=against_peaks.mfu)
+        for breakdown in breakdowns
+    ]
     by_device = zip(tiles.values(), numbers, strict=True)
     most = max((collective_calls(capture, tiled, number) for tiled, number in by_device), key=len)
     analysis = RankAnalysis(
@@ -205,14 +219,15 @@ def analyse_trace(
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),
-        operators=operator_stats(capture, calls, source, top),
+        operators=operator_stats(capture, calls, groups, source, top),
         synchronisations=waits,
-        modules=module_stats(capture, calls, source.modules, top),
+        modules=module_stats(capture, calls, groups, source.modules, top),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
         what_ifs=what_ifs(busiest(breakdowns)),
+        roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
     )
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most, graph

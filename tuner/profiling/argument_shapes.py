@@ -1,17 +1,22 @@
-"""The arguments of an operator as a trace records them: shapes and types.
+"""The arguments of an operator as a trace records them: shapes, types, and values where they decide about its work.
 
-The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`. Lists of
-tensors are nested one deeper in new traces; whatever is not understood is simply not known.
+The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`; operators named in
+`NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one deeper in new traces, and empty where
+they are long; whatever is not understood is simply not known.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+NEEDS_VALUES = re.compile(r"conv|attention|attn|index_select|embedding", re.IGNORECASE)
+"""Operators whose work depends on numbers among their arguments: strides, masks, sizes of tables. Those of others are
+left out, as learning rates make every call another one."""
 DTYPE_BYTES = {
     "float": 4,
     "double": 8,
@@ -64,42 +69,76 @@ class Tensor:
 
     shape: Shape
     item_bytes: int
+    dtype: str = ""
+    """Name of the type, as `c10::ScalarType` has it, in lower case."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
+        return self.size * self.item_bytes
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Those of one call, by position; None for what is no tensor (a scalar, a list, nothing)."""
+    """Those of one call, by position; None for what is no tensor (a scalar, a list, nothing).
+
+    Attributes:
+        lists: Shapes of the tensors in each list of tensors; empty for what is none, or was too long to be recorded.
+        values: Numbers as text ("[2, 2]", "True"), where they were kept.
+    """
 
     tensors: tuple[Tensor | None, ...]
     text: str
+    lists: tuple[tuple[Shape, ...], ...] = ()
+    values: tuple[str, ...] = ()
 
     def shape(self, position: int) -> Shape:
         """Shape of the tensor at a position; empty where there is none."""
         tensor = self.tensors[position] if position < len(self.tensors) else None
         return tensor.shape if tensor else ()
 
+    def integers(self, position: int) -> tuple[int, ...]:
+        """Whole numbers at a position, of a list or one; empty where none are known."""
+        text = self.values[position] if position < len(self.values) else ""
+        return (
+            tuple(int(number) for number in re.findall(r"-?\d+", text)) if re.fullmatch(r"[\[\]\s,\d-]*", text) else ()
+        )
+
+    def flags(self, position: int) -> tuple[bool, ...]:
+        """Truth values at a position, of a list or one; empty where none are known."""
+        text = self.values[position] if position < len(self.values) else ""
+        return tuple(word == "True" for word in re.findall(r"True|False", text))
+
+    def elements(self, position: int) -> int:
+        """Elements of all tensors in a list."""
+        return sum(map(math.prod, self.lists[position])) if position < len(self.lists) else 0
+
+
+def dtype_name(dtype: str) -> str:
+    """The name of `c10::ScalarType`, in lower case, for any of the names that traces use."""
+    name = dtype.lower()
+    name = _ALIASES.get(name, name).removeprefix("c10::")
+    return _ALIASES.get(name, name)
+
 
 def item_bytes(dtype: str) -> int:
     """Size of one element by any of the names that traces use; 0 where the name is not known."""
-    name = dtype.lower()
-    name = _ALIASES.get(name, name)
-    return DTYPE_BYTES.get(_ALIASES.get(name.removeprefix("c10::"), name.removeprefix("c10::")), 0)
+    return DTYPE_BYTES.get(dtype_name(dtype), 0)
 
 
 def parse_arguments(text: bytes) -> Arguments:
     """Arguments of a recorded text, as far as it can be understood."""
-    dims_text, _, types_text = text.partition(b"|")
-    dims, types = _decoded(dims_text), _decoded(types_text)
-    named = [str(types[i]) if i < len(types) else "" for i in range(len(dims))]
-    tensors = tuple(_tensor(dim, name) for dim, name in zip(dims, named, strict=True))
+    dims_text, types_text, values_text = (*text.split(b"|", 2), b"", b"")[:3]
+    dims, types, values = _decoded(dims_text), _decoded(types_text), _decoded(values_text)
     if not dims:
         return Arguments((), text.decode(errors="replace"))
+    named = [str(types[i]) if i < len(types) else "" for i in range(len(dims))]
+    tensors = tuple(_tensor(dim, name) for dim, name in zip(dims, named, strict=True))
     parts = [f"{name}{dim}" if tensor else name or "-" for dim, name, tensor in zip(dims, named, tensors, strict=True)]
-    return Arguments(tensors, ", ".join(parts))
+    return Arguments(tensors, ", ".join(parts), tuple(map(_list, dims)), tuple(map(str, values)))
 
 
 def _decoded(text: bytes) -> list[Any]:
@@ -113,7 +152,18 @@ def _decoded(text: bytes) -> list[Any]:
 
 
 def _tensor(dim: Any, name: str) -> Tensor | None:
-    if not isinstance(dim, list) or not all(type(size) is int and size >= 0 for size in dim):
+    if not _is_shape(dim):
         return None
     size = item_bytes(name)
-    return Tensor(tuple(dim), size) if dim or size else None
+    return Tensor(tuple(dim), size, dtype_name(name) if size else "") if dim or size else None
+
+
+def _list(dim: Any) -> tuple[Shape, ...]:
+    """Shapes of a list of tensors."""
+    if not isinstance(dim, list) or not all(map(_is_shape, dim)):
+        return ()
+    return tuple(map(tuple, dim))
+
+
+def _is_shape(dim: Any) -> bool:
+    return isinstance(dim, list) and all(type(size) is int and size >= 0 for size in dim)

@@ -278,19 +278,20 @@ _KERNEL_RULES = _rules(
         # Of a name with "attn" alone, what it does decides: to fill a mask or copy is no attention.
         rf"^(?![^<(]*(elementwise|copy|(?<!pre)fill|cast|transpose)).*{_PART}attn(?-i:(?![a-z]))|"
         r"flash_?(?!infer)|fmha|attention|sdpa|\bmla_|kernel_mha|gemm_softmax_gemm|(prefill|decode)with\w*kvcache|"
-        r"delta_rule|cudnn::fusion::compute_dot_do_o",
+        # Triton's backward pass of attention, and flash-linear-attention.
+        r"delta_rule|cudnn::fusion::compute_dot_do_o|bwd_kernel_(dq|dkdv|dk_dv)|chunk_(fwd|bwd)_kernel_",
     ),
     (Category.MATMUL, r"^triton_tem_"),
     (
         Category.NORMALISATION,
         r"layer_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|rms_?norm|GammaBetaBackward|RowwiseMoments|normalization::",
     ),
-    (Category.ELEMENTWISE, r"^(void )?transpose_fp32|scale_1x128"),
+    (Category.ELEMENTWISE, r"^(void )?transpose_fp32|scale_1x128|smxx_layout"),
     (
         Category.MATMUL,
         r"(?<!fb)gemm|gemv|cutlass|wgmma|conv(?!ert)|winograd|xmma|implicit_con|nvjet|cublas|dot_kernel|triton_.*mm|"
         r"_sm\d+_.*tensor|Cijk_|splitK|[sh]cudnn_|cudnn::cnn|dgrad|wgrad|matmul|(^|_)b?mm_|fused_moe_kernel|marlin|"
-        r"mqa_logits",
+        r"mqa_logits|kernel_contraction",
     ),
     (Category.REDUCTION, r"reduce|softmax|nll_loss|cross_entropy|cumsum|scan|pool|norm_kernel"),
     (

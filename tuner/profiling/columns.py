@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.profiling.argument_shapes import NEEDS_VALUES
 from steptune.tuner.profiling.events import NO_RAW, Args, Event, ExactEvent, Header
 from steptune.tuner.profiling.times import NO_TIME, nanoseconds, times
 from steptune.tuner.profiling.trace import Collective, Device, Host, Ints, Kind, MemoryPoint, Trace, TraceError, Work
@@ -181,7 +182,7 @@ class Columns:
             _either([a.external for a in args], [a.external_old for a in args]),
             _ints([a.sequence for a in args], np.int64),
             _ints([a.forward_thread for a in args], np.int32),
-            self._shape_ids(args),
+            self._shape_ids(events),
             np.fromiter(map(self._stacks.__getitem__, [a.call_stack for a in args]), np.int32, len(args)),
         )
 
@@ -211,13 +212,11 @@ class Columns:
     def _name_ids(self, events: list[Any]) -> npt.NDArray[np.int32]:
         return np.fromiter(map(self._names.__getitem__, [event.name for event in events]), np.int32, len(events))
 
-    def _shape_ids(self, args: list[Args]) -> npt.NDArray[np.int32]:
-        """Argument shapes and types as recorded, as one text."""
-        dims = [a.dims for a in args]
-        if all(raw is NO_RAW for raw in dims):
-            return np.full(len(args), -1, np.int32)
-        texts = (b"" if d is NO_RAW else bytes(d) + b"|" + bytes(a.types) for d, a in zip(dims, args, strict=True))
-        return np.fromiter(map(self._shapes.__getitem__, texts), np.int32, len(args))
+    def _shape_ids(self, events: list[Any]) -> npt.NDArray[np.int32]:
+        """Argument shapes and types as recorded, as one text, with values that decide about an operator's work."""
+        if all(event.args.dims is NO_RAW for event in events):
+            return np.full(len(events), -1, np.int32)
+        return np.fromiter(map(self._shapes.__getitem__, map(_shape_text, events)), np.int32, len(events))
 
     def _take_collectives(self, events: list[Args]) -> None:
         self._collectives += [
@@ -325,6 +324,15 @@ def _stream_of(tid: int | str) -> int:
     """Old traces name the stream in the thread: "stream 7"."""
     digits = re.search(r"\d+", str(tid))
     return int(digits.group()) if digits else 0
+
+
+def _shape_text(event: Any) -> bytes:
+    args: Args = event.args
+    if args.dims is NO_RAW:
+        return b""
+    text = bytes(args.dims) + b"|" + bytes(args.types)
+    told = args.values is not NO_RAW and NEEDS_VALUES.search(event.name)
+    return text + b"|" + bytes(args.values) if told else text
 
 
 def _joined(pieces: list[tuple[npt.NDArray[Any], ...]], types: Mapping[str, Any]) -> tuple[npt.NDArray[Any], ...]:

@@ -23,6 +23,7 @@ from msgspec import structs
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.estimates import plain_mean, student_quantile
 from steptune.tuner.profiling.categories import INFO
+from steptune.tuner.profiling.module_comparison import compare_modules
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trace_records import (
     Comparison,
@@ -61,6 +62,7 @@ def compare(
         **{name: getattr(compared, name) for name in ("before", "after", "num_steps", "step", "categories")},
         kernels=largest(_kernels(before), _kernels(after), KernelDifference, top),
         gaps=largest(_gaps(before), _gaps(after), GapDifference, top),
+        modules=compare_modules(before, after, top),
         notes=(*_different_runs(before, after, labels), *compared.notes, *_bases(before, after)),
     )
 
@@ -73,7 +75,9 @@ def shortened(analysis: TraceAnalysis, top: int) -> TraceAnalysis:
             device: structs.replace(stats, longest=stats.longest[:top], sites=stats.sites[:top])
             for device, stats in rank.gaps.items()
         }
-        return structs.replace(rank, gaps=gaps, kernels=rank.kernels[:top], operators=rank.operators[:top])
+        return structs.replace(
+            rank, gaps=gaps, kernels=rank.kernels[:top], operators=rank.operators[:top], modules=rank.modules[:top]
+        )
 
     return structs.replace(analysis, ranks=tuple(cut(rank) for rank in analysis.ranks))
 

@@ -34,6 +34,7 @@ class Args(
         "forward_thread": "Fwd thread id",
         "dims": "Input Dims",
         "types": "Input type",
+        "values": "Concrete Inputs",
         "call_stack": "Call stack",
         "collective": "Collective name",
         "in_elements": "In msg nelems",
@@ -62,6 +63,7 @@ class Args(
     forward_thread: int = -1
     dims: msgspec.Raw = NO_RAW
     types: msgspec.Raw = NO_RAW
+    values: msgspec.Raw = NO_RAW
     call_stack: str = ""
     collective: str = ""
     in_elements: int = 0

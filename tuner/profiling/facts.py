@@ -230,7 +230,7 @@ def _matmul_dtype(capture: Capture, texts: tuple[str, ...], times: Ints) -> str:
     for text, time, counts in zip(texts, times.tolist(), matmul, strict=True):
         if counts:
             whole += time
-            name = _dtype_of_kernel(text)
+            name = kernel_dtype(text)
             weights[name] = weights.get(name, 0) + time
     if recorded and recorded != "float32":
         return recorded
@@ -243,7 +243,8 @@ def _matmul_dtype(capture: Capture, texts: tuple[str, ...], times: Ints) -> str:
     return dtype if recorded != "float32" or sixteen < MOST * known else ""
 
 
-def _dtype_of_kernel(name: str) -> str:
+def kernel_dtype(name: str) -> str:
+    """Arithmetic that the name of a matmul's kernel states; empty where it does not."""
     found = next((dtype for dtype, pattern in KERNEL_DTYPES if pattern.search(name)), "")
     return "" if found == "float32" and uses_tensor_cores(name) else found
 
@@ -256,7 +257,7 @@ def _recorded_dtype(capture: Capture) -> str:
     shapes, count = np.unique(trace.host.shape[rows], return_counts=True)
     totals: dict[str, int] = {}
     for shape, number in zip(shapes.tolist(), count.tolist(), strict=True):
-        types = trace.shapes[shape].rpartition(b"|")[2]
+        types = trace.shapes[shape].split(b"|")[1]
         dtype = next((name for name, pattern in RECORDED_TYPES if pattern.search(types)), "")
         if dtype:
             totals[dtype] = totals.get(dtype, 0) + number

@@ -10,23 +10,25 @@ of attributes are not recorded.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.profiling.call_work import CallGroups
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.operator_calls import (
     NO_ROW,
     OperatorCalls,
-    device_time_of_operators,
     owners,
     rows_by,
 )
 from steptune.tuner.profiling.trace import Kind, Trace
+from steptune.tuner.profiling.work import Work
 from steptune.tuner.trace_records import ModuleStats
 
 FRAME = r"^nn\.Module: "
@@ -145,11 +147,13 @@ def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
     return {row: (*first.get(path[0], ()), *path) for row, path in paths.items()}
 
 
-def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: int = 20) -> tuple[ModuleStats, ...]:
+def module_stats(
+    capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules, top: int = 20
+) -> tuple[ModuleStats, ...]:
     """Modules with the most time on the device (on a CPU, of operators), those inside of them included."""
     if not modules.paths:
         return ()
-    time_ns = device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
+    time_ns = groups.time_ns
     rows = np.flatnonzero((modules.frame >= 0) & (time_ns > 0))
     own: defaultdict[Path, list[int]] = defaultdict(lambda: [0, 0])
     whole: defaultdict[Path, list[int]] = defaultdict(lambda: [0, 0])
@@ -160,6 +164,7 @@ def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: 
         for length in range(1, len(path) + 1):
             for late in (0, 1):
                 whole[path[:length]][late] += times[late]
+    contents = module_contents(capture, calls, groups, modules)
     order = sorted(whole, key=lambda path: (-sum(whole[path]), len(path)))[:top]
     return tuple(
         ModuleStats(
@@ -168,6 +173,44 @@ def module_stats(capture: Capture, calls: OperatorCalls, modules: Modules, top: 
             forward_ns=whole[path][0],
             backward_ns=whole[path][1],
             own_ns=sum(own.get(path, (0, 0))),
+            **contents.get(path, {}),
         )
         for path in order
     )
+
+
+def module_contents(
+    capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules
+) -> dict[Path, dict[str, Any]]:
+    """Launches, kernels, bytes and types of the own operators of each module, as `ModuleStats` names them."""
+    host, work, (low, high) = capture.trace.host, capture.trace.work, capture.steps.span
+    group_of = np.full(len(host), -1, dtype=np.int64)
+    group_of[groups.row] = groups.group
+    times: defaultdict[Path, Counter[str]] = defaultdict(Counter)
+    launches: Counter[Path] = Counter()
+    moved: defaultdict[Path, list[float]] = defaultdict(list)
+    dtypes: defaultdict[Path, set[str]] = defaultdict(set)
+    ran = np.flatnonzero((modules.frame >= 0) & (groups.time_ns > 0))
+    for row in ran.tolist():
+        path = modules.paths[int(modules.frame[row])]
+        one = groups.works.get(int(group_of[row]), Work())
+        moved[path].append(float("nan") if one.num_bytes is None else one.num_bytes)
+        dtypes[path] |= {one.dtype} - {""}
+        if not capture.device_numbers:
+            launches[path] += 1
+            times[path][capture.trace.names[host.name[row]]] += int(groups.time_ns[row])
+    operator = calls.launched_by
+    chosen = (operator >= 0) & (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
+    for row in np.flatnonzero(chosen & (modules.frame[np.maximum(operator, 0)] >= 0)).tolist():
+        path = modules.paths[int(modules.frame[operator[row]])]
+        launches[path] += 1
+        times[path][capture.trace.names[work.name[row]]] += int(work.end[row] - work.start[row])
+    return {
+        path: {
+            "num_launches": launches[path],
+            "kernels": tuple(name for name, _ in found.most_common()),
+            "num_bytes": None if np.isnan(total := sum(moved[path])) else total,
+            "dtypes": tuple(sorted(dtypes[path])),
+        }
+        for path, found in times.items()
+    }

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steptune.tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
-from steptune.tuner.profiling.replay.answers import INPUT, LAUNCHES, SYNCHRONISATION, saved_share
+from steptune.tuner.profiling.replay.answers import INPUT, LAUNCHES, ROOFLINE, SYNCHRONISATION, saved_share
 from steptune.tuner.records import Breakdown, StepFacts
 from steptune.tuner.trace_records import WhatIf
 
@@ -77,6 +77,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         devices=("cuda",),
         applies=lambda facts: not facts.cuda_graphs,
         replayed=LAUNCHES,
+    ),
+    Scenario(
+        name="kernels with a known floor ran at their roofline, which is a bound",
+        # Only a simulation tells what faster kernels leave of the step.
+        saved_ns=lambda b: 0.0,
+        devices=("cuda",),
+        replayed=ROOFLINE,
     ),
     Scenario(name="communication were hidden behind compute", saved_ns=_hidden_communication),
     Scenario(

@@ -162,6 +162,11 @@ class Breakdown(Record):
     """Stretches without a launch; None in older records."""
     replay: Replay | None = None
     """The process's steps, simulated with and without a cause; None where no device worked, and in older records."""
+    step_flops: float | None = None
+    """FLOP of the process's matmuls, convolutions and attention in a step, forward and backward, without recomputation;
+    None where they are not known."""
+    mfu: float | None = None
+    """Model FLOPs utilisation: those FLOP at the peak of its devices, over the step; None where either is unknown."""
 
     def __post_init__(self) -> None:
         assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"

@@ -36,7 +36,7 @@ MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
 """Share of the step by which a wait of the simulated steps may differ from that of all of them."""
-SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS = (
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
     "synchronisation",
     "stalls",
     "loader",
@@ -46,6 +46,7 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "launches",
     "dispatch",
     "late_ranks",
+    "roofline",
 )
 """Questions. `launches` leaves stalls and waits where they are; `dispatch` is the cost of launches once those are gone.
 """
@@ -95,10 +96,18 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
     Args:
         replay: Of this graph, without a refusal.
     """
-    graph = calibrated(graph, replay.event_cost_ns or 0.0)
-    if unprofiled_ns:
-        graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
+    graph = as_replayed(graph, replay, unprofiled_ns)
     return max(0.0, 1 - step_time_ns(without_synchronisation(graph, nodes)) / step_time_ns(graph))
+
+
+def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
+    """The graph whose steps a replay timed: without the profiler's cost, at the pace of the unprofiled steps.
+
+    Args:
+        replay: Of this graph, without a refusal.
+    """
+    graph = calibrated(graph, replay.event_cost_ns or 0.0)
+    return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.intervals import Ints
@@ -13,6 +14,7 @@ from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.operations import INFERRED_NS
 from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 
+Floats = npt.NDArray[np.float64]
 SYNC_CALL_NS = 2_000.0
 """A call that finds nothing to wait for returns within this."""
 GRAPH_AFTER_NS = 400.0
@@ -101,6 +103,17 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
     copies = graph.operations.category == PRIORITY[Category.COPY_H2D]
     operations = replace(graph.operations, duration=np.where(copies, 0.0, graph.operations.duration))
     return replace(graph, operations=operations)
+
+
+def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
+    """No operation takes longer than its least time.
+
+    Args:
+        floor_ns: By row of `trace.work`.
+    """
+    operations = graph.operations
+    duration = np.minimum(operations.duration, floor_ns[operations.row])
+    return replace(graph, operations=replace(operations, duration=duration))
 
 
 def without_launches(graph: Graph) -> Graph:

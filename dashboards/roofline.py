@@ -1,0 +1,92 @@
+"""The roofline of a profile, in words and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steptune.dashboards import units
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trace_records import Roofline, RooflineRow
+
+KINDS = ("operators", "kernels", "modules")
+
+
+class RooflineLine(NamedTuple):
+    """One operator, kernel or module, per step."""
+
+    name: str
+    shapes: str
+    module: str
+    above_ns: float
+    time_ns: float
+    floor_ns: float
+    reached: float
+    """Floor over time."""
+    limit: str
+    calls: float
+    saved: float | None
+    """Share of the step that is saved at the floor, where it was simulated."""
+
+
+class RooflineInfo(NamedTuple):
+    """The section on a page: `note` says what the figures are, or why there are none."""
+
+    note: str
+    tables: tuple[tuple[str, tuple[RooflineLine, ...]], ...]
+
+
+def get_utilisation(found: Sequence[Roofline | None]) -> str:
+    """State the model FLOPs utilisation, the mean over the ranks; empty where one of them does not know its own."""
+    known = [(one.mfu, one.step_flops) for one in found if one is not None and one.mfu is not None and one.step_flops]
+    if not known or len(known) < len(found):
+        return ""
+    mfu = sum(share for share, _ in known) / len(known)
+    flops = units.amount(sum(count for _, count in known) / len(known), "FLOP")
+    each = " a rank" if len(known) > 1 else ""
+    return f"MFU {units.percent(mfu)}: {flops} of matmuls, convolutions and attention a step{each}"
+
+
+def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown], top: int) -> RooflineInfo | None:
+    """Rows by time above the floor; None on a CPU, which has no known peak, and in older records."""
+    if roofline is None or all(breakdown.device == "cpu" for breakdown in breakdowns):
+        return None
+    num_steps = breakdowns[0].num_steps
+    tables = tuple((kind, _lines(getattr(roofline, kind)[:top], num_steps)) for kind in KINDS)
+    return RooflineInfo(note=_note(roofline), tables=tuple(table for table in tables if table[1]))
+
+
+def _note(roofline: Roofline) -> str:
+    if not roofline.operators and roofline.silent:
+        return f"Nothing is stated: {roofline.silent}."
+    if not roofline.peak_known:
+        return f"Nothing is stated: the peaks of {roofline.device or 'this device'} are not known."
+    known = (
+        ""
+        if roofline.known_share is None
+        else f" {units.percent(roofline.known_share)} of the time of kernels has one."
+    )
+    missing = f" MFU is not stated: {roofline.silent}." if roofline.silent else ""
+    return (
+        "Floor: the least time by FLOP and bytes at the peaks of the device, a bound that kernels seldom reach. "
+        "Saves: of the step, replayed with the kernel at its floor."
+        f"{known}{missing}"
+    )
+
+
+def _lines(rows: Sequence[RooflineRow], num_steps: int) -> tuple[RooflineLine, ...]:
+    return tuple(
+        RooflineLine(
+            name=units.kernel_name(row.name),
+            shapes=row.shapes,
+            module=row.module,
+            above_ns=row.above_ns / num_steps,
+            time_ns=row.time_ns / num_steps,
+            floor_ns=row.floor_ns / num_steps,
+            reached=row.floor_ns / row.time_ns if row.time_ns else 0.0,
+            limit=row.limit,
+            calls=row.count / num_steps,
+            saved=row.saved_share,
+        )
+        for row in rows
+    )

@@ -1,0 +1,46 @@
+"""The recorded steps with kernels at their least time: the most that faster kernels could save of the step.
+
+A kernel beside other work, or under a host that is late, saves less of the step than it has above its floor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import structs
+
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.floors import Floors
+from steptune.tuner.profiling.replay.answers import ROOFLINE, as_replayed
+from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.replay.scenarios import at_floors
+from steptune.tuner.profiling.replay.simulate import step_time_ns
+from steptune.tuner.records import Replay
+from steptune.tuner.trace_records import Roofline
+
+NUM_REPLAYED = 1
+"""Kernels that are simulated one by one: every simulation lengthens the analysis."""
+
+
+def with_floors(
+    capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
+) -> tuple[Roofline, Replay]:
+    """The roofline and the replay with the shares that floors save; unchanged where the steps are not replayed."""
+    if replay.refusal or not replay.step_time_ns or not found.kernels:
+        return found, replay
+    work, names = capture.trace.work, capture.trace.names
+    least = floors.of_work_ns
+    graph = as_replayed(graph, replay, unprofiled_ns)
+    whole = replay.step_time_ns
+
+    def saved(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
+        return max(0.0, 1 - step_time_ns(at_floors(graph, np.where(chosen, least, np.inf))) / whole)
+
+    rows = list(found.kernels)
+    for place, row in enumerate(rows[:NUM_REPLAYED]):
+        mine = work.name == names.index(row.name)
+        rows[place] = structs.replace(row, saved_share=saved(mine))
+    everywhere = saved(np.ones(len(work), dtype=bool))
+    return (
+        structs.replace(found, kernels=tuple(rows)),
+        structs.replace(replay, saved={**replay.saved, ROOFLINE: everywhere}),
+    )

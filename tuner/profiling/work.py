@@ -1,0 +1,55 @@
+"""The amount of work of one call of an operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from steptune.tuner.profiling.argument_shapes import Arguments, Shape, Tensor
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations and bytes of one call. None: the shapes do not say.
+
+    Attributes:
+        flops: As `torch.utils.flop_counter` counts: multiplication and addition are two, causal attention is whole.
+        num_bytes: Compulsory traffic: every input read once, every output written once.
+        least_flops: Operations that cannot be left out: half of a causal attention; None: all of `flops`.
+        dtype: Type of what is multiplied, as `c10::ScalarType` has it, in lower case.
+    """
+
+    flops: int | None = None
+    num_bytes: int | None = None
+    least_flops: int | None = field(default=None, compare=False)
+    dtype: str = field(default="", compare=False)
+
+    @property
+    def needed_flops(self) -> int | None:
+        return self.flops if self.least_flops is None else self.least_flops
+
+
+def names(text: str) -> frozenset[str]:
+    """Words of a text."""
+    return frozenset(text.split())
+
+
+def item_bytes_of(tensors: Sequence[Tensor | None]) -> int:
+    """Size of an element of the first tensor; 0 where it is not known."""
+    return next((tensor.item_bytes for tensor in tensors if tensor), 0)
+
+
+def dtype_of(arguments: Arguments, position: int) -> str:
+    """Type of the tensor at a position; empty where it is not known."""
+    tensor = arguments.tensors[position] if position < len(arguments.tensors) else None
+    return tensor.dtype if tensor else ""
+
+
+def traffic(tensors: Sequence[Tensor | None], *outputs: Shape) -> int | None:
+    """Bytes of all inputs and of outputs of the first one's type."""
+    present = [tensor for tensor in tensors if tensor]
+    size = item_bytes_of(present)
+    if not size or not all(tensor.item_bytes for tensor in present):
+        return None
+    return sum(tensor.num_bytes for tensor in present) + sum(map(math.prod, outputs)) * size

@@ -42,9 +42,9 @@ MAX_STEPS = 24
 """Bars of the figure of steps; what is beyond them is in the summary."""
 
 
-def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = TOP) -> str:
+def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None) -> str:
     """One self-contained HTML page."""
-    trace = trace_context(analysis, get_timeline_info(analysis), top=top)
+    trace = trace_context(analysis, get_timeline_info(analysis))
     names = [Path(rank.file).name for rank in analysis.ranks]
     return render(
         "trace.html",
@@ -55,7 +55,7 @@ def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = N
         scripts=SCRIPTS,
         trace=trace,
         peaks=(),
-        figures=figures_json(trace_figures(analysis, top=top)),
+        figures=figures_json(trace_figures(analysis)),
     )
 
 

@@ -293,3 +293,11 @@ def test_kernel_names_keep_what_tells_them_apart():
     assert units.kernel_name("(anonymous)") == "(anonymous)"
     assert units.place_name("void at::native::f<int>(int): 3.5 ms in 30 runs") == "f<int>: 3.5 ms in 30 runs"
     assert units.place_name("2 ms before aten::mm (train.py(3))") == "2 ms before aten::mm (train.py(3))"
+
+
+def test_tables_have_more_rows_than_a_figure_has_bars():
+    kernels = tuple(make_kernel(f"kernel number {number}", 1, 10) for number in range(60))
+    rank = make_rank(make_breakdown([{MATMUL: 1000}]), kernels=kernels)
+    page = render_trace_page(make_analysis(rank))
+    assert without_scripts(page).count("kernel number") >= 60
+    assert len(embedded_figures(page)["kernels"]["data"][0]["y"]) == 20

@@ -64,7 +64,7 @@ WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
 TOP = 10
 """How many kernels and gaps of a profile the result has."""
-KEPT = 60
+KEPT = 200
 """How many the file beside it has, for pages."""
 
 

@@ -45,7 +45,7 @@ from steptune.service.models import RecommendationRow, StrategyOutcomeRow, Study
 from steptune.service.settings import Settings  # noqa: E402
 from steptune.service.store import SqlStudyStore  # noqa: E402
 from steptune.tuner.records import new_id  # noqa: E402
-from steptune.tuner.trials.analysis_files import analysis_text  # noqa: E402
+from steptune.tuner.trials.analysis_files import analysis_text, lanes_text  # noqa: E402
 
 NUM_STUDIES, NUM_TRIALS, NUM_EVENTS = 10_000, 200, 1_000_000
 LOADS = 7
@@ -108,14 +108,18 @@ def fill(settings: Settings, trace: Path) -> dict[str, str]:
 def _profiled_trial(store: SqlStudyStore, settings: Settings, trace: Path) -> str:
     """A trial whose profile is that of the trace, kept as a worker keeps it."""
     from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
+    from steptune.tuner.profiling.lanes import FULL_CELLS
+    from steptune.tuner.profiling.tiles import shown_lanes
 
-    analysis = without_timelines(analyse_traces([trace]))
+    whole = analyse_traces([trace], max_cells=FULL_CELLS)
+    analysis = without_timelines(whole)
     study, trials, decisions, recommendation = stories()["complete"]
     breakdowns = tuple(b for rank in analysis.ranks for b in rank.breakdowns)
     result = replace(trials[0].result, breakdowns=breakdowns, findings=analysis.findings)
     _, ids = put(store, (study, [replace(trials[0], result=result), *trials[1:]], decisions, recommendation))
-    kept = open_artifacts(settings).put([gzip.compress(analysis_text(analysis))])
-    store.add_artifact(store.trial(ids[0]).study_id, ids[0], "analysis", kept.digest, kept.size_bytes)
+    for kind, text in {"analysis": analysis_text(analysis), "lanes": lanes_text(shown_lanes(whole)[0])}.items():
+        kept = open_artifacts(settings).put([gzip.compress(text)])
+        store.add_artifact(store.trial(ids[0]).study_id, ids[0], kind, kept.digest, kept.size_bytes)
     return ids[0]
 
 

@@ -43,6 +43,9 @@ class Figure:
     def add_treemap(self, **trace: Any) -> None:
         self._add("treemap", trace)
 
+    def add_icicle(self, **trace: Any) -> None:
+        self._add("icicle", trace)
+
     def add_hline(self, y: float, line: dict[str, Any]) -> None:
         """A line across all of the figure."""
         self._append(
@@ -76,16 +79,21 @@ class Figure:
 
     def to_json(self) -> str:
         """Safe inside an element of a page. What is no number is null."""
-        text = msgspec.json.encode(self.to_dict(), enc_hook=_plain)
-        for character, escape in _ESCAPED:
-            text = text.replace(character, escape)
-        return text.decode()
+        return in_element(self.to_dict())
 
     def _add(self, kind: str, trace: dict[str, Any]) -> None:
         self.data.append(Props(trace, type=kind))
 
     def _append(self, name: str, item: dict[str, Any]) -> None:
         self.layout[name] = [*self.layout.get(name, ()), Props(item)]
+
+
+def in_element(value: object) -> str:
+    """JSON that is safe inside an element of a page."""
+    text = msgspec.json.encode(value, enc_hook=_plain)
+    for character, escape in _ESCAPED:
+        text = text.replace(character, escape)
+    return text.decode()
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

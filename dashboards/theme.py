@@ -1,11 +1,12 @@
 """Colours and the look of figures.
 
 Every category has one colour, in every figure. Groups share a hue that stays apart from the others'
-for red-green colour blindness: compute is blue, communication yellow, input and output orange, gaps
-grey. Any two categories may stand side by side in a chart, so any two differ by at least 16 in CIELAB for
-normal and red-green-blind vision, and by at least 11 for blue-yellow blindness; greys therefore alternate between
-cool and warm. Neighbours of a stacked bar differ in lightness, so that they stay apart in a black-and-white print,
-and every colour stands out from both papers. tests/unit/test_dashboards.py checks all of this.
+for red-green colour blindness: compute is blue, communication yellow, input and output orange. Gaps have several, since
+their causes are what a reader looks for: violet where the host is late, brown, wine and lime for the others. Any two
+categories may stand side by side in a chart, so any two differ by at least 16 in CIELAB for normal and red-green-blind
+vision, and by at least 11 for blue-yellow blindness; any two causes of gaps by 20 and more. Neighbours
+of a stacked bar differ in lightness, so that they stay apart in a black-and-white print, and every colour stands out
+from both papers. tests/unit/test_dashboards.py checks all of this.
 
 Figures have no background, and texts and grid lines take their colours from the page (see
 static/page.css), so that one figure serves light, dark and print.
@@ -36,13 +37,13 @@ CATEGORY_COLOURS: dict[str, str] = {
     "copy_device_to_host": "#8c431f",
     "data_wait": "#e77412",
     "epoch_restart": "#fcc89f",
-    "synchronisation": "#313b47",
-    "allocation": "#818f7c",
-    "optimizer_host": "#3f392c",
-    "host": "#66604b",
-    "launch_latency": "#bebaa8",
-    "dispatch": "#7895a1",
-    "queued": "#57656b",
+    "synchronisation": "#846f52",
+    "allocation": "#d4fb7f",
+    "optimizer_host": "#2f019c",
+    "host": "#4724f9",
+    "launch_latency": "#9f61fa",
+    "dispatch": "#471800",
+    "queued": "#7b0a43",
     "unknown": "#f4f1ea",
 }
 BOTTLENECK_COLOURS: dict[str, str] = {

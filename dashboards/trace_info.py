@@ -17,9 +17,9 @@ from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES
 from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.gains import ASIDE
-from steptune.tuner.profiling.rank_comparison import late_part, straggler
+from steptune.tuner.profiling.rank_comparison import late_part, main_rank, straggler
 from steptune.tuner.records import Breakdown
-from steptune.tuner.trace_records import RankAnalysis, RankWait, Timeline, TraceAnalysis
+from steptune.tuner.trace_records import RankWait, Timeline, TraceAnalysis
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",
@@ -41,6 +41,8 @@ STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
 """What a device's time counts as where it was not seen doing anything."""
+
+_CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categories) for rule in RULES}
 
 
 class TraceHeadline(NamedTuple):
@@ -71,6 +73,8 @@ class TraceAdvice(NamedTuple):
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines."""
+    categories: tuple[str, ...] = ()
+    """Categories of time that it is about."""
 
 
 def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
@@ -204,7 +208,10 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
         places = [str(value) for name, value in finding.evidence.items() if name.startswith("at_")]
         gain = finding_gain(finding, said)
         said |= {refusal_of(finding)} if gain else set()
-        rows.append(TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places)))
+        categories = _CATEGORIES_OF.get(finding.rule, ())
+        rows.append(
+            TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places), categories)
+        )
     return rows
 
 
@@ -380,12 +387,6 @@ def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
                 label = device_label(analysis, b)
                 rows.append((label, len(lengths), lengths.min(), lengths.median(), lengths.max(), rank.step_time_cv))
     return pd.DataFrame(rows, columns=["device", "num_steps", "min_ns", "median_ns", "max_ns", "cv"])
-
-
-def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
-    """The rank whose kernels, operators and gaps are shown: the one that the others wait for."""
-    late = straggler(analysis.waits)
-    return next((rank for rank in analysis.ranks if rank.rank == late), analysis.ranks[0])
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import pandas as pd
 from steptune.dashboards import units
 from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
 from steptune.dashboards.figures import Figure
-from steptune.dashboards.lanes import LanesInfo, get_lanes_info, get_long_gaps_info, plot_lanes
+from steptune.dashboards.flame import get_module_bars, get_stack_bars, plot_flame
+from steptune.dashboards.lanes import TimelineInfo, get_long_gaps_info, get_timeline_info
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
 from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
 from steptune.dashboards.roofline import get_roofline_info
@@ -29,19 +30,23 @@ from steptune.dashboards.trace_info import (
     get_trace_headline,
     get_variation_info,
     is_rescaled,
-    main_rank,
 )
 from steptune.dashboards.treemap import get_treemap_info, plot_treemap
+from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
 
-SCRIPTS = ("lanes.js",)
+SCRIPTS = ("lanes.js", "tables.js", "perfetto.js")
+TOP = 20
+"""Bars of a figure."""
+MAX_ROWS = 500
+"""Rows of a table that can be searched."""
 MAX_STEPS = 24
 """Bars of the figure of steps; what is beyond them is in the summary."""
 
 
-def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None, *, top: int = 20) -> str:
+def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None) -> str:
     """One self-contained HTML page."""
-    trace = trace_context(analysis, top=top)
+    trace = trace_context(analysis, get_timeline_info(analysis))
     names = [Path(rank.file).name for rank in analysis.ranks]
     return render(
         "trace.html",
@@ -52,16 +57,21 @@ def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = N
         scripts=SCRIPTS,
         trace=trace,
         peaks=(),
-        figures=figures_json(trace_figures(analysis, trace["lanes"], top=top)),
+        figures=figures_json(trace_figures(analysis)),
     )
 
 
-def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
-    """Everything that `trace_sections.html` shows, as data."""
+def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top: int = MAX_ROWS) -> dict[str, Any]:
+    """Everything that `trace_sections.html` shows, as data.
+
+    Args:
+        timeline: None where no lanes were kept.
+    """
     rank = main_rank(analysis)
+    findings, gaps = get_findings_info(analysis), get_long_gaps_info(rank)
     return {
         "headline": get_trace_headline(analysis),
-        "findings": get_findings_info(analysis),
+        "findings": findings,
         "breakdown": list(get_trace_breakdown_info(analysis).itertuples()),
         "phases": list(get_phases_info(analysis).itertuples()),
         "overlapped": get_overlapped_info(analysis),
@@ -75,8 +85,17 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
         "several": len(analysis.ranks) > 1,
         "num_ranks": max(rank.num_ranks, len(analysis.ranks)),
         "num_steps": rank.breakdowns[0].num_steps,
-        "lanes": get_lanes_info(analysis),
-        "long_gaps": get_long_gaps_info(rank),
+        "timeline": timeline,
+        "long_gaps": gaps,
+        "finding_of_category": {
+            category: number for number, one in reversed([*enumerate(findings)]) for category in one.categories
+        },
+        "gap_of_finding": {
+            number: place
+            for number, one in enumerate(findings)
+            for place, gap in reversed([*enumerate(gaps)])
+            if gap.category in one.categories
+        },
         "kernels": list(get_kernels_info(rank, top).itertuples()),
         "operators": rank.operators[:top],
         "modules": rank.modules[:top],
@@ -85,19 +104,14 @@ def trace_context(analysis: TraceAnalysis, *, top: int = 20) -> dict[str, Any]:
     }
 
 
-def trace_figures(analysis: TraceAnalysis, lanes: LanesInfo, *, top: int = 20) -> dict[str, Figure]:
-    """Figures by name; only those that have something to show.
-
-    Args:
-        lanes: As in the context: they take the longest to make.
-    """
+def trace_figures(analysis: TraceAnalysis, *, top: int = TOP) -> dict[str, Figure]:
+    """Figures by name; only those that have something to show."""
     rank = main_rank(analysis)
-    figures: dict[str, Figure] = {}
+    flames = {"by_module": get_module_bars(rank), "by_stack": get_stack_bars(rank)}
+    figures = {name: plot_flame(bars) for name, bars in flames.items() if bars}
     steps = get_steps_info(analysis, top=MAX_STEPS)
     if len(steps):
         figures["steps"] = plot_steps(steps)
-    if lanes.rows:
-        figures["lanes"] = plot_lanes(lanes)
     areas = get_treemap_info(rank)
     if areas:
         figures["treemap"] = plot_treemap(areas)

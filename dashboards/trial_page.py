@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from markupsafe import Markup
@@ -11,18 +11,21 @@ from msgspec.structs import replace
 from steptune.dashboards.compilation import compilation_sentence, get_compilation_info
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.guard import get_guard_info, plot_guard
+from steptune.dashboards.lanes import with_lanes, with_tiles
 from steptune.dashboards.site import Site
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.templating import figures_json, render
 from steptune.dashboards.trace_page import trace_context, trace_figures
 from steptune.dashboards.trial_headline import get_trial_headline
 from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
+from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
-from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
+from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
-SCRIPTS = ("live.js", "lanes.js", "trial.js")
-TOP = 20
-"""Rows of the lists of kernels, operators and collectives."""
+SCRIPTS = ("live.js", "lanes.js", "tables.js", "perfetto.js", "trial.js")
+
+REPORT_CELLS = 50_000
+"""Of the timeline of one trial of those in a file: some 300 kB."""
 
 
 class SupportsHtml(Protocol):
@@ -81,17 +84,22 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     }
 
 
-def render_profile(result: TrialResult, kept: TraceAnalysis | None) -> Markup | None:
-    """Profile of a trial, as sections of its page: the same wherever that is shown.
+def render_profile(result: TrialResult, kept: TraceAnalysis | None, lanes: Sequence[Lane] | str = ()) -> Markup | None:
+    """Profile of a trial, as sections of its page.
 
     Args:
         kept: The analysis that was kept with the trial.
+        lanes: All of them, for a page that holds them; or the path of their tiles.
     """
     analysis = profile_of(result, kept)
     if analysis is None:
         return None
-    trace = trace_context(analysis, top=TOP)
-    figures = figures_json(trace_figures(analysis, trace["lanes"], top=TOP))
+    rank = main_rank(analysis)
+    timeline = None
+    if lanes:
+        timeline = with_tiles(rank, lanes) if isinstance(lanes, str) else with_lanes(rank, lanes, REPORT_CELLS)
+    trace = trace_context(analysis, timeline)
+    figures = figures_json(trace_figures(analysis))
     return Markup(render("trial_profile.html", Site(), trace=trace, figures=figures, peaks=result.memory))
 
 

@@ -15,6 +15,7 @@ from steptune.service.api import (
     events,
     health,
     inventory,
+    lanes,
     login,
     outcomes,
     session,
@@ -41,6 +42,7 @@ from steptune.service.uploads import UploadSpace
 
 RESOURCES = (
     trials,
+    lanes,
     studies,
     outcomes,
     workloads,

@@ -28,7 +28,7 @@ from steptune.tuner.records import (
     Verdict,
     WorkloadFacts,
 )
-from steptune.tuner.trace_records import Timeline
+from steptune.tuner.trace_records import SpanPlace, Timeline
 
 Item = TypeVar("Item")
 Other = TypeVar("Other")
@@ -321,6 +321,20 @@ class TrialTimeline(Record):
 
     trial_id: str
     timelines: tuple[Timeline, ...]
+
+
+class TrialSpans(Record):
+    """The longest events of a name in the lanes of a trial.
+
+    Attributes:
+        trial_id: The trial.
+        name: Of a kernel, an operator or another event.
+        spans: The longest first.
+    """
+
+    trial_id: str
+    name: str
+    spans: tuple[SpanPlace, ...]
 
 
 class ArtifactInfo(Record):

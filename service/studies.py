@@ -39,7 +39,7 @@ from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import check_names
 from steptune.tuner.search.view import StudyView
-from steptune.tuner.trials.analysis_files import read_analysis, read_timelines
+from steptune.tuner.trials.analysis_files import read_analysis, read_lanes, read_timelines
 from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
@@ -242,7 +242,11 @@ def keep_profiles(
             wanted.add(decision.candidate.key)
     kept = {(artifact.trial_id, artifact.kind) for artifact in store.artifacts(study.study_id)}
     for trial in store.trials(study.study_id):
-        found = {"timeline": files.timelines(trial.trial_id), "analysis": files.analysis(trial.trial_id)}
+        found = {
+            "timeline": files.timelines(trial.trial_id),
+            "analysis": files.analysis(trial.trial_id),
+            "lanes": files.lanes(trial.trial_id),
+        }
         if trial.candidate.key in wanted:
             ranks = range(study.settings.num_ranks)
             found |= {trace_kind(rank): files.trace(trial.trial_id, rank) for rank in ranks}
@@ -269,7 +273,7 @@ def check_kept(kind: str, packed: Path) -> None:
     Raises:
         FileReplacedError: It is not what a trial writes.
     """
-    reader = {"timeline": read_timelines, "analysis": read_analysis}.get(kind)
+    reader = {"timeline": read_timelines, "analysis": read_analysis, "lanes": read_lanes}.get(kind)
     if reader is None:
         return
     with gzip.open(packed) as file:

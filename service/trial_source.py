@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import zlib
+from collections.abc import Sequence
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -12,7 +14,6 @@ from markupsafe import Markup
 from msgspec.structs import replace
 from sqlalchemy import Select, bindparam, select
 
-from steptune.dashboards.trace_info import main_rank
 from steptune.dashboards.trial_page import SupportsHtml, render_profile
 from steptune.service import rows
 from steptune.service.artifacts import ArtifactStore
@@ -24,10 +25,13 @@ from steptune.service.models import DecisionRow, RecommendationRow, StudyRow, Tr
 from steptune.service.page_copies import Fragment
 from steptune.service.queries import outcomes
 from steptune.service.store import SqlStudyStore
+from steptune.tuner.profiling.lanes import MAX_LANES
+from steptune.tuner.profiling.rank_comparison import main_rank
+from steptune.tuner.profiling.tiles import LaneTables, shown_lanes
 from steptune.tuner.records import Decision, Recommendation, Study, Trial, TrialResult
 from steptune.tuner.store_rules import AnyRecord, decode, no_such_trial
-from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
-from steptune.tuner.trials.analysis_files import read_analysis
+from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
+from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
 """Of an analysis that was kept as one line, unchecked."""
@@ -49,6 +53,12 @@ MAX_PROFILE_BYTES = 32 << 20
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
 """By trial and file, with the result that they are of."""
+UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
+MAX_LANE_BYTES = 64 << 20
+"""Of lanes as columns: some millions of cells."""
+CELL_BYTES = 56
+KeptLanes = Kept[LaneTables]
+"""By trial and file."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
 """A trace for every rank among them."""
@@ -130,27 +140,53 @@ class KeptTrials:
         """Profile from the result, also where the file is gone or cannot be read."""
         if trial.result is None:
             return None
-        kept = outcomes.find_artifact(self._store.engine, trial.trial_id, "analysis")
+        kept = self._kept(trial.trial_id, "analysis")
         if self._profiles is None:
-            return self._profile(trial.result, kept)
-        key = trial.trial_id, kept and kept.digest
+            return self._profile(trial.result, kept, self.trial_lanes(trial.trial_id))
+        lanes = self._kept(trial.trial_id, "lanes")
+        key = trial.trial_id, kept and kept.digest, lanes and lanes.digest
         known = self._profiles.get(key)
         if known is None or known[0] != trial.result:
-            profile = self._profile(trial.result, kept)
+            path = f"/api/v1/trials/{trial.trial_id}" if kept is not None or lanes is not None else ""
+            profile = self._profile(trial.result, kept, path)
             known = trial.result, None if profile is None else Fragment.of(profile)
             size = 0 if known[1] is None else len(known[1].plain) + len(known[1].packed)
             self._profiles.put(key, known, NO_PROFILE_BYTES + size)
         return known[1]
 
-    def _profile(self, result: TrialResult, kept: ArtifactInfo | None) -> Markup | None:
-        return render_profile(result, None if kept is None else self._analysis(kept))
+    def trial_lanes(self, trial_id: str) -> tuple[Lane, ...]:
+        """Lanes of a trial; those that older versions kept in its analysis, merged, where it has no others."""
+        kept = self._kept(trial_id, "lanes")
+        if kept is None:
+            of_old = self._kept(trial_id, "analysis")
+            analysis = None if of_old is None else self._analysis(of_old)
+            return () if analysis is None else shown_lanes(analysis)[0]
+        with contextlib.suppress(*UNREADABLE), self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
+            return tuple(itertools.islice(read_lanes(cast(BinaryIO, unpacked)), MAX_LANES))
+        return ()
+
+    def lane_tables(self, trial_id: str, tables: KeptLanes) -> LaneTables:
+        """Lanes of a trial as tiles are cut from them."""
+        kept = self._kept(trial_id, "lanes") or self._kept(trial_id, "analysis")
+        key = trial_id, kept and kept.digest
+        found = tables.get(key)
+        if found is None:
+            found = LaneTables(self.trial_lanes(trial_id))
+            tables.put(key, found, NO_PROFILE_BYTES + found.num_cells * CELL_BYTES)
+        return found
+
+    def _kept(self, trial_id: str, kind: str) -> ArtifactInfo | None:
+        return outcomes.find_artifact(self._store.engine, trial_id, kind)
+
+    def _profile(self, result: TrialResult, kept: ArtifactInfo | None, lanes: Sequence[Lane] | str) -> Markup | None:
+        return render_profile(result, None if kept is None else self._analysis(kept), lanes)
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
         """Read a kept analysis in pieces; of every rank but the one in front, only the lanes of devices."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))
-        except (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError):
+        except UNREADABLE:
             return None
 
 

@@ -27,11 +27,27 @@ from steptune.service.settings import Settings
 from steptune.service.settings.scopes import Scope
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.records import StudyState, Trial, TrialState, new_id
+from steptune.tuner.trace_records import Lane
+from steptune.tuner.trials.analysis_files import lanes_text
 
 API = "/api/v1"
 TIMELINE = [{"rank": 0, "device": "cuda:0", "step_boundaries_ns": [0, 9], "end_ns": [9], "time_ns": [{"compute": 9}]}]
 TRACE = b'{"traceEvents": []}'
 LOG = b"epoch 1\nepoch 2\n"
+LANE = Lane(
+    device="cuda:0",
+    kind="stream",
+    label="stream 7",
+    names=("gemm", "relu"),
+    categories=("compute_matmul", "compute_elementwise"),
+    start_ns=(0, 60),
+    length_ns=(40, 40),
+    name=(0, 1),
+    category=(0, 1),
+    count=(1, 1),
+    busy_ns=(40, 40),
+)
+CONTENT = {"trace": TRACE, "timeline": msgspec.json.encode(TIMELINE), "lanes": lanes_text([LANE]), "log": LOG}
 
 
 class Served:
@@ -105,7 +121,7 @@ def fill(service: Served, *, user: str = "ada", state: StudyState = StudyState.C
     store.save_recommendation(replace(sample_recommendation(), study_id=study.study_id))
     for kind in ("queued", "started", "completed"):
         store.add_event(study.study_id, "state", {"state": kind})
-    for kind, content in {"trace": TRACE, "timeline": msgspec.json.encode(TIMELINE), "log": LOG}.items():
+    for kind, content in CONTENT.items():
         packed = content if kind == "log" else gzip.compress(content)
         kept = service.services.artifacts.put([packed])
         store.add_artifact(study.study_id, trials[0].trial_id, kind, kept.digest, kept.size_bytes)

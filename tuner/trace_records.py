@@ -156,6 +156,16 @@ class Roofline(Record):
     """Their own operators, without the modules inside; where the trace has call stacks."""
 
 
+class StackNode(Record):
+    """A function, module or operator in a call stack, with what is inside of it."""
+
+    name: str
+    parent: int
+    """Place of the one around it in the same list, or -1."""
+    time_ns: int
+    """Of the kernels and copies that operators in it launched; on a CPU of the operators themselves."""
+
+
 class Synchronisation(Record):
     """A place in which the host waits for the device, over the steps that were simulated."""
 
@@ -228,6 +238,8 @@ class RankAnalysis(Record):
     """The largest cost first."""
     modules: tuple[ModuleStats, ...] = ()
     """Where the trace has call stacks; the most time first."""
+    stacks: tuple[StackNode, ...] = ()
+    """Time by call stack, outer ones first."""
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     tensor_core_share: float | None = None
@@ -285,14 +297,17 @@ class Timeline(Record):
 
 
 class Lane(Record):
-    """Activity of one device, stream or thread, thinned out for a picture: spans in order that do not overlap.
+    """Activity of one device, stream or thread: cells in order, an event each.
+
+    Where neighbours are too short for a picture, they are merged: a cell for each category in their stretch, one after
+    another. Only those overlap, and they have the same beginning and length.
 
     Attributes:
         device: Whose stream it is; empty of a thread of the host.
         label: For people.
         names: What `name` counts from.
         categories: What `category` counts from.
-        length_ns: By span.
+        length_ns: By cell.
     """
 
     device: str
@@ -302,16 +317,15 @@ class Lane(Record):
     names: tuple[str, ...]
     categories: tuple[str, ...]
     start_ns: tuple[int, ...]
-    """By span, from the beginning of the first step."""
+    """By cell, from the beginning of the first step."""
     length_ns: tuple[int, ...]
     name: tuple[int, ...]
     """Of the longest event in it."""
     category: tuple[int, ...]
-    """With the most time in it."""
     count: tuple[int, ...]
-    """Events in it: more than one where neighbours too short for the picture are joined."""
+    """Events in it: more than one where it is merged."""
     busy_ns: tuple[int, ...]
-    """Time in it in which something ran."""
+    """Time in it that is of its category."""
 
     def __post_init__(self) -> None:
         columns = (self.length_ns, self.name, self.category, self.count, self.busy_ns)
@@ -320,6 +334,33 @@ class Lane(Record):
         for index, table in ((self.name, self.names), (self.category, self.categories)):
             if index and not 0 <= min(index) <= max(index) < len(table):
                 raise ValueError(f"a lane refers to number {max(index)} of a table of {len(table)}")
+
+
+class LaneTile(Record):
+    """Part of the time of a run's lanes, as closely as a screen can show it.
+
+    Attributes:
+        low_ns, high_ns: Its stretch of time; cells may reach beyond it.
+        first_ns, last_ns: The stretch of all lanes.
+        exact: Nothing was merged for it.
+        lanes: In the order of rows.
+    """
+
+    low_ns: int
+    high_ns: int
+    first_ns: int
+    last_ns: int
+    exact: bool
+    lanes: tuple[Lane, ...]
+
+
+class SpanPlace(Record):
+    """One event of a lane."""
+
+    lane: str
+    """Label of it."""
+    start_ns: int
+    length_ns: int
 
 
 class Difference(Record):

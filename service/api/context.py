@@ -17,7 +17,7 @@ from steptune.service.queries.fleet import FleetSums
 from steptune.service.queue import StudyQueue
 from steptune.service.settings import Settings
 from steptune.service.stream_limits import StreamLimits
-from steptune.service.trial_source import MAX_PROFILE_BYTES, KeptProfiles, KeptRecords
+from steptune.service.trial_source import MAX_LANE_BYTES, MAX_PROFILE_BYTES, KeptLanes, KeptProfiles, KeptRecords
 from steptune.service.uploads import UploadSpace
 
 
@@ -37,6 +37,7 @@ class Services:
     fleet: FleetSums = field(default_factory=FleetSums)
     records: KeptRecords = field(default_factory=KeptRecords)
     profiles: KeptProfiles = field(default_factory=lambda: Kept(MAX_PROFILE_BYTES))
+    lanes: KeptLanes = field(default_factory=lambda: Kept(MAX_LANE_BYTES))
 
 
 def services(request: Request) -> Services:

@@ -15,6 +15,8 @@ from steptune.tuner.errors import ChoiceError
 if TYPE_CHECKING:
     from steptune.tuner.trace_records import Comparison, TraceAnalysis
 
+PAGE_ROWS = 500
+"""Rows of the tables of a page, which can be searched."""
 NUM_COMPARED = 10_000
 """Kernels of either side that a comparison looks at: all, so that none seems new that is only lower in the list."""
 
@@ -60,11 +62,14 @@ def analyze(
             show_default=False,
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows of kernels, operators and differences.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Rows of kernels, operators and differences in the terminal.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Say what limits the steps of a capture of torch.profiler or another profiler, and what could be done about it."""
     from steptune.service.cli.trace_summary import print_analysis, print_comparison
+    from steptune.tuner.profiling.comparison import shortened
     from steptune.tuner.profiling.trace_files import find_traces
 
     unprofiled_ns = _nanoseconds(unprofiled_step_ms)
@@ -72,9 +77,10 @@ def analyze(
     other_files = find_traces(compare) if compare else []
     _check_targets([*files, *other_files], html, perfetto)
     with errors.status("reading"):
-        analysis, other, comparison = _analysed(files, other_files, unprofiled_ns, top)
+        analysis, other, comparison = _analysed(files, other_files, unprofiled_ns, top, for_page=html is not None)
         if html is not None:
-            _write_page(html, analysis, comparison, top)
+            _write_page(html, analysis, comparison)
+            analysis = shortened(analysis, top)
         if perfetto is not None:
             from steptune.tuner.profiling.perfetto import write_perfetto
 
@@ -92,38 +98,55 @@ def analyze(
 
 
 def _analysed(
-    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int
+    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int, *, for_page: bool
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    from steptune.tuner.profiling.analysis import analyse_traces
+    """The analysis of a run, of another one, and their comparison.
 
+    Args:
+        for_page: Whether a page shows it, whose tables are long and whose timeline has every event.
+    """
+    from steptune.tuner.profiling.analysis import analyse_traces
+    from steptune.tuner.profiling.lanes import FULL_CELLS, MAX_CELLS
+
+    max_cells, shown = (FULL_CELLS, max(top, PAGE_ROWS)) if for_page else (MAX_CELLS, top)
     if other_files:
-        return compared_traces(files, other_files, unprofiled_ns, top)
-    return analyse_traces(files, unprofiled_ns, top=top), None, None
+        return compared_traces(files, other_files, unprofiled_ns, top, shown=shown, max_cells=max_cells)
+    return analyse_traces(files, unprofiled_ns, top=shown, max_cells=max_cells), None, None
 
 
 def compared_traces(
-    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int
+    files: Sequence[Path],
+    other_files: Sequence[Path],
+    unprofiled_ns: int | None,
+    top: int,
+    *,
+    shown: int | None = None,
+    max_cells: int | None = None,
 ) -> tuple[TraceAnalysis, TraceAnalysis, Comparison]:
     """The analyses of two runs with at most `top` rows in each list, and what changed from one to the other.
 
     Args:
         unprofiled_ns: Of the first run.
+        shown: Rows in each list of the first run, where those are others.
+        max_cells: Of its lanes; by default few.
     """
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.profiling.comparison import compare as compare_traces
     from steptune.tuner.profiling.comparison import shortened
+    from steptune.tuner.profiling.lanes import MAX_CELLS
 
-    analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED)
+    analysis = analyse_traces(files, unprofiled_ns, top=NUM_COMPARED, max_cells=max_cells or MAX_CELLS)
     other = analyse_traces(other_files, top=NUM_COMPARED)
     comparison = compare_traces(analysis, other, labels=_labels(analysis, other), top=top)
-    return shortened(analysis, top), shortened(other, top), comparison
+    first = shortened(analysis, shown or top, max_cells or MAX_CELLS)
+    return first, shortened(other, top), comparison
 
 
-def _write_page(path: Path, analysis: TraceAnalysis, comparison: Comparison | None, top: int) -> None:
+def _write_page(path: Path, analysis: TraceAnalysis, comparison: Comparison | None) -> None:
     from steptune.dashboards.trace_page import render_trace_page
 
     try:
-        path.write_text(render_trace_page(analysis, comparison, top=top), encoding="utf-8")
+        path.write_text(render_trace_page(analysis, comparison), encoding="utf-8")
     except OSError as error:
         raise ChoiceError(f"{path} cannot be written: {error.strerror or error}") from None
 

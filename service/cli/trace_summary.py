@@ -27,9 +27,9 @@ from steptune.dashboards.trace_info import (
     get_trace_headline,
     get_variation_info,
     is_rescaled,
-    main_rank,
 )
 from steptune.service.tables import modules_table, plain_table, roofline_tables
+from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
     Comparison,

@@ -163,6 +163,7 @@ def test_another_users_things_are_not_there(service: Served) -> None:
         f"/trials/{trial_ids[0]}",
         *(f"/trials/{trial_ids[0]}/{part}" for part in ("windows", "breakdown", "gaps", "kernels", "collectives")),
         *(f"/trials/{trial_ids[0]}/{part}" for part in ("findings", "guard", "timeline", "logs", "artifacts", "trace")),
+        *(f"/trials/{trial_ids[0]}/{part}" for part in ("lanes", "spans?name=gemm")),
         f"/workloads/{workload_id}",
         f"/artifacts/{artifact_id}",
     ]
@@ -648,6 +649,21 @@ def test_the_end_of_a_log_is_read_in_pieces(num_bytes: int, pack, monkeypatch) -
     monkeypatch.setattr(artifacts, "_CHUNK_BYTES", 4)
     log = bytes(range(20))
     assert artifacts._tail(io.BytesIO(pack(log)), num_bytes) == log[-num_bytes:]
+
+
+def test_a_timeline_is_read_by_tiles_and_by_names(quick: Served) -> None:
+    _, trial_ids = fill(quick)
+    path = f"/trials/{trial_ids[0]}"
+    whole = quick("GET", f"{path}/lanes").json()
+    assert (whole["low_ns"], whole["high_ns"], whole["exact"]) == (0, 100, True)
+    second = quick("GET", f"{path}/lanes", params={"level": 1, "tile": 1}).json()
+    assert (second["low_ns"], second["high_ns"], second["last_ns"]) == (50, 100, 100)
+    assert second["lanes"][0]["names"] == ["relu"]
+    [place] = quick("GET", f"{path}/spans", params={"name": "gemm"}).json()["spans"]
+    assert place == {"lane": "stream 7", "start_ns": 0, "length_ns": 40}
+    assert quick("GET", f"{path}/spans", params={"name": "nothing of it"}).json()["spans"] == []
+    problem(quick("GET", f"{path}/lanes", params={"level": 1, "tile": 2}), 404, "tile-not-found")
+    problem(quick("GET", f"/trials/{trial_ids[1]}/lanes"), 404, "lanes-not-found")
 
 
 def test_a_breakdown_sums_to_its_steps(quick: Served) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 from analysed import write_loop
 from page_builders import ranks_story, shown
+from readable import contrast
 from test_pages_in_browser import browser, complete, visit
 from test_trial_pages import Profiled
 
@@ -34,7 +34,7 @@ async () => {
     for (const trace of plot._fullData) {
       if (trace.hoverinfo === "skip" || trace.visible !== true) continue;
       plot.querySelectorAll(".hoverlayer > *").forEach(element => element.remove());
-      if (trace.type === "treemap") {
+      if (["treemap", "icicle"].includes(trace.type)) {
         const slices = [...plot.querySelectorAll("g.slice")];
         slices[slices.length - 1].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
       } else if (trace.type === "heatmap") {
@@ -79,17 +79,6 @@ def trace_page(tmp_path_factory) -> str:
     return page.as_uri()
 
 
-def luminance(fill: str) -> float:
-    channels = [int(value) / 255 for value in re.findall(r"\d+", fill)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(text: str, behind: str) -> float:
-    light, dark = sorted((luminance(text), luminance(behind)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
 def unreadable(labels: list[dict]) -> list[str]:
     """What is wrong with the labels of a page's charts, each with its chart."""
     problems = []
@@ -116,7 +105,7 @@ class TestHoverLabels:
         assert "neighbours" in self._read(visit, scheme, f"{complete.url}/studies/{complete.studies['complete']}")
 
     def test_of_a_trial(self, profiled, visit, scheme):
-        assert {"lanes", "treemap", "windows", "guard"} <= self._read(visit, scheme, profiled.url)
+        assert {"treemap", "windows", "guard"} <= self._read(visit, scheme, profiled.url)
 
     def test_of_a_comparison(self, complete, visit, scheme):
         assert self._read(visit, scheme, f"{complete.url}/compare?a={complete.studies['complete']}")
@@ -130,7 +119,7 @@ class TestHoverLabels:
         assert {"limits", "strategies"} <= self._read(visit, scheme, f"{complete.url}/fleet")
 
     def test_of_a_trace(self, trace_page, visit, scheme):
-        assert {"lanes", "treemap"} <= self._read(visit, scheme, trace_page)
+        assert {"steps", "treemap"} <= self._read(visit, scheme, trace_page)
 
     def _read(self, visit, scheme: str, url: str) -> set[str]:
         """The names of the charts whose labels were read."""

@@ -91,7 +91,7 @@ def test_the_breakdown_of_a_trial_sums_to_its_steps(client, study_id):
 def test_a_kept_trace_can_be_downloaded_and_analysed(service, client, study_id, tmp_path):
     """The analyser reads what the worker kept and the server gives."""
     kept = {artifact.kind: artifact for artifact in client.artifacts(study_id)}
-    assert set(kept) == {"analysis", "timeline", "trace", "log"}
+    assert set(kept) == {"analysis", "lanes", "timeline", "trace", "log"}
     traced = kept["trace"]
     path = client.download(traced.artifact_id, tmp_path / "trace.json.gz")
     assert service.steptune("analyze", path, "--json").json

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import gzip
-import itertools
-import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from analysed import write_loop
 from msgspec.structs import replace
 from page_builders import Shown, shown, stories
+from readable import contrast
 from report_builders import BASELINE, make_result
 from test_pages_in_browser import WIDTHS, Visit, axe, browser, expect, violations, visit
 
-from steptune.dashboards.lanes import get_lanes_info, plot_lanes
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import render
-from steptune.dashboards.theme import kind_title
+from steptune.dashboards.theme import category_colour
 from steptune.dashboards.trial_page import trial_context
-from steptune.dashboards.units import short_time
 from steptune.service.trial_source import KeptTrials
 from steptune.tuner.profiling.analysis import analyse_traces, without_timelines
+from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.records import TrialState
+from steptune.tuner.trials.analysis_files import analysis_text, lanes_text
 
 __all__ = ["axe", "browser", "visit"]  # fixtures
 pytestmark = pytest.mark.xdist_group("browser")
 
+EXPLORER_WIDTHS = {**WIDTHS, "tablet": {"width": 820, "height": 1180}}
 PERFETTO = "https://ui.perfetto.dev"
 LOG = b"epoch 1\nloss 2.5\nepoch 2\n"
 LISTENS = """<!DOCTYPE html><title>waiting</title><script>
@@ -53,7 +53,8 @@ class Profiled:
         self.trial_id = service.trials["complete"][0]
         self.trace = gzip.compress(files[0].read_bytes())
         content = {
-            "analysis": gzip.compress(msgspec.json.encode(without_timelines(self.analysis))),
+            "analysis": gzip.compress(analysis_text(without_timelines(self.analysis))),
+            "lanes": gzip.compress(lanes_text(shown_lanes(self.analysis)[0])),
             "trace": self.trace,
             "log": gzip.compress(LOG),
         }
@@ -71,19 +72,41 @@ def profiled(tmp_path_factory) -> Iterator[Profiled]:
 
 
 def drawn(page):
-    """The page once the timeline is drawn, and a function that says what part of it is shown."""
-    figure = page.locator('[data-figure="lanes"]')
-    figure.scroll_into_view_if_needed()
-    expect(figure.locator(".plot svg.main-svg").first).to_be_visible()
-    return page, lambda: page.evaluate(
-        "document.querySelector('[data-figure=lanes] .plot').layout.xaxis.range.map(Number)"
+    """The page once the timeline is drawn, and a function that says what part of it is shown, in nanoseconds."""
+    frame = page.locator(".timeline")
+    frame.scroll_into_view_if_needed()
+    page.wait_for_selector(".timeline[data-drawn=yes]")
+    page.locator(".timeline button[data-do=all]").click()
+    return page, lambda: [float(frame.get_attribute(name)) for name in ("data-low", "data-high")]
+
+
+def colours(page, row: int) -> dict[str, float]:
+    """The share of a row's pixels by colour, "" for those without; inside of its edges."""
+    return page.evaluate(
+        """async row => {
+          await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+          const canvas = document.querySelector(".timeline canvas"), pen = canvas.getContext("2d");
+          const ratio = canvas.width / canvas.clientWidth, left = canvas.clientWidth < 480 ? 62 : 104;
+          const top = [4, 52, 86, 120][row], height = row ? 26 : 40;
+          const inner = [left + 2, top + 1, canvas.clientWidth - left - 6, height - 2];
+          const box = inner.map(value => Math.round(value * ratio));
+          const pixels = pen.getImageData(...box).data, found = {};
+          for (let at = 0; at < pixels.length; at += 4) {
+            const hex = [...pixels.slice(at, at + 3)].map(value => value.toString(16).padStart(2, "0")).join("");
+            const name = pixels[at + 3] < 128 ? "" : `#${hex}`;
+            found[name] = (found[name] || 0) + 4 / pixels.length;
+          }
+          return found;
+        }""",
+        row,
     )
 
 
 class TestTimeline:
     def test_every_figure_is_drawn_without_complaint(self, profiled, visit):
-        visit.go(profiled.url)
-        assert visit.draw_all() >= 8
+        page, _ = drawn(visit.go(profiled.url))
+        assert visit.draw_all() >= 7
+        assert page.locator(".timeline .legend").inner_text().startswith("matrix products")
         assert visit.complaints == []
 
     def test_keys_lead_to_the_longest_gaps_and_back(self, profiled, visit):
@@ -110,93 +133,138 @@ class TestTimeline:
         page = visit.go(profiled.url)
         gap = page.locator("button.gap").nth(1)
         gap.click()
-        page, span = drawn(page)
         expect(page.locator(".timeline .where")).to_contain_text("Gap 2 of")
-        low, high = span()
+        low, high = (float(page.locator(".timeline").get_attribute(f"data-{name}")) for name in ("low", "high"))
         assert low < float(gap.get_attribute("data-from")) < float(gap.get_attribute("data-to")) < high
 
-    def test_steps_are_gone_through_and_wide_cells_have_names(self, profiled, visit):
+    def test_steps_are_gone_through(self, profiled, visit):
         page, span = drawn(visit.go(profiled.url))
-        for number, edges in ((1, (0, 1)), (2, (1, 2))):
+        for number, edges in ((1, (0, 1e6)), (2, (1e6, 2e6))):
             page.get_by_role("button", name="Next step").click()
             expect(page.locator(".timeline .where")).to_contain_text(f"Step {number} of 3")
-            assert span() == pytest.approx(edges, abs=0.05)
-        expect(page.locator('[data-figure="lanes"] .annotation-text').first).to_be_visible()
-        names = page.locator('[data-figure="lanes"] .annotation-text').all_text_contents()
-        assert any(name.startswith("ampere") for name in names)
+            assert span() == pytest.approx(edges, abs=50_000)
 
-    def test_cells_tile_their_row_and_say_what_they_are(self, profiled, visit):
-        """Lengths of each unit, one that rounds up to the next unit, joined spans, and a name with a tag in it."""
-        lengths = (640, 999, 1000, 12_345, 999_499, 999_600, 4_560_000, 98_760_000, 1_230_000_000, 2_000 * 10**9)
-        lane = replace(
-            profiled.analysis.ranks[0].lanes[0],
-            names=("", "<i>mine</i>"),
-            categories=("compute_matmul", "data_wait"),
-            start_ns=tuple(
-                end - length + 7 for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)
-            ),
-            length_ns=lengths,
-            name=(0, 1) * 5,
-            category=(0, 1) * 5,
-            count=(1, 1, 3, 1, 1, 20, 1, 1, 1, 1),
-            busy_ns=tuple(length // 2 for length in lengths),
-        )
-        lanes = (lane, replace(lane, start_ns=tuple(start + 10 * n for n, start in enumerate(lane.start_ns))))
-        rank = replace(profiled.analysis.ranks[0], lanes=lanes)
-        info = get_lanes_info(replace(profiled.analysis, ranks=(rank,)))
-        rows = visit.go(profiled.url).evaluate(
-            "figure => { steptune.prepare.lanes(figure); return figure.data.filter(row => row.type === 'heatmap')"
-            ".map(row => [[...row.x], [...row.z[0]].map(code => Number.isNaN(code) ? null : code), row.text[0]]); }",
-            json.loads(plot_lanes(info).to_json()),
-        )
-        said = [self._said(lane, span) for span in range(10)]
-        ends = [(start + length) / 1e6 for start, length in zip(lane.start_ns, lengths, strict=True)]
-        assert rows[0] == [pytest.approx([lane.start_ns[0] / 1e6, *ends]), [0, 1] * 5, said]
-        edges, codes, texts = rows[1]
-        assert len(edges) == 20
-        assert edges[::2] == pytest.approx([start / 1e6 for start in lanes[1].start_ns])
-        assert edges[1::2] == pytest.approx([end + number / 1e5 for number, end in enumerate(ends)])
-        assert (codes[::2], texts[::2]) == ([0, 1] * 5, said)
-        assert (codes[1::2], texts[1::2]) == ([None] * 9, [""] * 9)
+    def test_a_colour_covers_its_share_of_the_time(self, profiled, visit):
+        """At any closeness: of the whole, and of a step."""
+        page, _ = drawn(visit.go(profiled.url))
+        lane = shown_lanes(profiled.analysis)[0][0]
+        times = Counter()
+        for length, code in zip(lane.length_ns, lane.category, strict=True):
+            times[lane.categories[code]] += length / sum(lane.length_ns)
+        for _ in range(2):
+            found = colours(page, 0)
+            for category, share in times.items():
+                assert found.get(category_colour(category), 0.0) == pytest.approx(share, abs=0.06), category
+            page.get_by_role("button", name="Next step").click()
 
-    @staticmethod
-    def _said(lane, span):
-        kind = kind_title(lane.categories[lane.category[span]])
-        name = "&lt;i&gt;mine&lt;/i&gt;" if lane.name[span] else ""
-        title = f"<b>{name}</b><br>{kind}" if name else f"<b>{kind}</b>"
-        length, count = short_time(lane.length_ns[span]), lane.count[span]
-        if count == 1:
-            return f"{title}<br>{length}"
-        return f"{title}, mostly<br>{length}: {count} events in {short_time(lane.busy_ns[span])}"
+    def test_closeness_is_fetched_by_tiles(self, profiled, visit):
+        page, _ = drawn(visit.go(profiled.url))
+        assert [url for url in visit.requests if "/lanes?level=0&tile=0" in url]
+        for _ in range(3):
+            page.get_by_role("button", name="Zoom in").click()
+        asked = [url for url in visit.requests if "/lanes?" in url and "level=0" not in url]
+        assert asked == [], "the whole is exact already"
 
-    def test_the_wheel_zooms_with_control_only(self, profiled, visit):
+    def test_names_lead_from_the_tables_to_the_timeline_and_back(self, profiled, visit):
         page, span = drawn(visit.go(profiled.url))
         whole = span()
-        box = page.locator('[data-figure="lanes"] .nsewdrag').first.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        button = page.locator("button.events").first
+        button.click()
+        said = page.locator(".timeline .where")
+        expect(said).to_contain_text("1 of the")
+        assert span()[1] - span()[0] < (whole[1] - whole[0]) / 2
+        box = page.locator(".timeline canvas").bounding_box()
+        page.mouse.click(box["x"] + 104 + (box["width"] - 106) / 2, box["y"] + 20)
+        page.get_by_role("button", name="show in the tables").click()
+        expect(page.locator("tr:has(button.events:focus)")).to_contain_text(button.get_attribute("data-name"))
+        page.locator(".timeline").focus()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="End highlight")).to_be_hidden()
+
+    def test_the_wheel_zooms_with_control_only_and_a_drag_zooms(self, profiled, visit):
+        page, span = drawn(visit.go(profiled.url))
+        whole = span()
+        box = page.locator(".timeline canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
         page.mouse.wheel(0, -100)
+        page.wait_for_timeout(100)
         assert span() == whole
+        page.locator(".timeline").scroll_into_view_if_needed()
+        box = page.locator(".timeline canvas").bounding_box()
         page.keyboard.down("Control")
-        box = page.locator('[data-figure="lanes"] .nsewdrag').first.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
         page.mouse.wheel(0, -100)
         page.keyboard.up("Control")
         page.wait_for_function(
-            "w => { const r = document.querySelector('[data-figure=lanes] .plot').layout.xaxis.range; "
-            "return r[1] - r[0] < w; }",
+            "w => { const {low, high} = document.querySelector('.timeline').dataset; return high - low < w; }",
             arg=whole[1] - whole[0],
         )
+        before = span()
+        box = page.locator(".timeline canvas").bounding_box()
+        page.mouse.move(box["x"] + 300, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 400, box["y"] + 20, steps=3)
+        page.mouse.up()
+        share = 100 / (box["width"] - 106)
+        assert span()[1] - span()[0] == pytest.approx((before[1] - before[0]) * share, rel=0.05)
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
-    @pytest.mark.parametrize("width", WIDTHS)
-    def test_there_is_no_serious_accessibility_violation(self, profiled, visit, axe, scheme, width):
-        visit.page.set_viewport_size(WIDTHS[width])
+    @pytest.mark.parametrize("width", EXPLORER_WIDTHS)
+    def test_the_label_under_the_pointer_can_be_read(self, profiled, visit, scheme, width):
+        visit.page.set_viewport_size(EXPLORER_WIDTHS[width])
         visit.page.emulate_media(color_scheme=scheme)
-        page = visit.go(profiled.url)
+        page, _ = drawn(visit.go(profiled.url))
+        box = page.locator(".timeline canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20)
+        tip = page.locator(".timeline .tip")
+        expect(tip).to_be_visible()
+        assert len(tip.inner_text().splitlines()) >= 2
+        text, behind, alpha = tip.evaluate(
+            "tip => { const {color, backgroundColor, opacity} = getComputedStyle(tip);"
+            " return [color, backgroundColor, opacity]; }"
+        )
+        assert contrast(text, behind) >= 7
+        assert alpha == "1"
+        inside = tip.bounding_box()
+        assert inside["x"] >= 0
+        assert inside["x"] + inside["width"] <= EXPLORER_WIDTHS[width]["width"]
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("width", EXPLORER_WIDTHS)
+    def test_there_is_no_serious_accessibility_violation(self, profiled, visit, axe, scheme, width):
+        visit.page.set_viewport_size(EXPLORER_WIDTHS[width])
+        visit.page.emulate_media(color_scheme=scheme)
+        page, _ = drawn(visit.go(profiled.url))
         page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         visit.draw_all()
         assert violations(page, axe) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]["width"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= EXPLORER_WIDTHS[width]["width"]
+
+
+class TestTables:
+    def test_a_heading_sorts_its_table_by_what_the_cells_show(self, profiled, visit):
+        page = visit.go(profiled.url)
+        table = page.locator('[aria-label="Kernels"] table')
+        table.get_by_role("button", name="mean").click()
+        cells = table.locator("tbody td:nth-child(4)").all_inner_texts()
+        units = {"ns": 1, "µs": 1e3, "ms": 1e6}
+        values = [float(cell.split()[0]) * units[cell.split()[1]] for cell in cells]
+        assert values == sorted(values, reverse=True)
+        expect(table.locator("th[aria-sort=descending]")).to_have_text("mean")
+        table.get_by_role("button", name="mean").click()
+        assert table.locator("tbody td:nth-child(4)").all_inner_texts() == cells[::-1]
+
+    def test_a_search_leaves_the_rows_with_all_of_its_words(self, profiled, visit):
+        page = visit.go(profiled.url)
+        rows = page.locator('[aria-label="Kernels"] tbody tr')
+        count = rows.count()
+        search = page.get_by_role("searchbox", name="Search kernels")
+        search.fill("AMPERE gemm")
+        shown = [row for row in rows.all() if row.is_visible()]
+        assert 0 < len(shown) < count
+        assert all("ampere" in row.inner_text() for row in shown)
+        search.fill("")
+        expect(rows.last).to_be_visible()
 
 
 class TestFiles:
@@ -264,6 +332,7 @@ def test_inside_a_file_it_works_without_a_network(profiled, browser, tmp_path):
     drawn(page)
     page.locator("button.gap").first.click()
     expect(page.locator(".timeline .where")).to_contain_text("Gap 1 of")
+    assert len(colours(page, 0)) > 3
     assert away.complaints == []
     assert {url for url in away.requests if not url.startswith("data:")} == {path.as_uri()}
     away.context.close()

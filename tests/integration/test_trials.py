@@ -12,7 +12,7 @@ from trial_builders import QUICK, THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.protocols import Progress
 from steptune.tuner.records import BASELINE, Candidate, Phase
-from steptune.tuner.trace_records import Timeline, TraceAnalysis
+from steptune.tuner.trace_records import Lane, Timeline, TraceAnalysis
 from steptune.tuner.trials.capture import WARM_UP_STEPS
 
 WORKERS = Candidate(choices={"data_loading": {"num_workers": 2}})
@@ -92,7 +92,9 @@ class TestOneTrial:
         (rank,) = msgspec.json.decode(kept, type=TraceAnalysis).ranks
         (other,) = rank.breakdowns
         assert other.categories == breakdown.categories
-        assert {lane.kind for lane in rank.lanes} >= {"device"}
+        assert rank.lanes == ()
+        lanes = (study.directory / "trials" / result.trial_id / "lanes.json").read_bytes()
+        assert {lane.kind for lane in msgspec.json.decode(lanes, type=list[Lane])} >= {"device"}
         assert any(operator.shapes and operator.source for operator in rank.operators)
         assert any(module.forward_ns > 0 and module.backward_ns > 0 for module in rank.modules)
         (memory,) = rank.memory

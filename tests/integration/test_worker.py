@@ -57,7 +57,7 @@ class TestRunning:
         assert entry.place.startswith(host_id())
         kinds = {(artifact.trial_id, artifact.kind) for artifact in site.store.artifacts(study_id)}
         assert {trial_id for trial_id, kind in kinds if kind == "log"} == {trial.trial_id for trial in trials}
-        assert {"trace", "timeline", "analysis"} <= {kind for _, kind in kinds}
+        assert {"trace", "timeline", "analysis", "lanes"} <= {kind for _, kind in kinds}
         self.check_events(site, study_id)
         none_left(site.mark)
         assert left_in(site.temporary) == []

@@ -11,13 +11,20 @@ import pytest
 from analysed import make_analysis, make_breakdown, make_rank
 from msgspec.structs import replace
 
-from steptune.dashboards.trace_info import main_rank
 from steptune.service.api.artifacts import _enclosed, _unpacked_bytes
 from steptune.service.studies import FileReplacedError, check_kept
 from steptune.service.trial_source import _shown
+from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Lane, RankWait, Timeline, TraceAnalysis
 from steptune.tuner.trials import analysis_files
-from steptune.tuner.trials.analysis_files import analysis_text, read_analysis, read_timelines, timelines_text
+from steptune.tuner.trials.analysis_files import (
+    analysis_text,
+    lanes_text,
+    read_analysis,
+    read_lanes,
+    read_timelines,
+    timelines_text,
+)
 
 MIB = 1 << 20
 
@@ -43,6 +50,13 @@ def test_timelines_are_json_and_come_back_one_by_one(num_ranks: int) -> None:
     text = timelines_text(made)
     assert msgspec.json.decode(text, type=list[Timeline]) == made
     assert list(read_timelines(io.BytesIO(text))) == made
+
+
+def test_lanes_are_json_and_come_back_one_by_one() -> None:
+    made = [lane("device"), lane("thread")]
+    text = lanes_text(made)
+    assert msgspec.json.decode(text, type=list[Lane]) == made
+    assert list(read_lanes(io.BytesIO(text))) == made
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -74,7 +88,7 @@ WRONG = {
 def test_what_a_trial_does_not_write_is_not_kept(tmp_path: Path, name: str) -> None:
     packed = tmp_path / "x.gz"
     packed.write_bytes(gzip.compress(WRONG[name]))
-    for kind in ("timeline", "analysis"):
+    for kind in ("timeline", "analysis", "lanes"):
         with pytest.raises(FileReplacedError, match=r"line \d"):
             check_kept(kind, packed)
     check_kept("trace", packed)  # nobody here reads it

@@ -356,6 +356,8 @@ DISTINCT = 11.0
 """Distance in CIELAB; 2.3 is the smallest that can be seen side by side."""
 CLEARLY_DISTINCT = 16.0
 """Of any two categories: a swatch of a legend is small, and stands away from its bar."""
+EASILY_DISTINCT, GAPS_DISTINCT = 30.0, 20.0
+"""Of causes of gaps: with normal vision, and with colour blindness."""
 PAPERS = {"light": "#ffffff", "dark": "#14171c"}
 TOLD_APART_IN_GREY = 10.0
 """Difference of lightness between neighbours of a stacked bar."""
@@ -399,6 +401,14 @@ class TestColours:
             if np.linalg.norm(seen[a] - seen[b]) < least
         }
         assert close == {}
+
+    @pytest.mark.parametrize("vision", [*RED_GREEN_BLINDNESS, "tritanopia"])
+    def test_causes_of_gaps_are_told_apart_easily(self, vision: str) -> None:
+        """A timeline has them in stripes of a pixel, side by side."""
+        seen_by = {**RED_GREEN_BLINDNESS, "tritanopia": BLUE_YELLOW_BLINDNESS}[vision]
+        seen = [lab(theme.category_colour(i.category), seen_by) for i in CATEGORIES if i.group == "gaps"]
+        least = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
+        assert least >= (EASILY_DISTINCT if vision == "none" else GAPS_DISTINCT)
 
     @pytest.mark.parametrize("paper", PAPERS)
     def test_categories_stand_out_from_the_paper(self, paper: str) -> None:

@@ -16,7 +16,7 @@ from steptune.dashboards.figures import Figure
 from steptune.dashboards.fleet import fleet_context
 from steptune.dashboards.site import Site
 from steptune.dashboards.study_page import study_context
-from steptune.dashboards.trace_page import trace_context, trace_figures
+from steptune.dashboards.trace_page import trace_figures
 from steptune.tuner.profiling.analysis import analyse_traces
 
 
@@ -44,8 +44,8 @@ def test_plotly_knows_all_of_the_overviews_figures() -> None:
 @pytest.mark.parametrize("name", ["h200_swin_t_launch_bound", "kineto_resnet50_v100_workers0"])
 def test_plotly_knows_all_of_a_profiles_figures(name) -> None:
     analysis = analyse_traces([FOLDER / f"{name}.json.gz"])
-    figures = trace_figures(analysis, trace_context(analysis)["lanes"])
-    assert {"lanes", "steps", "treemap", "kernels"} <= set(figures)
+    figures = trace_figures(analysis)
+    assert {"steps", "treemap", "kernels"} <= set(figures)
     for figure in figures.values():
         check(figure.to_json())
 

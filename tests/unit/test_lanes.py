@@ -15,7 +15,7 @@ from traces import NAMES, needs_traces, trace_file
 
 from steptune.tuner.profiling.analysis import analyse_trace
 from steptune.tuner.profiling.categories import CATEGORIES
-from steptune.tuner.profiling.lanes import MAX_SPANS, Spans, thinned
+from steptune.tuner.profiling.lanes import FULL_CELLS, MAX_CELLS, Spans, merged
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.trace_records import Lane
 
@@ -38,49 +38,53 @@ def spans_of(parts, low=0):
     )
 
 
-@given(parts=PARTS, max_spans=st.integers(1, 100), low=st.integers(-(10**12), 10**15))
-@example(parts=[(0, 1, 0), (0, 1, 0)], max_spans=1, low=-1)  # around zero
-def test_thinned_spans_keep_time_and_events_and_do_not_overlap(parts, max_spans, low):
+@given(parts=PARTS, max_cells=st.integers(1, 100), low=st.integers(-(10**12), 10**15))
+@example(parts=[(0, 1, 0), (0, 1, 0)], max_cells=1, low=-1)  # around zero
+def test_merged_cells_keep_the_time_of_every_category_and_overlap_in_their_stretch_only(parts, max_cells, low):
     spans = spans_of(parts, low)
-    found = thinned(spans, max_spans)
-    assert 1 <= len(found) <= max_spans
-    assert found.busy_ns.sum() == spans.busy_ns.sum()
-    assert found.count.sum() == len(spans)
-    assert (found.start[1:] >= found.end[:-1]).all()
-    assert (found.busy_ns <= found.end - found.start).all()
+    found = merged(spans, max_cells)
+    assert 1 <= len(found) <= max(max_cells, len(CATEGORIES))
+    for category in range(len(CATEGORIES)):
+        one, all_of_them = found.category == category, spans.category == category
+        assert found.busy_ns[one].sum() == spans.busy_ns[all_of_them].sum()
+        assert found.count[one].sum() == all_of_them.sum()
+    same = (found.start[1:] == found.start[:-1]) & (found.end[1:] == found.end[:-1])
+    assert (same | (found.start[1:] >= found.end[:-1])).all()
+    assert (found.category[1:][same] > found.category[:-1][same]).all()
     assert (found.start[0], found.end[-1]) == (spans.start[0], spans.end[-1])
 
 
-@given(parts=PARTS, max_spans=st.integers(1, 100))
-def test_a_joined_span_is_named_after_its_longest_event(parts, max_spans):
+@given(parts=PARTS, max_cells=st.integers(1, 100))
+def test_a_merged_stretch_is_never_busier_than_it_is_long(parts, max_cells):
+    found = merged(spans_of(parts), max_cells)
+    busy = Counter()
+    for start, end, time in zip(found.start.tolist(), found.end.tolist(), found.busy_ns.tolist(), strict=True):
+        busy[start, end] += time
+    assert all(time <= end - start for (start, end), time in busy.items())
+
+
+@given(parts=PARTS, max_cells=st.integers(1, 100))
+def test_a_merged_cell_is_named_after_the_longest_event_of_its_category(parts, max_cells):
     spans = spans_of(parts)
-    found = thinned(spans, max_spans)
-    first = 0
-    for count, name in zip(found.count.tolist(), found.name.tolist(), strict=True):
-        assert spans.busy_ns[name] == spans.busy_ns[first : first + count].max()
-        first += count
+    found = merged(spans, max_cells)
+    for start, end, category, name in zip(found.start, found.end, found.category, found.name, strict=True):
+        inside = (spans.start >= start) & (spans.end <= end) & (spans.category == category)
+        assert spans.busy_ns[name] == spans.busy_ns[inside].max()
 
 
 def test_a_long_span_among_short_ones_stays_as_it_is():
     parts = [(0, 10, 0)] * 1000 + [(0, 10**6, 3)] + [(0, 10, 0)] * 1000
-    found = thinned(spans_of(parts), 20)
+    found = merged(spans_of(parts), 20)
     [place] = np.flatnonzero(found.busy_ns >= 10**6)
     assert (found.count[place], found.category[place], found.end[place] - found.start[place]) == (1, 3, 10**6)
 
 
-def test_what_lies_close_to_a_long_gap_stays_as_it_is():
-    """A thousand short spans on either side of a gap of a millisecond: those beside it are not joined."""
-    parts = [(1, 100, 0)] * 1000 + [(10**6, 100, 3)] + [(1, 100, 0)] * 1000
-    spans = spans_of(parts)
-    low, high = int(spans.end[999]), int(spans.start[1000])
-    closely = (np.array([low - 500]), np.array([high + 500]))
-    found = thinned(spans, 100, closely)
-    near = (found.end > low - 500) & (found.start < high + 500)
-    assert near.sum() == 10
-    assert set(found.count[near].tolist()) == {1}
-    assert found.count.max() > 10
-    everywhere = (spans.start[:1], spans.end[-1:])
-    assert len(thinned(spans, 100, everywhere)) <= 100
+def test_kernels_between_gaps_are_not_painted_over_them():
+    """A microsecond of work in every ten: whatever is merged, a tenth of it is busy."""
+    found = merged(spans_of([(9_000, 1_000, 0)] * 10_000), 50)
+    assert found.count.max() > 100
+    share = found.busy_ns.sum() / (found.end - found.start).sum()
+    assert share == pytest.approx(0.1, rel=0.01)
 
 
 def test_lanes_are_of_devices_streams_and_threads(tmp_path):
@@ -135,11 +139,16 @@ def test_a_lane_that_refers_to_nothing_cannot_be_read(change):
 @needs_traces
 @pytest.mark.parametrize("name", NAMES)
 def test_lanes_of_real_traces(name):
-    analysis, *_ = analyse_trace(read_trace(trace_file(name)), name)
-    for lane in analysis.lanes:
+    trace = read_trace(trace_file(name))
+    analysis, *_ = analyse_trace(trace, name)
+    whole, *_ = analyse_trace(trace, name, max_cells=FULL_CELLS)
+    for lane, full in zip(analysis.lanes, whole.lanes, strict=True):
         start, length = np.array(lane.start_ns), np.array(lane.length_ns)
-        assert 0 < len(start) <= MAX_SPANS
-        assert (start[1:] >= start[:-1] + length[:-1]).all()
+        assert 0 < len(start) <= MAX_CELLS
+        assert set(full.count) == {1}, "no lane of these traces is merged"
+        assert sum(lane.busy_ns) == sum(full.busy_ns) == sum(full.length_ns)
+        same = (start[1:] == start[:-1]) & (length[1:] == length[:-1])
+        assert (same | (start[1:] >= start[:-1] + length[:-1])).all()
         assert start[0] >= 0
         assert start[-1] + length[-1] <= analysis.breakdowns[0].step_time_ns
     for breakdown in analysis.breakdowns:

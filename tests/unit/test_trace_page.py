@@ -21,12 +21,12 @@ from steptune.dashboards.trace_info import (
     get_trace_breakdown_info,
     get_trace_headline,
     get_variation_info,
-    main_rank,
     mean_step_ns,
 )
 from steptune.dashboards.trace_page import render_trace_page, trace_context
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.comparison import compare
+from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CaptureQuality, Finding, GapSite
 from steptune.tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
 
@@ -207,7 +207,7 @@ def test_the_page_loads_nothing_and_shows_every_figure(looped):
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", before_scripts)
     assert "default-src 'none'" in before_scripts
     figures = embedded_figures(page)
-    assert set(figures) == {"steps", "lanes", "gaps", "treemap", "kernels", "queue", "memory-0"}
+    assert set(figures) == {"steps", "by_stack", "gaps", "treemap", "kernels", "queue", "memory-0"}
     for said in ("waiting for data", "input-bound", "load ahead", "2.00 MiB allocated", "launches a step"):
         assert said in before_scripts
 
@@ -246,12 +246,12 @@ def test_every_kind_of_trace_has_a_page(tmp_path, kind):
     else:
         files = [write_loop(tmp_path / "one.json", num_steps=1)]
     analysis = analyse_traces(files)
-    context = trace_context(analysis)
-    assert {row.kind for row in context["lanes"].rows} >= {"device"}
+    context = trace_context(analysis, None)
     assert bool(context["ranks"]) == (kind == "two ranks")
     page = render_trace_page(analysis)
     assert "a step, limited by" in page
     assert embedded_figures(page)
+    assert "timeline-data" in page
 
 
 @pytest.mark.parametrize(
@@ -337,3 +337,11 @@ def test_few_ranks_are_rows_of_their_own():
 def test_ranks_whose_waits_are_not_known_are_grouped_too():
     analysis = replace(many_ranks(40), waits=())
     assert list(grouped_ranks(get_ranks_info(analysis))["rank"]) == ["0–19 (20)", "20–39 (20)"]
+
+
+def test_tables_have_more_rows_than_a_figure_has_bars():
+    kernels = tuple(make_kernel(f"kernel number {number}", 1, 10) for number in range(60))
+    rank = make_rank(make_breakdown([{MATMUL: 1000}]), kernels=kernels)
+    page = render_trace_page(make_analysis(rank))
+    assert without_scripts(page).count("kernel number") >= 60
+    assert len(embedded_figures(page)["kernels"]["data"][0]["y"]) == 20

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import re
 
-import numpy as np
+import msgspec
 import pytest
 from analysed import make_analysis, make_breakdown, make_rank, write_loop
 from builders import (
@@ -26,23 +28,18 @@ from steptune.dashboards import units
 from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_waits
 from steptune.dashboards.compilation import get_compilation_info
 from steptune.dashboards.guard import get_guard_info, plot_guard
-from steptune.dashboards.lanes import (
-    MAX_CELLS,
-    MAX_LANES,
-    get_lanes_info,
-    get_long_gaps_info,
-    plot_lanes,
-    step_edges_ms,
-)
+from steptune.dashboards.lanes import get_long_gaps_info, get_timeline_info, step_edges_ns
 from steptune.dashboards.launch_queue import get_queue_info, plot_queue
 from steptune.dashboards.site import STANDALONE, Site
 from steptune.dashboards.templating import render
 from steptune.dashboards.trace_info import get_ranks_info
+from steptune.dashboards.trace_page import trace_context
 from steptune.dashboards.treemap import get_treemap_info, plot_treemap
 from steptune.dashboards.trial_headline import get_trial_headline
 from steptune.dashboards.trial_page import profile_of, render_profile, trial_context
 from steptune.dashboards.windows import get_spread, get_windows_info, plot_windows
 from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.records import (
     Attempt,
     CollectiveStats,
@@ -56,7 +53,7 @@ from steptune.tuner.records import (
     SampleUnit,
     TrialState,
 )
-from steptune.tuner.trace_records import OperatorStats, QueueStats, RankWait
+from steptune.tuner.trace_records import LaneTile, OperatorStats, QueueStats, RankWait
 
 MATMUL = "compute_matmul"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"
@@ -90,7 +87,11 @@ class Source:
         return None
 
     def trial_profile(self, trial):
-        return None if trial.result is None else render_profile(trial.result, self._analysis)
+        return (
+            None
+            if trial.result is None
+            else render_profile(trial.result, self._analysis, "/lanes" if self._analysis else "")
+        )
 
     def trial_files(self, trial_id):
         return self._files
@@ -120,59 +121,57 @@ def looped(tmp_path, num_ranks=1):
 # --- the step timeline ---------------------------------------------------------------------------
 
 
-def test_a_row_has_the_spans_of_its_lane_where_they_were(tmp_path):
+def held_by(timeline):
+    return msgspec.json.decode(gzip.decompress(base64.b64decode(timeline.packed)), type=LaneTile)
+
+
+def test_a_file_holds_every_event_of_its_timeline(tmp_path):
     analysis = looped(tmp_path)
-    info = get_lanes_info(analysis)
-    for row, lane in zip(info.rows, analysis.ranks[0].lanes, strict=True):
-        starts = row.start_ns + np.cumsum(row.gap_ns) + np.cumsum(row.length_ns) - row.length_ns
-        assert starts.tolist() == list(lane.start_ns)
-        assert row.length_ns.tolist() == list(lane.length_ns)
-        assert row.end_ns == lane.start_ns[-1] + lane.length_ns[-1]
-        assert [info.categories[code] for code in row.category] == [lane.categories[code] for code in lane.category]
-        assert not row.busy_ns[row.num_events == 1].any()
-    device = info.rows[0]
-    assert device.kind == "device"
-    assert not device.gap_ns.any()
-    assert info.step_edges_ms == pytest.approx((0, 1, 2, 3))
-    assert "data_wait" in info.categories
+    timeline = get_timeline_info(analysis)
+    assert held_by(timeline).lanes == analysis.ranks[0].lanes
+    assert timeline.step_edges_ns == (0, 1_000_000, 2_000_000, 3_000_000)
+    assert not timeline.merged
 
 
-def test_a_lane_without_spans_is_an_empty_row(tmp_path):
+def test_more_events_than_a_file_has_room_for_are_merged_and_it_says_so(tmp_path):
+    timeline = get_timeline_info(looped(tmp_path), max_cells=12)
+    assert timeline.merged
+    assert max(max(lane.count) for lane in held_by(timeline).lanes) > 1
+    assert "too many events for one file" in text_of(render_page(timeline, tmp_path))
+
+
+def render_page(timeline, tmp_path):
     analysis = looped(tmp_path)
-    [rank] = analysis.ranks
-    empty = replace(rank.lanes[0], start_ns=(), length_ns=(), name=(), category=(), count=(), busy_ns=())
-    [row] = get_lanes_info(replace(analysis, ranks=(replace(rank, lanes=(empty,)),))).rows
-    assert (row.start_ns, row.end_ns, len(row.gap_ns)) == (0, 0, 0)
+    trace = trace_context(analysis, timeline)
+    return render("trial_profile.html", Site(), trace=trace, figures={}, peaks=())
 
 
-def test_the_figure_has_one_trace_a_row_and_colours_by_the_theme(tmp_path):
-    info = get_lanes_info(looped(tmp_path))
-    figure = json.loads(plot_lanes(info).to_json())
-    kinds = [trace["type"] for trace in figure["data"]]
-    assert kinds == ["heatmap"] * len(info.rows) + ["scatter"]
-    assert len(figure["layout"]["coloraxis"]["colorscale"]) == 2 * len(info.categories)
-    assert len(figure["layout"]["meta"]["text_colours"]) == len(info.categories)
-    assert "shapes" not in figure["layout"]
-
-
-def test_of_other_ranks_the_devices_are_shown_on_the_same_clock(tmp_path):
-    """Their clocks are 7 us apart; collectives would say so."""
-    analysis = looped(tmp_path, num_ranks=2)
-    late = replace(analysis.ranks[1], first_step_ns=analysis.ranks[0].first_step_ns + 2_000)
-    info = get_lanes_info(replace(analysis, ranks=(analysis.ranks[0], late), clock_offsets_ns={0: 0, 1: 5_000}))
-    own, other = [row for row in info.rows if row.kind == "device"]
-    assert own.label == "rank 0 cuda:0"
-    assert other.label == "rank 1 cuda:0"
-    assert other.start_ns - own.start_ns == 7_000
-
-
-def test_rows_without_room_are_counted(tmp_path):
+def test_a_page_of_the_service_asks_for_tiles(tmp_path):
     analysis = looped(tmp_path)
-    [rank] = analysis.ranks
-    many = replace(analysis, ranks=(replace(rank, lanes=rank.lanes * MAX_LANES),))
-    info = get_lanes_info(many)
-    assert len(info.rows) == MAX_LANES
-    assert info.num_left_out == len(rank.lanes) * MAX_LANES - MAX_LANES
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    page = render_profile(result, analysis, "/api/v1/trials/x")
+    settings = json.loads(re.search(r'class="timeline-info">(.*?)</script>', page)[1])
+    assert settings["path"] == "/api/v1/trials/x"
+    assert "timeline-data" not in page
+    assert {"title", "colour", "text"} == set(settings["kinds"]["data_wait"])
+
+
+def test_no_timeline_of_no_lanes(tmp_path):
+    analysis = looped(tmp_path)
+    assert get_timeline_info(replace(analysis, ranks=(replace(analysis.ranks[0], lanes=()),))) is None
+    result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
+    assert "No timeline was kept" in render_profile(result, analysis)
+
+
+def test_gaps_lead_to_their_remedy_and_remedies_to_their_gap(tmp_path):
+    analysis = looped(tmp_path)
+    trace = trace_context(analysis, get_timeline_info(analysis))
+    number = trace["finding_of_category"]["data_wait"]
+    assert "data_wait" in trace["findings"][number].categories
+    assert trace["long_gaps"][trace["gap_of_finding"][number]].category == "data_wait"
+    page = render_page(get_timeline_info(analysis), tmp_path)
+    assert f'href="#finding-{number + 1}"' in page
+    assert f'id="finding-{number + 1}"' in page
 
 
 def test_the_longest_gaps_lead_to_their_place(tmp_path):
@@ -181,8 +180,8 @@ def test_the_longest_gaps_lead_to_their_place(tmp_path):
     lengths = [gap.length_ns for gap in gaps]
     assert lengths == sorted(lengths, reverse=True)
     for gap in gaps:
-        assert gap.end_ms - gap.start_ms == pytest.approx(gap.length_ns / 1e6)
-        assert 0 <= gap.start_ms < gap.end_ms <= step_edges_ms(rank)[-1]
+        assert gap.end_ns - gap.start_ns == gap.length_ns
+        assert 0 <= gap.start_ns < gap.end_ns <= step_edges_ns(rank)[-1]
     assert gaps[0].category == "data_wait"
 
 
@@ -190,8 +189,8 @@ def test_names_in_the_timeline_are_text(tmp_path):
     analysis = looped(tmp_path)
     [rank] = analysis.ranks
     lanes = tuple(replace(lane, names=tuple(HOSTILE for _ in lane.names), label=HOSTILE) for lane in rank.lanes)
-    figure = plot_lanes(get_lanes_info(replace(analysis, ranks=(replace(rank, lanes=lanes),))))
-    assert "<img" not in figure.to_json()
+    page = render_page(get_timeline_info(replace(analysis, ranks=(replace(rank, lanes=lanes),))), tmp_path)
+    assert "<img" not in page
 
 
 @needs_traces
@@ -199,19 +198,18 @@ def test_names_in_the_timeline_are_text(tmp_path):
     "name", ["h200_swin_t_launch_bound", "kineto_resnet50_v100_workers0", "h200_resnet50_cuda_graph"]
 )
 def test_the_timeline_of_a_real_trace_is_small_and_whole(name):
-    analysis = analyse_traces([trace_file(name)])
-    info = get_lanes_info(analysis)
-    assert 2 * sum(len(row.category) for row in info.rows) <= MAX_CELLS
-    assert info.num_left_out == 0
-    assert len(plot_lanes(info).to_json()) < 600_000
+    timeline = get_timeline_info(analyse_traces([trace_file(name)], max_cells=FULL_CELLS))
+    assert not timeline.merged
+    assert timeline.num_left_out == 0
+    assert len(timeline.packed) < 1_000_000
 
 
 @needs_traces
 def test_the_ranks_of_a_real_run_share_a_timeline():
     analysis = analyse_traces([trace_file(f"h200_vit_b_ddp2_split0_rank{rank}") for rank in range(2)])
-    devices = [row for row in get_lanes_info(analysis).rows if row.kind == "device"]
-    assert {row.label.split()[1] for row in devices} == {"0", "1"}
-    first, second = (row.start_ns for row in devices)
+    devices = [lane for lane in held_by(get_timeline_info(analysis)).lanes if lane.kind == "device"]
+    assert {lane.label.split()[1] for lane in devices} == {"0", "1"}
+    first, second = (lane.start_ns[0] for lane in devices)
     assert abs(first - second) < 50e6, "steps of one run begin within milliseconds of each other"
 
 
@@ -418,9 +416,9 @@ def test_a_complete_trial_has_every_figure(tmp_path):
     analysis = looped(tmp_path)
     result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
     page = page_of(trial_with(result), analysis=analysis, files={"trace": 5 * MIB, "log": 10})
-    for name in ("steps", "lanes", "gaps", "treemap", "kernels", "queue", "windows", "guard"):
+    for name in ("steps", "gaps", "treemap", "kernels", "queue", "windows", "guard"):
         assert f'data-figure="{name}"' in page
-    for said in ("Open in Perfetto", "Download the trace", "The longest gaps", "Log"):
+    for said in ("Open in Perfetto", "Download the trace", "The longest gaps", "Zoom in", "Log"):
         assert said in text_of(page)
 
 
@@ -451,7 +449,7 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
 def test_what_a_trial_lacks_is_said_in_a_line(trial, said):
     page = page_of(trial)
     assert said in text_of(page)
-    assert 'data-figure="lanes"' not in page
+    assert 'class="timeline"' not in page
 
 
 def test_a_failed_trial_shows_its_traceback():

@@ -29,18 +29,27 @@ from steptune.tuner.profiling.call_work import group_calls
 from steptune.tuner.profiling.capture import Capture, link
 from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from steptune.tuner.profiling.cpu_time import cpu_time
-from steptune.tuner.profiling.details import Details, DetailsFile, joined_lines, matched, read_details, with_shapes
+from steptune.tuner.profiling.details import (
+    Details,
+    DetailsFile,
+    joined_lines,
+    matched,
+    read_details,
+    seen_in,
+    with_shapes,
+)
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
+from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
-from steptune.tuner.profiling.lanes import lanes_of
+from steptune.tuner.profiling.lanes import MAX_CELLS, lanes_of
 from steptune.tuner.profiling.launch_queue import queue_stats
 from steptune.tuner.profiling.memory import memory_stats
 from steptune.tuner.profiling.modules import module_stats
-from steptune.tuner.profiling.operator_calls import operator_calls
+from steptune.tuner.profiling.operator_calls import device_time_of_operators, operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.rank_findings import diagnose_ranks
@@ -101,11 +110,13 @@ def analyse_traces(
     unprofiled_step_time_ns: int | None = None,
     top: int = 20,
     details: Mapping[Path, DetailsFile] | None = None,
+    max_cells: int = MAX_CELLS,
 ) -> TraceAnalysis:
     """The analysis of one run: of one trace, or of those of several ranks.
 
     Args:
         details: By trace: another window of the same steps, with call stacks and shapes.
+        max_cells: Of each lane.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -113,7 +124,8 @@ def analyse_traces(
     if not paths:
         raise TraceError("no trace was given: name at least one file")
     notes: list[str] = []
-    return together(_numbered(paths, _analyse_files(paths, unprofiled_step_time_ns, top, details or {}), notes), notes)
+    results = _analyse_files(paths, unprofiled_step_time_ns, top, details or {}, max_cells)
+    return together(_numbered(paths, results, notes), notes)
 
 
 def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceAnalysis:
@@ -150,17 +162,20 @@ def analyse_trace(
     unprofiled_step_time_ns: int | None = None,
     top: int = 20,
     details: Details | None = None,
+    max_cells: int = MAX_CELLS,
 ) -> tuple[RankAnalysis, CollectiveCalls, Graph | None]:
     """The analysis of a trace that was read, with its collectives and its graph for a comparison with other ranks.
 
     Args:
         details: Another window of the same steps, with call stacks and shapes.
+        max_cells: Of each lane.
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
         raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
     calls = operator_calls(trace, capture.launches, capture.steps.span)
     source = SourceLines(trace, calls)
+    match = None
     if details is not None and not source.modules.paths:
         match = matched(trace, capture.steps, details)
         trace = with_shapes(trace, details, match)
@@ -177,6 +192,9 @@ def analyse_trace(
     numbers: Sequence[int | None] = capture.device_numbers
     if not tiles:
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
+    stacked, by_stack = trace, device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
+    if match is not None and details is not None:
+        stacked, by_stack = details.trace, seen_in(match, by_stack, len(details.trace.host))
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
     groups = group_calls(capture, calls)
@@ -215,13 +233,14 @@ def analyse_trace(
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
         timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()),
-        lanes=lanes_of(capture, tiles, gaps),
+        lanes=lanes_of(capture, tiles, max_cells),
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),
         operators=operator_stats(capture, calls, groups, source, top),
         synchronisations=waits,
         modules=module_stats(capture, calls, groups, source.modules, top),
+        stacks=stack_tree(stacked, by_stack),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         tensor_core_share=tensor_core_share(capture),
@@ -249,8 +268,8 @@ def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
 
 
 def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
-    """The analysis without what is kept in a file of its own, and without names of files."""
-    ranks = (msgspec.structs.replace(rank, timelines=(), file="") for rank in analysis.ranks)
+    """The analysis without what is kept in files of their own, and without names of files."""
+    ranks = (msgspec.structs.replace(rank, timelines=(), lanes=(), file="") for rank in analysis.ranks)
     return msgspec.structs.replace(analysis, ranks=tuple(ranks))
 
 
@@ -269,16 +288,21 @@ def _device_names(capture: Capture) -> dict[str, str]:
 
 
 def analyse_file(
-    path: Path, unprofiled_step_time_ns: int | None, top: int, details_file: DetailsFile | None = None
+    path: Path,
+    unprofiled_step_time_ns: int | None,
+    top: int,
+    details_file: DetailsFile | None = None,
+    max_cells: int = MAX_CELLS,
 ) -> RankResult:
     """The result of one trace.
 
     Args:
         details_file: Another window of the same steps, with call stacks, shapes, and maybe every allocation.
+        max_cells: Of each lane.
     """
     trace = read_trace(path)
     details = read_details(details_file) if details_file is not None else None
-    analysis, calls, graph = analyse_trace(trace, str(path), unprofiled_step_time_ns, top, details)
+    analysis, calls, graph = analyse_trace(trace, str(path), unprofiled_step_time_ns, top, details, max_cells)
     if details is not None and details.memory:
         analysis = msgspec.structs.replace(analysis, memory=details.memory)
     wall = trace.origin_ns + trace.base_time_ns
@@ -291,14 +315,19 @@ def analyse_file(
 
 
 def _analyse_files(
-    paths: Sequence[Path], unprofiled_step_time_ns: int | None, top: int, details: Mapping[Path, DetailsFile]
+    paths: Sequence[Path],
+    unprofiled_step_time_ns: int | None,
+    top: int,
+    details: Mapping[Path, DetailsFile],
+    max_cells: int,
 ) -> list[RankResult]:
     """In order; in parallel processes where there are several files and several cores."""
     num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    questions = [(path, unprofiled_step_time_ns, top, details.get(path), max_cells) for path in paths]
     if num_processes < 2:
-        return [analyse_file(path, unprofiled_step_time_ns, top, details.get(path)) for path in paths]
+        return [analyse_file(*question) for question in questions]
     with ThreadPoolExecutor(num_processes) as pool:
-        futures = [pool.submit(_analyse_apart, path, unprofiled_step_time_ns, top, details.get(path)) for path in paths]
+        futures = [pool.submit(_analyse_apart, *question) for question in questions]
         try:
             return [future.result() for future in futures]
         finally:
@@ -307,7 +336,7 @@ def _analyse_files(
 
 
 def _analyse_apart(
-    path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None
+    path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None, max_cells: int
 ) -> RankResult:
     """As `analyse_file`, in an interpreter of its own.
 
@@ -317,7 +346,7 @@ def _analyse_apart(
     Raises:
         TraceError: As `analyse_file`; or the process was killed, or could not start.
     """
-    request = pickle.dumps((sys.path, path, unprofiled_step_time_ns, top, details))
+    request = pickle.dumps((sys.path, path, unprofiled_step_time_ns, top, details, max_cells))
     done = subprocess.run([sys.executable, "-c", _APART], input=request, capture_output=True, check=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
@@ -333,11 +362,13 @@ def _analyse_apart(
     return result
 
 
-def answer_apart(path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None) -> None:
+def answer_apart(
+    path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None, max_cells: int
+) -> None:
     """The other end of `_analyse_apart`: what came of a trace, pickled, on standard output."""
     answer: tuple[RankResult | None, Exception | None]
     try:
-        answer = analyse_file(path, unprofiled_step_time_ns, top, details), None
+        answer = analyse_file(path, unprofiled_step_time_ns, top, details, max_cells), None
     except Exception as error:
         answer = None, error
     pickle.dump(answer, sys.stdout.buffer)

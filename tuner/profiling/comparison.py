@@ -23,7 +23,9 @@ from msgspec import structs
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.estimates import plain_mean, student_quantile
 from steptune.tuner.profiling.categories import INFO
+from steptune.tuner.profiling.lanes import MAX_CELLS
 from steptune.tuner.profiling.module_comparison import compare_modules
+from steptune.tuner.profiling.tiles import with_at_most
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trace_records import (
     Comparison,
@@ -67,8 +69,10 @@ def compare(
     )
 
 
-def shortened(analysis: TraceAnalysis, top: int) -> TraceAnalysis:
-    """The same with at most `top` rows in each list: what `compare` needs whole is much to print."""
+def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> TraceAnalysis:
+    """The same with at most `top` rows in each list and `max_cells` cells in each lane: `compare` and pages need more
+    than can be printed.
+    """
 
     def cut(rank: RankAnalysis) -> RankAnalysis:
         gaps = {
@@ -76,7 +80,12 @@ def shortened(analysis: TraceAnalysis, top: int) -> TraceAnalysis:
             for device, stats in rank.gaps.items()
         }
         return structs.replace(
-            rank, gaps=gaps, kernels=rank.kernels[:top], operators=rank.operators[:top], modules=rank.modules[:top]
+            rank,
+            gaps=gaps,
+            kernels=rank.kernels[:top],
+            operators=rank.operators[:top],
+            modules=rank.modules[:top],
+            lanes=tuple(with_at_most(lane, max_cells) for lane in rank.lanes),
         )
 
     return structs.replace(analysis, ranks=tuple(cut(rank) for rank in analysis.ranks))

@@ -90,6 +90,14 @@ def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
     return {trace.names[name]: own for name, own in zip(names.tolist(), np.split(rows, first[1:]), strict=True)}
 
 
+def seen_in(match: Ints, time_ns: Ints, num_rows: int) -> Ints:
+    """Times by row of `trace.host`, said of the matching rows of the other window."""
+    found = np.zeros(num_rows, dtype=np.int64)
+    known = match >= 0
+    np.add.at(found, match[known], time_ns[known])
+    return found
+
+
 def with_shapes(trace: Trace, details: Details, match: Ints) -> Trace:
     """The trace with shapes of arguments from the other window, where it has none itself."""
     if (trace.host.shape >= 0).any():

@@ -1,7 +1,8 @@
-"""Lanes of every stream and thread, thinned out for a picture that can be looked at closely.
+"""Lanes of every stream and thread: each event is a cell, in whatever number.
 
-Long operations stay as they are, and so does what happens around the longest gaps, where one looks closely. Others,
-shorter than the picture can show, are joined where they are neighbours, with the time in which something ran.
+Where there are too many, short neighbours are merged: one cell for each category in a stretch, with the exact time of
+it there and the number of its events. So a picture can always paint as much of a stretch as was busy, and of each
+category as much as there was: no cell hides a gap or another category.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.categories import CATEGORIES, PRIORITY, Category
 from steptune.tuner.profiling.device_time import device_rows
-from steptune.tuner.profiling.intervals import EMPTY, Intervals, Ints, union
+from steptune.tuner.profiling.intervals import EMPTY, Ints
 from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.trace import Kind
-from steptune.tuner.trace_records import GapStats, Lane
+from steptune.tuner.trace_records import Lane
 
-MAX_SPANS = 3000
-"""Of a lane: three to a pixel of most screens."""
-NUM_GAPS = 20
+MAX_CELLS = 3000
+"""Of a lane in an analysis: three to a pixel of most screens."""
+FULL_CELLS = 80_000
+"""Of a lane that can be looked at closely: one as a line of JSON stays below the limit of a kept line."""
+MAX_LANES = 24
+"""More rows than this nobody tells apart."""
 MAX_STREAMS = 6
 MAX_THREADS = 4
 _CALLS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
@@ -33,14 +36,14 @@ _HOST = PRIORITY[Category.HOST]
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Stretches of one lane, in order, that do not overlap.
+    """Cells of one lane in order. Stretches do not overlap; merged cells of one stretch share it.
 
     Attributes:
         start, end: int64 nanoseconds.
-        category: int64 `PRIORITY` number.
-        name: int64 index into the trace's names, or -1.
+        category: int64 number of a category.
+        name: int64 number of a name, or -1.
         count: int64 events in it.
-        busy_ns: int64 time in it in which something ran.
+        busy_ns: int64 time in it that is of its category.
     """
 
     start: Ints
@@ -54,93 +57,78 @@ class Spans:
         return len(self.start)
 
 
-def lanes_of(capture: Capture, segments: Mapping[str, Segments], gaps: Mapping[str, GapStats]) -> tuple[Lane, ...]:
+def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int = MAX_CELLS) -> tuple[Lane, ...]:
     """Lanes of each device and of its streams, then those of the threads.
 
     Args:
         segments: By device: they tile the steps.
-        gaps: By device.
+        max_cells: Of a lane.
     """
     found = []
-    closely = _around(capture, gaps)
     for device, tiles in segments.items():
         names = _device_names(capture, device)
-        found.append(_lane(capture, device, "device", device, thinned(_tiles(tiles, names), MAX_SPANS, closely)))
+        found.append(_lane(capture, device, "device", device, merged(_tiles(tiles, names), max_cells)))
         for stream, spans in _streams(capture, device):
-            found.append(_lane(capture, device, "stream", f"stream {stream}", thinned(spans, MAX_SPANS, closely)))
+            found.append(_lane(capture, device, "stream", f"stream {stream}", merged(spans, max_cells)))
     for label, spans in _threads(capture):
-        found.append(_lane(capture, "", "thread", label, thinned(spans, MAX_SPANS, closely)))
+        found.append(_lane(capture, "", "thread", label, merged(spans, max_cells)))
     return tuple(found)
 
 
-def _around(capture: Capture, gaps: Mapping[str, GapStats]) -> Intervals:
-    """The longest gaps, the longest first, with some time before and after each."""
-    longest = sorted((gap for stats in gaps.values() for gap in stats.longest), key=lambda gap: -gap.length_ns)
-    start = np.array([gap.start_ns for gap in longest[:NUM_GAPS]], dtype=np.int64) + capture.steps.span[0]
-    length = np.array([gap.length_ns for gap in longest[:NUM_GAPS]], dtype=np.int64)
-    return start - 3 * length // 4, start + 7 * length // 4
-
-
-def thinned(spans: Spans, max_spans: int, closely: Intervals = (EMPTY, EMPTY)) -> Spans:
-    """At most `max_spans` of them: neighbours that are shorter than some width become one, and the width is no wider
-    than it must be. A joined span is of the category with the most time in it and has the name of the longest event.
-
-    Args:
-        closely: Stretches in which nothing is joined: as many of them, in their order, as there is room for.
+def merged(spans: Spans, max_cells: int) -> Spans:
+    """At most `max_cells` cells: neighbours that are shorter than some width are merged, and the width is no wider than
+    it must be. Where even that takes more, because of many categories, the last width holds all of them.
     """
-    if len(spans) <= max_spans:
+    if len(spans) <= max_cells:
         return spans
-    apart = _touching(spans, _that_fit(spans, closely, max_spans // 2))
-    width = max(1, int(spans.end[-1] - spans.start[0]) // (8 * max_spans))
+    extent = int(spans.end.max() - spans.start[0])
+    width = max(1, extent // (8 * max_cells))
     while True:
-        run = _runs(spans, width, apart)
-        if run[-1] < max_spans:
-            return _joined(spans, run)
+        run = _runs(spans, width)
+        if run[-1] < max_cells or width > extent:
+            found = _joined(spans, run)
+            if len(found) <= max_cells or width > extent:
+                return found
         width *= 2
 
 
-def _that_fit(spans: Spans, intervals: Intervals, room: int) -> Intervals:
-    """The first of these intervals, as long as all spans in them find room; as disjoint ones."""
-    low, high = intervals
-    counts = np.searchsorted(spans.start, high) - np.searchsorted(spans.end, low, side="right")
-    num = int(np.searchsorted(np.cumsum(counts), room, side="right"))
-    return union(low[:num], high[:num])
+def merged_below(spans: Spans, width_ns: int) -> Spans:
+    """Cells with short neighbours merged: those below a width that begin in one stretch of this width."""
+    if len(spans) == 0:
+        return spans
+    return _joined(spans, _runs(spans, width_ns))
 
 
-def _touching(spans: Spans, intervals: Intervals) -> npt.NDArray[np.bool_]:
-    """Which spans are partly or wholly in disjoint intervals."""
-    low, high = intervals
-    if len(low) == 0:
-        return np.zeros(len(spans), dtype=bool)
-    place = np.minimum(np.searchsorted(high, spans.start, side="right"), len(low) - 1)
-    touching: npt.NDArray[np.bool_] = (low[place] < spans.end) & (high[place] > spans.start)
-    return touching
-
-
-def _runs(spans: Spans, width: int, apart: npt.NDArray[np.bool_]) -> Ints:
-    """Number of the run that each span belongs to: a long one, or short neighbours in one stretch of this width."""
-    short = ((spans.end - spans.start) < width) & ~apart
+def _runs(spans: Spans, width: int) -> Ints:
+    """Number of the run that each cell belongs to: a long one, or short neighbours in one stretch of this width."""
+    short = (spans.end - spans.start) < width
     bucket = (spans.start - spans.start[0]) // width  # from the first one: no width joins what lies around zero
-    begins = ~(short[1:] & short[:-1] & (bucket[1:] == bucket[:-1]))
+    together = (spans.start[1:] == spans.start[:-1]) & (spans.end[1:] == spans.end[:-1])
+    begins = ~together & ~(short[1:] & short[:-1] & (bucket[1:] == bucket[:-1]))
     run: Ints = np.concatenate([[0], np.cumsum(begins)])
     return run
 
 
 def _joined(spans: Spans, run: Ints) -> Spans:
-    first = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
-    last = np.concatenate([first[1:], [len(run)]]) - 1
-    num_categories = len(CATEGORIES)
-    cells = np.bincount(run * num_categories + spans.category, spans.busy_ns, len(first) * num_categories)
-    time = cells.reshape(len(first), num_categories)
-    candidates = np.flatnonzero(spans.busy_ns == np.maximum.reduceat(spans.busy_ns, first)[run])
-    longest = candidates[np.searchsorted(run[candidates], np.arange(len(first)))]
+    """One cell for each run and category, with the name of its longest event."""
+    num_runs = int(run[-1]) + 1
+    low = np.full(num_runs, np.iinfo(np.int64).max)
+    high = np.full(num_runs, np.iinfo(np.int64).min)
+    np.minimum.at(low, run, spans.start)
+    np.maximum.at(high, run, spans.end)
+    keys, cell = np.unique(run * (int(spans.category.max()) + 1) + spans.category, return_inverse=True)
+    order = np.lexsort((-np.arange(len(run)), spans.busy_ns, cell))
+    longest = order[np.flatnonzero(np.concatenate([cell[order][1:] != cell[order][:-1], [True]]))]
+    count, busy = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+    np.add.at(count, cell, spans.count)
+    np.add.at(busy, cell, spans.busy_ns)
     return Spans(
-        start=spans.start[first],
-        end=spans.end[last],
-        category=time.argmax(axis=1),
+        start=low[run[longest]],
+        end=high[run[longest]],
+        category=spans.category[longest],
         name=spans.name[longest],
-        count=np.add.reduceat(spans.count, first),
-        busy_ns=np.add.reduceat(spans.busy_ns, first),
+        count=count,
+        busy_ns=busy,
     )
 
 

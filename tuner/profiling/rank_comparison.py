@@ -18,7 +18,7 @@ from steptune.tuner.profiling.collectives import CollectiveCalls, Message, bus_b
 from steptune.tuner.profiling.communication import POINT_TO_POINT
 from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
 from steptune.tuner.records import Breakdown, CollectiveStats
-from steptune.tuner.trace_records import RankWait
+from steptune.tuner.trace_records import RankAnalysis, RankWait, TraceAnalysis
 from steptune.tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
@@ -245,6 +245,12 @@ def straggler(waits: Sequence[RankWait]) -> int | None:
     if not waits:
         return None
     return min(waits, key=lambda wait: (wait.wait_ns, -wait.late_share, wait.rank)).rank
+
+
+def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
+    """The rank whose kernels, operators and gaps are shown: the one that the others wait for."""
+    late = straggler(analysis.waits)
+    return next((rank for rank in analysis.ranks if rank.rank == late), analysis.ranks[0])
 
 
 def _stats(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[CollectiveStats, ...]:

@@ -12,20 +12,22 @@ from typing import BinaryIO, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from steptune.tuner.trace_records import RankAnalysis, Timeline, TraceAnalysis
+from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
 
 MAX_LINE_BYTES = 4 << 20
-"""Twice what a rank with all of its streams and threads takes."""
+"""More than a rank without its lanes takes, and more than a lane."""
 MAX_TIMELINE_BYTES = 64 << 20
 """More than 200 devices: one takes a quarter of a megabyte."""
 MAX_ANALYSIS_BYTES = 16 << 20
+MAX_LANES_BYTES = 96 << 20
+"""As many full lanes as a page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
-_TIMELINES, _ANALYSIS = b"[", b'{"ranks":['
+_LIST, _ANALYSIS = b"[", b'{"ranks":['
 
 
 def timelines_text(timelines: Iterable[Timeline]) -> bytes:
     """A JSON array."""
-    return _text(_TIMELINES, timelines, b"]")
+    return _text(_LIST, timelines, b"]")
 
 
 def analysis_text(analysis: TraceAnalysis) -> bytes:
@@ -34,17 +36,35 @@ def analysis_text(analysis: TraceAnalysis) -> bytes:
     return _text(_ANALYSIS, analysis.ranks, rest.removeprefix(_ANALYSIS))
 
 
+def lanes_text(lanes: Iterable[Lane]) -> bytes:
+    """A JSON array."""
+    return _text(_LIST, lanes, b"]")
+
+
 def read_timelines(file: BinaryIO) -> Iterator[Timeline]:
     """The timelines of a file, one after the other.
 
     Raises:
         ValueError: The file is not what `timelines_text` makes, or is too large. It says which line.
     """
-    for number, text, is_last in _lines(file, _TIMELINES, MAX_TIMELINE_BYTES):
+    return _read_list(file, Timeline, MAX_TIMELINE_BYTES)
+
+
+def read_lanes(file: BinaryIO) -> Iterator[Lane]:
+    """The lanes of a file, one after the other.
+
+    Raises:
+        ValueError: The file is not what `lanes_text` makes, or is too large. It says which line.
+    """
+    return _read_list(file, Lane, MAX_LANES_BYTES)
+
+
+def _read_list(file: BinaryIO, kind: type[Kind], max_bytes: int) -> Iterator[Kind]:
+    for number, text, is_last in _lines(file, _LIST, max_bytes):
         if is_last and text != b"]":
-            raise ValueError(f"line {number} follows the last timeline")
+            raise ValueError(f"line {number} follows the last {kind.__name__.lower()}")
         if not is_last:
-            yield _decoded(text, Timeline, number)
+            yield _decoded(text, kind, number)
 
 
 def read_analysis(file: BinaryIO) -> Iterator[RankAnalysis | TraceAnalysis]:

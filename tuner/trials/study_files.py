@@ -93,8 +93,12 @@ class StudyFiles:
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
-        """Everything that the profiles of its ranks show but the timelines: a `TraceAnalysis`."""
+        """Everything that the profiles of its ranks show but timelines and lanes: a `TraceAnalysis`."""
         return self.trial_directory(trial_id) / "analysis.json"
+
+    def lanes(self, trial_id: str) -> Path:
+        """Every event of the profiled steps by device, stream and thread: a list of `Lane`."""
+        return self.trial_directory(trial_id) / "lanes.json"
 
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
         """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""

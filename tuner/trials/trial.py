@@ -17,6 +17,8 @@ from steptune.tuner.profiling.analysis import (
 )
 from steptune.tuner.profiling.breakdown import with_epoch_restart
 from steptune.tuner.profiling.details import DetailsFile
+from steptune.tuner.profiling.lanes import FULL_CELLS
+from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.combine import make_plan
@@ -29,7 +31,7 @@ from steptune.tuner.training.compilation import compilation, num_graphs
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
-from steptune.tuner.trials.analysis_files import analysis_text, timelines_text
+from steptune.tuner.trials.analysis_files import analysis_text, lanes_text, timelines_text
 from steptune.tuner.trials.capture import num_profiled_steps, record_details, record_profile
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.device_watch import watch_device
@@ -63,7 +65,7 @@ WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
 TOP = 10
 """How many kernels and gaps of a profile the result has."""
-KEPT = 60
+KEPT = 200
 """How many the file beside it has, for pages."""
 
 
@@ -334,7 +336,7 @@ class TrialRun:
         rounds = -(-num_profiled_steps(unprofiled_ns) // self._job.steps_per_round)
         record_profile(self._stepper.step, rounds * self._job.steps_per_round, self._device, path)
         details = self._record_details()
-        own = of_rank(analyse_file(path, unprofiled_ns, KEPT, details), self.rank)
+        own = of_rank(analyse_file(path, unprofiled_ns, KEPT, details, FULL_CELLS), self.rank)
         details.path.unlink()
         if not self.spec.keep_trace:
             path.unlink()
@@ -361,6 +363,7 @@ class TrialRun:
         """For pages, which never read a trace."""
         timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
         self._files.timelines(self.spec.trial_id).write_bytes(timelines_text(timelines))
+        self._files.lanes(self.spec.trial_id).write_bytes(lanes_text(shown_lanes(analysis)[0]))
         self._files.analysis(self.spec.trial_id).write_bytes(analysis_text(without_timelines(analysis)))
 
     # --- report -------------------------------------------------------------------------------

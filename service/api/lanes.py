@@ -1,0 +1,78 @@
+"""The timeline of a trial at every closeness: tiles of its lanes, and where events of a name are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from steptune.service.access.principal import Principal
+from steptune.service.api.answers import answer
+from steptune.service.api.context import TrialId, services
+from steptune.service.api.openapi import COMMON, refuses, returns, unchanged
+from steptune.service.api.ownership import check_trial
+from steptune.service.api.problems import RefusalError
+from steptune.service.api.security import Requires
+from steptune.service.messages import TrialSpans
+from steptune.service.settings.scopes import Scope
+from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
+from steptune.tuner.profiling.tiles import MAX_LEVEL, LaneTables
+from steptune.tuner.trace_records import LaneTile
+
+MAX_SPANS = 100
+router = APIRouter(tags=["trials"], responses=COMMON)
+Reader = Annotated[Principal, Requires(Scope.READ)]
+
+
+@router.get(
+    "/trials/{trial_id}/lanes",
+    summary="Read a tile of a trial's timeline",
+    description="Activity of devices, streams and threads in one of 2^`level` equal parts of the profiled time. Events "
+    "are merged only where there are many and they are shorter than a thousandth of the part: a cell for each "
+    "category, with its exact time. Level 0 shows everything; each further level is twice as close.",
+    responses={**returns(LaneTile, "The tile."), **unchanged(), **refuses(404)},
+)
+def get_lanes(
+    request: Request,
+    principal: Reader,
+    trial_id: TrialId,
+    level: Annotated[int, Query(ge=0, le=MAX_LEVEL, description="How close.")] = 0,
+    tile: Annotated[int, Query(ge=0, lt=1 << MAX_LEVEL, description="Which part, from 0.")] = 0,
+) -> Response:
+    if tile >= 1 << level:
+        raise RefusalError(404, "tile-not-found", f"level {level} has the tiles 0 to {(1 << level) - 1}, not {tile}")
+    return answer(request, _tables(request, principal, trial_id).tile(level, tile))
+
+
+@router.get(
+    "/trials/{trial_id}/spans",
+    summary="Find events in a trial's timeline",
+    description="The longest events of one name (of a kernel, an operator, a call), the longest first.",
+    responses={**returns(TrialSpans, "Their places."), **unchanged(), **refuses(404)},
+)
+def list_spans(
+    request: Request,
+    principal: Reader,
+    trial_id: TrialId,
+    name: Annotated[str, Query(min_length=1, max_length=20_000, description="The whole name.")],
+    limit: Annotated[int, Query(ge=1, le=MAX_SPANS, description="At most so many.")] = MAX_SPANS,
+) -> Response:
+    found = _tables(request, principal, trial_id).places(name, limit)
+    return answer(request, TrialSpans(trial_id=trial_id, name=name, spans=found))
+
+
+def _tables(request: Request, principal: Principal, trial_id: str) -> LaneTables:
+    """Lanes of a trial.
+
+    Raises:
+        RefusalError: None were kept.
+    """
+    service = services(request)
+    check_trial(service.engine, trial_id, principal)
+    source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
+    tables = source.lane_tables(trial_id, service.lanes)
+    if not tables.num_cells:
+        raise RefusalError(404, "lanes-not-found", f"no timeline is kept of trial {trial_id}")
+    return tables

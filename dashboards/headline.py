@@ -37,13 +37,16 @@ class Fact(NamedTuple):
 
 
 class HeadlineInfo(NamedTuple):
-    """`tone` is "good", "neutral" or "warning"; `figure` is the one number, or empty."""
+    """`tone` is "good", "neutral" or "warning"; `figure` is the one number, or empty; `interval` that of the gain
+    which was confirmed, proven or not, in words.
+    """
 
     tone: str
     figure: str
     title: str
     sentence: str
     facts: tuple[Fact, ...]
+    interval: str = ""
 
 
 def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
@@ -129,7 +132,17 @@ def _of_recommendation(r: Recommendation) -> HeadlineInfo:
             f"settings train at {before}.{_way_on(r)}",
         ),
     }[r.verdict]
-    return HeadlineInfo(tone, figure, title, sentence, _facts(r))
+    return HeadlineInfo(tone, figure, title, sentence, _facts(r), _interval(r))
+
+
+def _interval(r: Recommendation) -> str:
+    """`95 % interval 2.37× to 2.47×, in 5 blocks`; of today's settings that of the best finalist beside them."""
+    gain = r.gain or r.unproven_gain
+    if gain is None or r.verdict in (Verdict.NOT_SEARCHED, Verdict.ENABLES_TRAINING):
+        return ""
+    whose = " of the best finalist" if r.gain is None else ""
+    interval = f"{units.percent(gain.interval.level)} interval{whose} {units.ratio_interval(gain.interval)}"
+    return f"{interval}, in {units.counted(gain.num_blocks, 'block')}"
 
 
 def _why_not_searched(r: Recommendation) -> str:

@@ -5,6 +5,13 @@
   const KEY = "steptune.price";
   const number = (value, digits) => value.toLocaleString("en-GB", {maximumSignificantDigits: digits});
 
+  function duration(seconds) {
+    const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
+    if (whole < 60) return `${whole} s`;
+    if (minutes < 60) return whole % 60 ? `${minutes} min ${whole % 60} s` : `${minutes} min`;
+    return minutes % 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 60)} h`;
+  }
+
   function stored() {
     try { return localStorage.getItem(KEY) || ""; } catch { return ""; }
   }
@@ -64,7 +71,9 @@
   });
 
   document.addEventListener("progress", event => {
-    const {stage, current, activity} = event.detail;
+    const {stage, current, activity, budget_s, elapsed_s, spent_before_s} = event.detail;
+    const left = document.getElementById("time-left");
+    if (left && budget_s) left.textContent = duration(Math.max(0, budget_s - elapsed_s - (spent_before_s ?? 0)));
     const place = document.getElementById("activity");
     if (place) place.textContent = [stage, current, activity].filter(Boolean).join(" · ");
   });

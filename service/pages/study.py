@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from steptune.dashboards.report import render_report
 from steptune.dashboards.site import Site
-from steptune.dashboards.study_page import ENDED, study_context
+from steptune.dashboards.study_page import ENDED, SCRIPTS, study_context
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.ownership import check_study
 from steptune.service.api.problems import not_found
@@ -38,7 +38,7 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
         found = study_context(
             KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records), study_id, site
         )
-        return {**found, **queue, "scripts": ("live.js", "study.js")}
+        return {**found, **queue, "scripts": ("live.js", *SCRIPTS)}
 
     return shared_page(
         request,

@@ -15,7 +15,7 @@
   function replace(old, fresh) {
     const open = new Set([...old.querySelectorAll("details[open]")].map(d => d.id || d.textContent.slice(0, 80)));
     const place = focusable(old).indexOf(document.activeElement);
-    const values = new Map([...old.querySelectorAll("input[id]")].map(input => [input.id, input.value]));
+    const values = new Map([...old.querySelectorAll("input[id], textarea[id]")].map(input => [input.id, input.value]));
     for (const details of fresh.querySelectorAll("details")) {
       if (open.has(details.id || details.textContent.slice(0, 80))) details.open = true;
     }

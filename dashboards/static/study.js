@@ -70,6 +70,21 @@
     }
   });
 
+  document.addEventListener("submit", async event => {
+    const form = event.target.closest("#about-form");
+    if (!form) return;
+    event.preventDefault();
+    const tags = form.querySelector("#tags").value.split(/[\s,]+/).filter(Boolean);
+    const say = text => { document.getElementById("about-note").textContent = text; };
+    try {
+      const content = {tags, notes: form.querySelector("#notes").value};
+      const answer = await steptune.call("PATCH", `/api/v1/studies/${form.dataset.study}`, content);
+      say(answer.ok ? "saved" : (await answer.json()).detail);
+    } catch (error) {
+      say(`the service cannot be reached: ${error.message}`);
+    }
+  });
+
   document.addEventListener("progress", event => {
     const {stage, current, activity, budget_s, elapsed_s, spent_before_s} = event.detail;
     const left = document.getElementById("time-left");

@@ -88,7 +88,7 @@
 
   function equip(root) {
     for (const table of root.querySelectorAll("table")) {
-      if (table.equipped || !table.tHead || !table.tBodies.length) continue;
+      if (table.equipped || table.dataset.served !== undefined || !table.tHead || !table.tBodies.length) continue;
       const number = table.tBodies[0].rows.length;
       if (number < 2) continue;
       table.equipped = true;

@@ -78,4 +78,9 @@ def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
         waits_for = service.queue.entry(study_id).waits_for
         if detail.queue.requested:
             waits_for = f"{detail.queue.requested} asked for; it stops soon"
-    return {"queued": detail.queue is not None, "waits_for": waits_for, "live": detail.state not in ENDED}
+    return {
+        "queued": detail.queue is not None,
+        "waits_for": waits_for,
+        "live": detail.state not in ENDED,
+        "about": detail,
+    }

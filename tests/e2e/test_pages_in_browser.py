@@ -388,6 +388,50 @@ class TestList:
         page.goto(f"{complete.url}/?sort=gain")
         expect(rows.first).to_contain_text("2.42×")
 
+    def test_two_studies_are_compared_and_ended_ones_deleted(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            for name in ("complete", "large", "failed"):
+                service.add(name)
+            page = visit.go(service.url)
+            compare, delete = (page.get_by_role("button", name=name) for name in ("Compare two", "Delete"))
+            expect(compare).to_be_disabled()
+            rows = page.locator("table.studies tbody tr")
+            for name in ("complete", "large"):
+                page.locator(f"input[value='{service.studies[name]}']").check()
+            compare.click()
+            page.wait_for_url(f"{service.url}/compare?a={service.studies['complete']}&b={service.studies['large']}")
+            page.goto(service.url)
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.locator(f"input[value='{service.studies['failed']}']").check()
+            delete.click()
+            expect(rows).to_have_count(2)
+            assert {study.study_id for study in service.store.list_studies()} == {
+                service.studies[name] for name in ("complete", "large")
+            }
+
+    def test_tags_and_notes_are_written_and_found(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            study = f"{service.url}/studies/{service.add('complete')}"
+            service.add("failed")
+            page = visit.go(f"{study}#about")
+            page.get_by_label("Tags").fill("nightly, vit")
+            page.get_by_label("Notes").fill("first try\n<b>on two cores</b>")
+            page.get_by_role("button", name="Save").click()
+            expect(page.locator("#about-note")).to_have_text("saved")
+            page.reload()
+            expect(page.get_by_label("Tags")).to_have_value("nightly vit")
+            page.get_by_label("Tags").fill("not/a tag!")
+            page.get_by_role("button", name="Save").click()
+            expect(page.locator("#about-note")).not_to_have_text("saved")
+            page.goto(service.url)
+            expect(page.locator("table.studies")).to_contain_text("<b>on two cores</b>")
+            page.get_by_role("link", name="vit", exact=True).click()
+            expect(page.locator("table.studies tbody tr")).to_have_count(1)
+            page.goto(f"{service.url}/?q=two+cores")
+            expect(page.locator("table.studies tbody tr")).to_have_count(1)
+            page.goto(f"{service.url}/?tag=vi")
+            expect(page.get_by_text("No study fits.")).to_be_visible()
+
     def test_pages_of_a_long_list(self, tmp_path, visit):
         with shown(tmp_path) as service:
             story = stories()["failed"]

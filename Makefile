@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 2
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: install demo test export-environments check format bench soak gpu-test wheelhouse offline-install clean
+.PHONY: install demo test export-environments check format bench soak gpu-test site wheelhouse offline-install clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
@@ -56,6 +56,17 @@ check: install
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/docstrings.py
 
+# The documentation as a site with search, in build/site. Its generator has an environment of its own.
+SITE_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+.venv-site/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet "$$(.venv-site/bin/python -c '$(SITE_NEEDS)')"
+	@touch $@
+
+site: .venv-site/.installed
+	.venv-site/bin/python docs/build_site.py
+
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -99,4 +110,4 @@ offline-install:
 	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --upgrade --requirement wheelhouse.txt
 
 clean:
-	rm -rf $(VENV) .venv-exports-* .venv-kernels build dist *.egg-info
+	rm -rf $(VENV) .venv-exports-* .venv-kernels .venv-site build dist *.egg-info

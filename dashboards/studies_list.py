@@ -25,6 +25,10 @@ class ListedStudy(NamedTuple):
     bottleneck_after: str | None
     tuning_s: float | None
     device_hours: float | None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    submitted: bool = False
+    """Whether it is the service's: others can only be read there."""
 
     @property
     def answer(self) -> str:

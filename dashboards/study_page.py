@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from steptune.dashboards import theme, units
+from steptune.dashboards import theme
+from steptune.dashboards.answer import change_rows, get_uses, screen_facts
 from steptune.dashboards.breakdown import CategoryTime, get_breakdown_info, get_comparison_info, plot_breakdown
 from steptune.dashboards.candidates import OUT_OF_MEMORY, CandidateRow, get_candidates_info, plot_memory
 from steptune.dashboards.contributions import get_contributions_info
@@ -25,13 +26,12 @@ from steptune.dashboards.sources import TrialSource, snapshot
 from steptune.dashboards.starts import TODAY, leading_candidate, reference_results, results
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.templating import figures_json
-from steptune.tuner.errors import ChoiceError
+from steptune.dashboards.under_way import get_under_way
 from steptune.tuner.export import EXPORTERS, Exporter, why_not_exported
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import (
     Candidate,
-    Choice,
     Finding,
     Interval,
     Numerics,
@@ -41,11 +41,8 @@ from steptune.tuner.records import (
     StudyState,
     Trial,
     Verdict,
-    choice_label,
 )
 from steptune.tuner.speeds import Method, speed_of
-from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.knobs import with_knobs
 from steptune.tuner.workloads.reference import COMMAND, is_command
 
 NUMERICS: dict[str, str] = {
@@ -58,9 +55,10 @@ NUMERICS: dict[str, str] = {
 OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
+SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
 """Longer tables scroll by themselves."""
-IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False}
+IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
 """What a service knows beside the study: whether it is in the queue, and the last of its events."""
 
 
@@ -72,15 +70,6 @@ class BreakdownRow(NamedTuple):
     colour: str
     hatched: bool
     values_ms: tuple[float, ...]
-
-
-class ChangeRow(NamedTuple):
-    """One parameter that differs from today."""
-
-    strategy: str
-    summary: str
-    today: str
-    now: str
 
 
 class TopRow(NamedTuple):
@@ -130,6 +119,11 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     numbers = {row.trial_id: row.number for row in history}
     environment = study.environment
     links = get_links_info(environment.topology) if environment and environment.topology else None
+    headline = get_headline_info(source, study_id)
+    epoch = get_epoch_info(study, recommendation) if recommendation else None
+    findings = findings_by_configuration(source, study_id)
+    cause = next((found[0] for name, found in findings.items() if name == TODAY), None)
+    spent_s = convergence[-1].spent_s if convergence else 0.0
     figures = _figures(study, unit, breakdown, history, gains, candidates, neighbours, importance, convergence, links)
     return {
         "title": short_name(study.workload),
@@ -137,8 +131,11 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "ended": study.state in ENDED,
         "recommendation": recommendation,
         "unit": unit,
-        "headline": get_headline_info(source, study_id),
-        "epoch": get_epoch_info(study, recommendation) if recommendation else None,
+        "headline": headline,
+        "screen": screen_facts(headline, recommendation, epoch, cause) if recommendation and epoch else headline.facts,
+        "under_way": get_under_way(source, study_id, spent_s, effects, _leading(findings)),
+        "uses": get_uses(recommendation) if recommendation else [],
+        "epoch": epoch,
         "quantity": parse_objective(study.settings.objective).axis,
         "top": top_rows(recommendation) if recommendation else [],
         "compare_url": ""
@@ -147,11 +144,10 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "configurations": list(dict.fromkeys(row.configuration for row in breakdown)),
         "breakdown": breakdown_rows(breakdown),
         "profiled": any(r.breakdowns for r in results(source.trials(study_id))),
-        "findings": findings_by_configuration(source, study_id),
+        "findings": findings,
         "tried": get_tried_info(source, study_id, effects),
         "not_tried": get_not_tried_info(source, study_id),
         "history": history,
-        "running": [row for row in history if row.outcome == "running"],
         "numbers": numbers,
         "links_of": lambda ids: tuple((numbers[i], site.trial_url(i)) for i in ids if i in numbers),
         "looks": LOOKS,
@@ -167,11 +163,11 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "numerics": NUMERICS,
         "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
         "links": links,
-        "changes": change_rows(study, recommendation.candidate) if recommendation else [],
+        "changes": change_rows(study, recommendation, gains) if recommendation else [],
         "downloads": downloads(recommendation, site) if recommendation else [],
         "study_files": study_files(study, source.trials(study_id), site) if len(history) else [],
         "figures": figures_json(figures),
-        "scripts": ("study.js",),
+        "scripts": SCRIPTS,
         "embedded": [],
         **IN_SERVICE,
     }
@@ -252,25 +248,9 @@ def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, t
     return {name: found[-1] for name, found in latest.items() if found}
 
 
-def change_rows(study: Study, candidate: Candidate) -> list[ChangeRow]:
-    """Every parameter that the recommendation sets otherwise than today."""
-    rows = []
-    for name, choice in candidate.choices.items():
-        summary, today = _strategy_today(study, name)
-        for parameter, value in choice.items():
-            was = choice_label({parameter: today[parameter]}) if parameter in today else units.UNKNOWN
-            rows.append(ChangeRow(name, summary, was, choice_label({parameter: value})))
-    return rows
-
-
-def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
-    """Summary and present choice of a strategy; nothing of one that this version does not know."""
-    try:
-        strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
-    except ChoiceError:
-        return "", {}
-    current = study.facts.current.get(name, {}) if study.facts else {}
-    return strategy.summary, strategy.completed(current)
+def _leading(findings: dict[str, tuple[Finding, ...]]) -> tuple[Finding, ...]:
+    """Findings on the settings that lead."""
+    return list(findings.values())[-1] if findings else ()
 
 
 def downloads(recommendation: Recommendation, site: Site) -> list[Download]:

@@ -79,7 +79,7 @@ def main() -> None:
         take(page, "studies.png", height=420)
         page.goto(f"{url}/studies/{study_id}")
         take(page, "study.png")
-        take(page, "search.png", top="#search")
+        take(page, "search.png", top="nav.tabs")
         profiled = [trial for trial in store.trials(study_id) if trial.result and trial.result.breakdowns]
         page.goto(f"{url}/trials/{profiled[0].trial_id}")
         take(page, "trial.png", top="section:has(.timeline)")

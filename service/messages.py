@@ -126,6 +126,8 @@ class StudyDetail(StudySummary):
         queue: What it asks of workers; null for studies of the command line.
         source_digest: Of the workload's code.
         steptune_version: That began it.
+        tags: Words by which its owner finds it.
+        notes: Of its owner.
     """
 
     message: str
@@ -136,6 +138,8 @@ class StudyDetail(StudySummary):
     queue: StudyQueueState | None
     source_digest: str
     steptune_version: str
+    tags: tuple[str, ...] = ()
+    notes: str = ""
 
 
 class TrialSummary(Record):

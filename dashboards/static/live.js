@@ -15,7 +15,7 @@
   function replace(old, fresh) {
     const open = new Set([...old.querySelectorAll("details[open]")].map(d => d.id || d.textContent.slice(0, 80)));
     const place = focusable(old).indexOf(document.activeElement);
-    const values = new Map([...old.querySelectorAll("input[id]")].map(input => [input.id, input.value]));
+    const values = new Map([...old.querySelectorAll("input[id], textarea[id]")].map(input => [input.id, input.value]));
     for (const details of fresh.querySelectorAll("details")) {
       if (open.has(details.id || details.textContent.slice(0, 80))) details.open = true;
     }
@@ -36,18 +36,6 @@
     fresh.dispatchEvent(new CustomEvent("section-replaced", {bubbles: true}));
   }
 
-  function same(one, other) {
-    const bare = element => {
-      const copy = element.cloneNode(true);
-      copy.querySelectorAll(".plot").forEach(plot => plot.replaceChildren());
-      copy.querySelectorAll(".plot").forEach(plot => plot.removeAttribute("style"));
-      copy.querySelectorAll(".plot").forEach(plot => { plot.className = "plot"; });
-      copy.querySelectorAll("details").forEach(details => details.removeAttribute("open"));
-      return copy.innerHTML;
-    };
-    return bare(one) === bare(other);
-  }
-
   async function refresh() {
     if (asking) { again = true; return; }
     asking = true;
@@ -62,6 +50,7 @@
         const old = document.getElementById(fresh.id);
         if (old === null) {
           const copy = document.importNode(fresh, true);
+          copy.served = fresh.innerHTML;
           if (before) before.after(copy); else main.append(copy);
           steptune.watch(copy);
           before = copy;
@@ -69,8 +58,9 @@
           before = old;
           if (old.matches(":active")) {
             again = true;  // a button that goes between press and release is not clicked
-          } else if (!same(old, fresh)) {
+          } else if (old.served !== fresh.innerHTML) {
             const copy = document.importNode(fresh, true);
+            copy.served = fresh.innerHTML;
             replace(old, copy);
             before = copy;
           }

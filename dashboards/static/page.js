@@ -105,6 +105,7 @@ const steptune = (() => {
     else start();
   }
   ready(() => {
+    for (const section of document.querySelectorAll("[data-live]")) section.served = section.innerHTML;
     watch(document);
     document.documentElement.dataset.ready = "yes";
     if (figures().length) setTimeout(() => requestIdleCallback(plotly), SETTLED_MS);

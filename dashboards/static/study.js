@@ -5,6 +5,13 @@
   const KEY = "steptune.price";
   const number = (value, digits) => value.toLocaleString("en-GB", {maximumSignificantDigits: digits});
 
+  function duration(seconds) {
+    const whole = Math.round(seconds), minutes = Math.floor(whole / 60);
+    if (whole < 60) return `${whole} s`;
+    if (minutes < 60) return whole % 60 ? `${minutes} min ${whole % 60} s` : `${minutes} min`;
+    return minutes % 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 60)} h`;
+  }
+
   function stored() {
     try { return localStorage.getItem(KEY) || ""; } catch { return ""; }
   }
@@ -63,8 +70,25 @@
     }
   });
 
+  document.addEventListener("submit", async event => {
+    const form = event.target.closest("#about-form");
+    if (!form) return;
+    event.preventDefault();
+    const tags = form.querySelector("#tags").value.split(/[\s,]+/).filter(Boolean);
+    const say = text => { document.getElementById("about-note").textContent = text; };
+    try {
+      const content = {tags, notes: form.querySelector("#notes").value};
+      const answer = await steptune.call("PATCH", `/api/v1/studies/${form.dataset.study}`, content);
+      say(answer.ok ? "saved" : (await answer.json()).detail);
+    } catch (error) {
+      say(`the service cannot be reached: ${error.message}`);
+    }
+  });
+
   document.addEventListener("progress", event => {
-    const {stage, current, activity} = event.detail;
+    const {stage, current, activity, budget_s, elapsed_s, spent_before_s} = event.detail;
+    const left = document.getElementById("time-left");
+    if (left && budget_s) left.textContent = duration(Math.max(0, budget_s - elapsed_s - (spent_before_s ?? 0)));
     const place = document.getElementById("activity");
     if (place) place.textContent = [stage, current, activity].filter(Boolean).join(" · ");
   });

@@ -14,6 +14,9 @@ from steptune.tuner.search.space import check_names
 
 MAX_NUM_RANKS = 64
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
+Tag = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z._:/-]{0,39}$")]
+Notes = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$")]
+"""Text of several lines."""
 Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-z]{1,64}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x20\x7f]+$", max_length=500)]
 OptionalReference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=500)]
@@ -207,6 +210,10 @@ class StudyChange(Body):
         description="Among your own studies, higher ones run first.",
         examples=[10],
     )
+    tags: list[Tag] | None = Field(
+        default=None, max_length=20, description="Words to find it by, in place of those before.", examples=[["vit"]]
+    )
+    notes: Notes | None = Field(default=None, max_length=4000, description="For people, in place of those before.")
 
 
 class UploadForm(Body):

@@ -113,7 +113,7 @@ def submit_study(request: Request, principal: Submitter, body: StudyRequest, onc
 @router.patch(
     "/{study_id}",
     summary="Change a study",
-    description="Its title or its priority. With `If-Match`, only if nobody changed it meanwhile.",
+    description="Its title, tags, notes or priority. With `If-Match`, only if nobody changed it meanwhile.",
     responses={**returns(StudyDetail, "The study as it is now."), **refuses(404, 409, 412)},
 )
 def change_study(
@@ -125,7 +125,15 @@ def change_study(
 ) -> Response:
     service = services(request)
     version = _checked_version(service, principal, study_id, if_match)
-    queries.change_study(service.engine, study_id, version, title=body.title, priority=body.priority)
+    queries.change_study(
+        service.engine,
+        study_id,
+        version,
+        title=body.title,
+        priority=body.priority,
+        tags=body.tags,
+        notes=body.notes,
+    )
     return _study_answer(request, service, principal, study_id)
 
 

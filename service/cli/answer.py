@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.headline import get_headline_info, resume_command
 from steptune.dashboards.sources import TrialSource
-from steptune.service.cli.console import short_name
+from steptune.service.cli.console import database_option, short_name
 from steptune.service.script_study import Change, changes_of
 from steptune.service.studies import Results
 from steptune.tuner.errors import RecommendationError
@@ -27,23 +28,36 @@ SCREEN_LINES = 23
 SENTENCE_LINES, PROSPECT_LINES, PROOF_LINES = 6, 4, 3
 SHORT_ID = 8
 INDENT = "  "
+READS_STORE = re.compile(r"\s*steptune (?:export|show|verify|resume|delete) \S+")
 _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
 _UNFINISHED = (StudyState.INTERRUPTED, StudyState.PAUSED)
 
 
-def print_answer(console: Console, source: TrialSource, study_id: str, results: Results | None = None) -> None:
+def print_answer(
+    console: Console,
+    source: TrialSource,
+    study_id: str,
+    results: Results | None = None,
+    *,
+    database: str | None = None,
+) -> None:
     """Prints at most `SCREEN_LINES` lines; `steptune show STUDY --all` prints everything else.
 
     Args:
         results: Where the study's files were written just now; None where they were not.
+        database: As it was given; commands that are named have it as well, without its password.
     """
     study, recommendation = source.get_study(study_id), source.recommendation(study_id)
-    claim, proof, prospect = _claim(console, source, study), _proof(console, recommendation), []
+    option = database_option(database)
+    plain = _use(study, recommendation, results), _next(study, recommendation)
+    use, following = ([_of_database(line, option) for line in lines] for lines in plain)
+    taken = _height(console, *use, *following) - _height(console, *plain[0], *plain[1])
+    claim = _claim(console, source, study, option, SENTENCE_LINES - taken)
+    proof, prospect = _proof(console, recommendation), []
     if recommendation is None:
         proof += _facts(source, study_id)
     else:
         prospect = _prospect(console, recommendation)
-    use, following = _use(study, recommendation, results), _next(study, recommendation)
     room = SCREEN_LINES - _height(console, *claim, *use, *following)
     least = len(_changes(console, study, recommendation, 0))
     proof = proof[: max(1, room - least)]
@@ -55,9 +69,11 @@ def print_answer(console: Console, source: TrialSource, study_id: str, results: 
         console.print(line, soft_wrap=True)
 
 
-def _claim(console: Console, source: TrialSource, study: Study) -> list[Text]:
+def _claim(console: Console, source: TrialSource, study: Study, option: str, most: int) -> list[Text]:
     info = get_headline_info(source, study.study_id)
-    wrapped = _wrapped(console, Text(info.sentence), SENTENCE_LINES)
+    resume = resume_command(study)
+    sentence = info.sentence.replace(f"`{resume}`", f"`{resume}{option}`")
+    wrapped = _wrapped(console, Text(sentence), most)
     name = Text(_fitting(short_name(study.workload), console.width), style="dim")
     return [name, Text(f"{info.figure} {info.title}".strip(), style=f"bold {_TONES[info.tone]}"), *wrapped]
 
@@ -194,13 +210,19 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
     lines = [Text(), Text("Next", style="bold")]
     short = _short(study)
     if study.state in _UNFINISHED:
-        lines.append(_command(f"steptune resume {study.study_id}", "goes on with the search"))
+        lines.append(_command(resume_command(study), "goes on with the search"))
     elif study.state is StudyState.FAILED:
         lines.append(_command(f"steptune delete {short}", "removes this study"))
     elif recommendation is not None and not recommendation.candidate.is_baseline:
         both = "both scripts" if is_command(study.workload) else "both settings"
         lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
     return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
+
+
+def _of_database(line: Text, option: str) -> Text:
+    """A line with an option after the study's id, where it is a command that reads the store."""
+    found = READS_STORE.match(line.plain)
+    return line if found is None else Text.assemble(line[: found.end()], option, line[found.end() :])
 
 
 def _command(command: str, purpose: str) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,13 @@ def settings_with(database: str | None, isolation: str | None = None) -> Setting
     """The settings, with what was given on the command line."""
     given = {"database_url": database, "isolation": isolation}
     return load_settings(**{name: value for name, value in given.items() if value})
+
+
+def database_option(database: str | None) -> str:
+    """` --database URL` for a command that is named to the user, without a password; empty where none was given."""
+    from steptune.service.connections import without_password
+
+    return f" --database {shlex.quote(without_password(database))}" if database else ""
 
 
 @contextmanager

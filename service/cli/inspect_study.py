@@ -63,7 +63,7 @@ def show(
         else:
             from steptune.service.cli.answer import print_answer
 
-            print_answer(output, store, study.study_id)
+            print_answer(output, store, study.study_id, database=database)
 
 
 def list_studies(

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options, refuse_secrets
-from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
+from steptune.service.cli.console import (
+    INTERRUPTED,
+    database_option,
+    errors,
+    opened_store,
+    output,
+    print_json,
+    say,
+    settings_with,
+)
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import (
@@ -236,9 +245,10 @@ def resume(
     with opened_store(way.settings) as store:
         study = resolve(store, study_id)
         if study.state is StudyState.COMPLETED and budget is None:
+            option = database_option(database)
             raise StoreError(
-                f"study {study.study_id} is complete: `steptune show {study.study_id}` prints its answer, "
-                f"`steptune resume {study.study_id} --budget 10m` goes on searching"
+                f"study {study.study_id} is complete: `steptune show {study.study_id}{option}` prints its answer, "
+                f"`steptune resume {study.study_id}{option} --budget 10m` goes on searching"
             )
         check_unchanged(study)
         if is_command(study.workload):
@@ -264,6 +274,8 @@ class _Way:
     folder: Path | None
     cluster: Cluster | None
     as_json: bool
+    database: str | None
+    """As it was given."""
 
 
 def _way(
@@ -282,7 +294,15 @@ def _way(
     settings, interpreter = settings_with(database, isolation), str(python) if python else None
     level = chosen_level(settings, python=interpreter)
     check_writable(folder or RESULTS)
-    return _Way(settings=settings, level=level, python=interpreter, folder=folder, cluster=cluster, as_json=as_json)
+    return _Way(
+        settings=settings,
+        level=level,
+        python=interpreter,
+        folder=folder,
+        cluster=cluster,
+        as_json=as_json,
+        database=database,
+    )
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
@@ -423,6 +443,7 @@ def _driven(
     """
     from steptune.service.studies import run_study
 
+    option = database_option(way.database)
     try:
         begin()
         say(f"study {study.study_id}", style="dim")
@@ -442,11 +463,13 @@ def _driven(
             raise typer.Exit(INTERRUPTED) from None
         before = "before there was an answer"
         if store.recommendation(study.study_id) is not None:
-            before = f"before there was another answer: `steptune show {study.study_id}` has the earlier one"
-        say(f"interrupted {before}: `steptune resume {study.study_id}` goes on")
+            before = f"before there was another answer: `steptune show {study.study_id}{option}` has the earlier one"
+        say(f"interrupted {before}: `steptune resume {study.study_id}{option}` goes on")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFullError as error:
-        raise StorageFullError(f"{error}. Once there is space, `steptune resume {study.study_id}` goes on") from error
+        raise StorageFullError(
+            f"{error}. Once there is space, `steptune resume {study.study_id}{option}` goes on"
+        ) from error
 
 
 def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recommendation) -> None:
@@ -462,7 +485,7 @@ def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recomme
     else:
         from steptune.service.cli.answer import print_answer
 
-        print_answer(output, store, study.study_id, results)
+        print_answer(output, store, study.study_id, results, database=way.database)
 
 
 @contextlib.contextmanager

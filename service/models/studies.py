@@ -77,6 +77,9 @@ class StudyRow(Base):
     record: Mapped[str]
     revision: Mapped[int] = mapped_column(server_default="0")
     """Grows with every change of the study, its trials, decisions, answer and files: pages are kept until it does."""
+    tags: Mapped[str] = mapped_column(server_default="")
+    """Words of its owner, each between spaces: ` vit nightly `, so that one is found as a part."""
+    notes: Mapped[str] = mapped_column(server_default="")
 
 
 class TrialRow(Base):

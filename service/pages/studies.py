@@ -32,6 +32,7 @@ def studies_page(
     state: Text = "",
     hardware: Text = "",
     bottleneck: Text = "",
+    tag: Text = "",
     sort: Text = "newest",
     cursor: Annotated[str, Query(max_length=900)] = "",
 ) -> Response:
@@ -44,6 +45,7 @@ def studies_page(
         state=state,
         hardware=hardware,
         bottleneck=bottleneck,
+        tag=tag,
         sort=sort if sort in SORTS else "newest",
         cursor=cursor,
     )
@@ -52,7 +54,14 @@ def studies_page(
         found = list_page(service.engine, wanted, NUM_ROWS)
     except ValueError as error:
         raise RefusalError(404, "invalid-cursor", str(error)) from error
-    given: dict[str, Any] = {"q": q, "state": state, "hardware": hardware, "bottleneck": bottleneck, "sort": sort}
+    given: dict[str, Any] = {
+        "q": q,
+        "state": state,
+        "hardware": hardware,
+        "bottleneck": bottleneck,
+        "tag": tag,
+        "sort": sort,
+    }
     given = {name: value for name, value in given.items() if value and (name, value) != ("sort", "newest")}
     counts = num_by_state(service.engine, owner_id)
     labels = tuple(hardware_labels(service.engine))
@@ -61,7 +70,7 @@ def studies_page(
         return {
             "title": "Studies",
             "current": "/",
-            "scripts": ("live.js",),
+            "scripts": ("live.js", "studies.js"),
             "studies": found.studies,
             "next_query": urlencode({**given, "cursor": found.next_cursor}) if found.next_cursor else "",
             "first_query": urlencode(given),
@@ -74,6 +83,7 @@ def studies_page(
             "hardware_labels": labels,
             "bottlenecks": BOTTLENECKS,
             "sorts": SORTS,
+            "sort_queries": {name: urlencode({**given, "sort": name}) for name in SORTS},
         }
 
     return shared_page(

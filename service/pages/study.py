@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from steptune.dashboards.report import render_report
 from steptune.dashboards.site import Site
-from steptune.dashboards.study_page import ENDED, study_context
+from steptune.dashboards.study_page import ENDED, SCRIPTS, study_context
 from steptune.service.api.context import Services, StudyId, services
 from steptune.service.api.ownership import check_study
 from steptune.service.api.problems import not_found
@@ -38,7 +38,7 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
         found = study_context(
             KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records), study_id, site
         )
-        return {**found, **queue, "scripts": ("live.js", "study.js")}
+        return {**found, **queue, "scripts": ("live.js", *SCRIPTS)}
 
     return shared_page(
         request,
@@ -78,4 +78,9 @@ def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
         waits_for = service.queue.entry(study_id).waits_for
         if detail.queue.requested:
             waits_for = f"{detail.queue.requested} asked for; it stops soon"
-    return {"queued": detail.queue is not None, "waits_for": waits_for, "live": detail.state not in ENDED}
+    return {
+        "queued": detail.queue is not None,
+        "waits_for": waits_for,
+        "live": detail.state not in ENDED,
+        "about": detail,
+    }

@@ -86,7 +86,14 @@ def version_of_study(engine: Engine, study_id: str) -> int | None:
 
 
 def change_study(
-    engine: Engine, study_id: str, version: int | None, *, title: str | None, priority: int | None
+    engine: Engine,
+    study_id: str,
+    version: int | None,
+    *,
+    title: str | None = None,
+    priority: int | None = None,
+    tags: Sequence[str] | None = None,
+    notes: str | None = None,
 ) -> None:
     """Changes what is not None.
 
@@ -107,8 +114,16 @@ def change_study(
             if version is None:
                 raise unknown_study(study_id)
             raise VersionConflictError(f"study {study_id} is at version {version} no more: read it again")
-        if title is not None:
-            session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(title=title))
+        joined = None if tags is None else packed_tags(tags)
+        given = {"title": title, "tags": joined, "notes": notes}
+        written = {name: value for name, value in given.items() if value is not None}
+        if written:
+            session.execute(update(StudyRow).where(StudyRow.study_id == study_id).values(**written))
+
+
+def packed_tags(tags: Sequence[str]) -> str:
+    """Tags as they are stored, each between spaces; none twice."""
+    return f" {' '.join(dict.fromkeys(tags))} " if tags else ""
 
 
 # Making a statement takes longer than running it, so those of reads are made once.
@@ -144,7 +159,9 @@ _QUEUE_STATE = (
     QueueEntryRow.claimed_at,
     QueueEntryRow.ended_at,
 )
-_STUDY = _SUMMARIES.add_columns(StudyRow.record, *_QUEUE_STATE).where(StudyRow.study_id == bindparam("study_id"))
+_STUDY = _SUMMARIES.add_columns(StudyRow.record, StudyRow.tags, StudyRow.notes, *_QUEUE_STATE).where(
+    StudyRow.study_id == bindparam("study_id")
+)
 _COUNTS = (
     select(TrialRow.state, func.count()).where(TrialRow.study_id == bindparam("study_id")).group_by(TrialRow.state)
 )
@@ -216,6 +233,8 @@ def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
         queue=None if row.version is None else _queue_state(row),
         source_digest=record.get("source_digest", ""),
         steptune_version=record.get("steptune_version", ""),
+        tags=tuple(row.tags.split()),
+        notes=row.notes,
     )
 
 

@@ -24,7 +24,8 @@ class ListQuery:
 
     Attributes:
         owner_id: Only of this user; None for everybody's.
-        text: A part of the workload, the title or the id.
+        text: A part of the workload, the title, the notes or the id.
+        tag: One of its tags.
         state: Of the study.
         hardware: Label of the hardware profile.
         bottleneck: What took the most time before.
@@ -37,6 +38,7 @@ class ListQuery:
     state: str = ""
     hardware: str = ""
     bottleneck: str = ""
+    tag: str = ""
     sort: str = "newest"
     cursor: str = ""
 
@@ -97,6 +99,8 @@ _COLUMNS = (
         RecommendationRow.bottleneck_after,
         RecommendationRow.tuning_s,
         QueueEntryRow.device_seconds,
+        StudyRow.tags,
+        StudyRow.notes,
     )
     .outerjoin(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id)
     .outerjoin(RecommendationRow, RecommendationRow.study_id == StudyRow.study_id)
@@ -120,9 +124,16 @@ def _filtered(query: Select[Any], wanted: ListQuery) -> Select[Any]:
     for column, value in columns.items():
         if value:
             query = query.where(column == value)
+    if wanted.tag:
+        query = query.where(StudyRow.tags.contains(f" {wanted.tag} ", autoescape=True))
     if wanted.text:
         text = wanted.text.lower()
-        searched = (func.lower(StudyRow.workload), func.lower(StudyRow.title), StudyRow.study_id)
+        searched = (
+            func.lower(StudyRow.workload),
+            func.lower(StudyRow.title),
+            func.lower(StudyRow.notes),
+            StudyRow.study_id,
+        )
         query = query.where(or_(*(column.contains(text, autoescape=True) for column in searched)))
     return query
 
@@ -162,4 +173,7 @@ def _listed(row: Any) -> ListedStudy:
         bottleneck_after=row.bottleneck_after,
         tuning_s=row.tuning_s,
         device_hours=None if row.device_seconds is None else row.device_seconds / 3600,
+        tags=tuple(row.tags.split()),
+        notes=row.notes,
+        submitted=row.device_seconds is not None,
     )

@@ -39,8 +39,13 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDTHS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
-LOOKS = [("desktop", "light"), ("desktop", "dark"), ("phone", "light"), ("phone", "dark")]
+WIDTHS = {
+    "desktop": {"width": 1440, "height": 900},
+    "tablet": {"width": 820, "height": 1180},
+    "phone": {"width": 390, "height": 844},
+}
+LOOKS = [(width, scheme) for width in WIDTHS for scheme in ("light", "dark")]
+FEW_LOOKS = [("desktop", "dark"), ("tablet", "light"), ("phone", "light")]
 SERIOUS = {"serious", "critical"}
 
 
@@ -88,11 +93,15 @@ class Visit:
     def draw_all(self) -> int:
         """Scrolls through the page until every figure is drawn; returns how many there are."""
         figures = self.page.locator(".figure")
-        for number in range(figures.count()):
-            figure = figures.nth(number)
-            if figure.is_visible():
-                figure.scroll_into_view_if_needed()
-                expect(figure.locator(".plot svg.main-svg").first).to_be_visible()
+        tabs = self.page.get_by_role("tab")
+        for place in range(max(1, tabs.count())):
+            if tabs.count():
+                tabs.nth(place).click()
+            for number in range(figures.count()):
+                figure = figures.nth(number)
+                if figure.is_visible():
+                    figure.scroll_into_view_if_needed()
+                    expect(figure.locator(".plot svg.main-svg").first).to_be_visible()
         return figures.count()
 
     def hosts(self) -> set[str]:
@@ -159,14 +168,17 @@ def test_every_page_in_every_state(page, state, visit, axe):
     assert visit.hosts() == {urlsplit(service.url).netloc}
     visit.page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
     found = {}
-    for width, scheme in LOOKS if name == "running" else LOOKS[1:3]:
+    for width, scheme in LOOKS if name == "running" else FEW_LOOKS:
         visit.page.set_viewport_size(WIDTHS[width])
         visit.page.emulate_media(color_scheme=scheme)
         visit.draw_all()
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]["width"]
-        problems = violations(visit.page, axe)
-        if problems:
-            found[width, scheme] = problems
+        for tab in visit.page.get_by_role("tab").all() or [None]:
+            if tab is not None:
+                tab.click()
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]["width"]
+            problems = violations(visit.page, axe)
+            if problems:
+                found[width, scheme, tab and tab.text_content()] = problems
     assert found == {}
 
 
@@ -175,8 +187,87 @@ class TestStudy:
         page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}")
         assert visit.draw_all() >= 6
         expect(page.locator(".figure-number")).to_have_text("2.42×")
-        for section in ("time", "search", "parts"):
+        for section in ("profile", "search", "parts"):
             assert page.locator(f"#{section} table").count() >= 1
+
+    def test_gain_cause_and_use_are_seen_without_scrolling(self, complete, visit):
+        """At 1440 x 900, with what it cost and what more time would bring."""
+        for name in ("complete", "large"):
+            page = visit.go(f"{complete.url}/studies/{complete.studies[name]}")
+            seen = page.locator("#answer")
+            for part in (".figure-number", ".interval", ".facts", "#changes", "#use"):
+                box = seen.locator(part).bounding_box()
+                assert box["y"] >= 0
+                assert box["y"] + box["height"] <= WIDTHS["desktop"]["height"], part
+            expect(seen.locator(".facts")).to_contain_text("input-bound: 63 % of the step waits for data")
+            expect(seen.locator(".facts")).to_contain_text("7 min 42 s")
+            expect(seen.locator(".interval")).to_contain_text("2.37× to 2.47×")
+            expect(page.locator("nav.tabs")).to_be_in_viewport(ratio=1)
+
+    def test_tabs_by_pointer_keys_and_address(self, complete, visit):
+        study = f"{complete.url}/studies/{complete.studies['complete']}"
+        page = visit.go(study)
+        shown_now = page.locator(".panel:not([hidden])")
+        expect(shown_now).to_have_attribute("data-panel", "search")
+        page.get_by_role("tab", name="Profile").click()
+        expect(shown_now).to_have_attribute("data-panel", "profile")
+        expect(page.get_by_role("tabpanel", name="Profile")).to_be_visible()
+        assert page.url.endswith("#profile")
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_role("tab", name="Evidence")).to_be_focused()
+        expect(shown_now).to_have_attribute("data-panel", "evidence")
+        page.keyboard.press("End")
+        expect(shown_now).to_have_attribute("data-panel", "configuration")
+        page.locator("#use").get_by_role("link", name="all formats").click()
+        expect(page.locator("#files")).to_be_in_viewport()
+        page.goto("about:blank")
+        page.goto(f"{study}#neighbours-details")
+        expect(shown_now).to_have_attribute("data-panel", "evidence")
+        expect(page.locator("#neighbours-details")).to_be_in_viewport()
+
+    def test_without_scripts_tabs_are_sections(self, complete, browser):
+        visit = Visit(browser, java_script_enabled=False)
+        page = visit.page
+        page.goto(f"{complete.url}/studies/{complete.studies['complete']}#evidence")
+        for panel in page.locator(".panel").all():
+            expect(panel).to_be_visible()
+        expect(page.locator("#evidence")).to_be_in_viewport()
+        expect(page.locator("button.copy").first).to_be_hidden()
+        visit.context.close()
+
+    def test_a_table_sorts_and_is_searched(self, complete, visit):
+        page = visit.go(f"{complete.url}/studies/{complete.studies['large']}")
+        decisions = page.get_by_label("Decisions", exact=True)
+        rows = decisions.locator("tbody tr:visible")
+        before = rows.count()
+        speeds = "rows => rows.map(r => r.cells[3].textContent.trim()).filter(Boolean).map(t => parseFloat(t))"
+        page.get_by_role("button", name="Speed").first.click()
+        expect(decisions.locator("th[aria-sort=descending]")).to_have_text("Speed")
+        found = rows.evaluate_all(speeds)
+        assert found == sorted(found, reverse=True)
+        page.get_by_role("button", name="Speed").first.click()
+        found = rows.evaluate_all(speeds)
+        assert found == sorted(found)
+        page.get_by_role("searchbox", name="Search: What was tried").fill("micro_batch gain")
+        assert 0 < rows.count() < before
+        for text in rows.all_text_contents():
+            assert "micro_batch" in text
+            assert "gain" in text
+
+    def test_a_figure_and_a_way_of_use_are_copied(self, complete, browser):
+        visit = Visit(browser, permissions=["clipboard-read", "clipboard-write"])
+        page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}#evidence")
+        page.get_by_role("button", name="Copy: In your script").click()
+        clipboard = "navigator.clipboard.readText()"
+        expect(page.locator("#use button.copy").first).to_have_text("Copied")
+        assert page.evaluate(clipboard).startswith('job = steptune.apply("steptune.json", workload)')
+        button = page.locator("[data-figure=gains] button.copy")
+        button.click()
+        expect(button).to_have_text("Copied")
+        lines = page.evaluate(clipboard).splitlines()
+        assert lines[0].startswith("series,x,y")
+        assert "1.92,data loading" in lines[1]
+        visit.context.close()
 
     def test_it_is_live_without_reload(self, tmp_path, visit):
         """A trial that ends, a decision, the answer and the new state appear; what the reader did stays."""
@@ -203,7 +294,7 @@ class TestStudy:
             service.store.begin_trials([began])
             service.store.add_event(study_id, "trials_began", {"group": "live", "trials": [began.trial_id]})
             expect(rows).to_have_count(before + 1)
-            expect(page.locator("p.running").last).to_contain_text("100")
+            expect(page.locator(".now").last).to_contain_text("100")
             result = make_result(began.trial_id, WINNER, 1.03e7, breakdown=STEP_AFTER)
             service.store.complete_trials([result])
             service.store.add_event(study_id, "trials_ended", {"group": "live", "outcomes": {}})
@@ -265,7 +356,7 @@ class TestStudy:
             assert changed
 
     def test_the_price_stays_in_this_browser_and_gives_costs(self, complete, visit):
-        page = visit.go(f"{complete.url}/studies/{complete.studies['large']}")
+        page = visit.go(f"{complete.url}/studies/{complete.studies['large']}#evidence")
         num_requests = len(visit.requests)
         page.get_by_label("Price of this machine").fill("36")
         note = page.locator("#price-note")
@@ -277,7 +368,7 @@ class TestStudy:
     def test_exports_can_be_saved(self, complete, visit):
         page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}")
         with page.expect_download() as saved:
-            page.get_by_role("link", name="steptune.json").click()
+            page.locator("#use").get_by_role("link", name="steptune.json").click()
         assert '"verdict": "faster"' in Path(saved.value.path()).read_text()
 
 
@@ -296,6 +387,50 @@ class TestList:
         expect(page.get_by_text("No study fits.")).to_be_visible()
         page.goto(f"{complete.url}/?sort=gain")
         expect(rows.first).to_contain_text("2.42×")
+
+    def test_two_studies_are_compared_and_ended_ones_deleted(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            for name in ("complete", "large", "failed"):
+                service.add(name)
+            page = visit.go(service.url)
+            compare, delete = (page.get_by_role("button", name=name) for name in ("Compare two", "Delete"))
+            expect(compare).to_be_disabled()
+            rows = page.locator("table.studies tbody tr")
+            for name in ("complete", "large"):
+                page.locator(f"input[value='{service.studies[name]}']").check()
+            compare.click()
+            page.wait_for_url(f"{service.url}/compare?a={service.studies['complete']}&b={service.studies['large']}")
+            page.goto(service.url)
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.locator(f"input[value='{service.studies['failed']}']").check()
+            delete.click()
+            expect(rows).to_have_count(2)
+            assert {study.study_id for study in service.store.list_studies()} == {
+                service.studies[name] for name in ("complete", "large")
+            }
+
+    def test_tags_and_notes_are_written_and_found(self, tmp_path, visit):
+        with shown(tmp_path) as service:
+            study = f"{service.url}/studies/{service.add('complete')}"
+            service.add("failed")
+            page = visit.go(f"{study}#about")
+            page.get_by_label("Tags").fill("nightly, vit")
+            page.get_by_label("Notes").fill("first try\n<b>on two cores</b>")
+            page.get_by_role("button", name="Save").click()
+            expect(page.locator("#about-note")).to_have_text("saved")
+            page.reload()
+            expect(page.get_by_label("Tags")).to_have_value("nightly vit")
+            page.get_by_label("Tags").fill("not/a tag!")
+            page.get_by_role("button", name="Save").click()
+            expect(page.locator("#about-note")).not_to_have_text("saved")
+            page.goto(service.url)
+            expect(page.locator("table.studies")).to_contain_text("<b>on two cores</b>")
+            page.get_by_role("link", name="vit", exact=True).click()
+            expect(page.locator("table.studies tbody tr")).to_have_count(1)
+            page.goto(f"{service.url}/?q=two+cores")
+            expect(page.locator("table.studies tbody tr")).to_have_count(1)
+            page.goto(f"{service.url}/?tag=vi")
+            expect(page.get_by_text("No study fits.")).to_be_visible()
 
     def test_pages_of_a_long_list(self, tmp_path, visit):
         with shown(tmp_path) as service:

@@ -33,10 +33,12 @@ RESULTS = Results(
 )
 
 
-def printed(source: TrialSource, results: Results | None = None, width: int = 80) -> list[str]:
+def printed(
+    source: TrialSource, results: Results | None = None, width: int = 80, database: str | None = None
+) -> list[str]:
     """The lines that a terminal of this width shows."""
     out = io.StringIO()
-    print_answer(Console(file=out, width=width, color_system=None), source, STUDY_ID, results)
+    print_answer(Console(file=out, width=width, color_system=None), source, STUDY_ID, results, database=database)
     return [line[at : at + width] for line in out.getvalue().splitlines() for at in range(0, max(1, len(line)), width)]
 
 
@@ -70,9 +72,10 @@ def test_it_fits_on_one_screen_whatever_it_says(width: int, results: Results | N
         *(stored(study) for study in states),
     ]
     for source in sources:
-        lines = printed(source, results, width)
-        assert len(lines) <= 23, "\n".join(lines)
-        assert any("--all" in line for line in lines)
+        for database in (None, f"sqlite:////home/me/{'folder/' * 6}steptune.db"):
+            lines = printed(source, results, width, database)
+            assert len(lines) <= 23, "\n".join(lines)
+            assert "--all" in "".join(lines)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -124,6 +127,50 @@ def test_changes_that_have_no_room_are_counted() -> None:
     [more] = [line for line in lines if line.strip().startswith("and ")]
     shown = sum("×  " in line for line in lines)
     assert more.strip() == f"and {len(many) - shown} more"
+
+
+def test_commands_name_the_database_that_was_given() -> None:
+    short, option = STUDY_ID[-8:], "--database 'postgresql+psycopg://me:***@host/tune'"
+    given = "postgresql+psycopg://me:hidden@host/tune"
+    text = "\n".join(printed(complete_study(), width=200, database=given))
+    for command in (f"export {short} {option}", f"verify {short} {option}", f"show {short} {option} --all"):
+        assert f"steptune {command}" in text
+    assert "hidden" not in text
+    certificate = replace(make_recommendation().certificate, ended="interrupted")
+    answer = make_recommendation(
+        Candidate(choices={}), verdict=Verdict.NOT_SEARCHED, gain=None, certificate=certificate
+    )
+    interrupted = stored(make_study(state=StudyState.INTERRUPTED), recommendation=answer)
+    text = " ".join(printed(interrupted, width=200, database="sqlite:///other.db"))
+    assert text.count(f"steptune resume {STUDY_ID} --database sqlite:///other.db") == 2
+
+
+def test_a_cancelled_study_is_not_to_be_resumed() -> None:
+    certificate = replace(make_recommendation().certificate, ended="interrupted")
+    answer = make_recommendation(
+        Candidate(choices={}), verdict=Verdict.NOT_SEARCHED, gain=None, certificate=certificate
+    )
+    cancelled = stored(make_study(state=StudyState.CANCELLED), recommendation=answer)
+    assert "resume" not in "\n".join(printed(cancelled))
+
+
+def test_a_script_that_is_not_here_goes_on_at_its_service(tmp_path: Path) -> None:
+    for folder, command in ((tmp_path, "resume"), (tmp_path / "gone", "continue")):
+        script = ScriptFacts(command=("python", "train.py"), folder=str(folder))
+        study = make_study(
+            workload="-- python train.py", state=StudyState.PAUSED, facts=replace(sample_facts(), script=script)
+        )
+        assert f"steptune {command} {STUDY_ID}" in "\n".join(printed(stored(study)))
+
+
+def test_a_study_whose_trials_were_spent_does_not_blame_its_budget() -> None:
+    certificate = replace(make_recommendation().certificate, ended="trials spent")
+    answer = make_recommendation(
+        Candidate(choices={}), verdict=Verdict.NOT_SEARCHED, gain=None, certificate=certificate
+    )
+    text = " ".join(printed(stored(make_study(), recommendation=answer), width=200))
+    assert "budget" not in text
+    assert "Allow more with --trials" in text
 
 
 def test_a_study_that_can_go_on_says_how() -> None:

@@ -105,7 +105,7 @@ class Certificate(Record):
     noise: float
     """Smallest gain that this study could tell from none."""
     ended: str
-    """"no bound above noise", "budget spent", "all choices tried", "interrupted"."""
+    """"no bound above noise", "budget spent", "trials spent", "interrupted"."""
     not_tried: tuple[Decision, ...] = ()
     audits: int = 0
     audit_violations: int = 0

@@ -1,0 +1,127 @@
+"""The first screen of a finished study's page, below its claim: cause, changes, their use, cost, and prospect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steptune.dashboards import units
+from steptune.dashboards.epochs import EpochInfo
+from steptune.dashboards.gains import GainRow
+from steptune.dashboards.headline import Fact, HeadlineInfo
+from steptune.tuner.errors import ChoiceError, RecommendationError
+from steptune.tuner.records import Choice, Finding, Recommendation, Study, choice_label
+from steptune.tuner.scripts.diff import script_diff
+from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.knobs import with_knobs
+from steptune.tuner.workloads.reference import is_command
+
+
+class ChangeRow(NamedTuple):
+    """One strategy that the recommendation sets otherwise than today; NaN where its contribution was not measured."""
+
+    strategy: str
+    summary: str
+    today: str
+    now: str
+    gain: float
+    low: float
+    high: float
+    method: str
+
+
+class Use(NamedTuple):
+    """A text to copy: what it is, the text, and how to use it."""
+
+    title: str
+    text: str
+    note: str = ""
+
+
+def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[GainRow]) -> list[ChangeRow]:
+    """Every strategy of the recommendation, with the parameters that it changes."""
+    contributions = {row.strategy: (row.gain, row.low, row.high, row.method) for row in gains}
+    rows = []
+    for name, choice in recommendation.candidate.choices.items():
+        summary, current = _strategy_today(study, name)
+        was = {parameter: current[parameter] for parameter in choice if parameter in current}
+        unknown = (math.nan, math.nan, math.nan, "")
+        rows.append(
+            ChangeRow(
+                name,
+                summary,
+                choice_label(was) if was else units.UNKNOWN,
+                choice_label(choice),
+                *contributions.get(name, unknown),
+            )
+        )
+    return rows
+
+
+def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
+    """Summary and present choice of a strategy; nothing of one that this version does not know."""
+    try:
+        strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
+    except ChoiceError:
+        return "", {}
+    current = study.facts.current.get(name, {}) if study.facts else {}
+    return strategy.summary, strategy.completed(current)
+
+
+def get_uses(recommendation: Recommendation) -> list[Use]:
+    """Ways to use a recommendation, each a text to copy; none where it changes nothing."""
+    if recommendation.candidate.is_baseline:
+        return []
+    if is_command(recommendation.workload):
+        uses = [*_script_changes(recommendation), Use("One line in the script", _ENABLE, "makes all changes")]
+    else:
+        uses = [Use("In your script", _APPLY, "workload: yours, as it was tuned")]
+    if recommendation.environment_variables:
+        lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
+        uses.append(Use("Environment", "\n".join(lines), "before torch is imported"))
+    return uses
+
+
+_ENABLE = 'import steptune; steptune.enable("steptune.json")'
+_APPLY = """\
+job = steptune.apply("steptune.json", workload)
+for batch in job.loader:
+    loss = job.step(batch)"""
+
+
+def _script_changes(recommendation: Recommendation) -> list[Use]:
+    """Options and lines of the script, where the script is here and was not edited since."""
+    try:
+        found = script_diff(recommendation)
+    except RecommendationError:
+        return []
+    uses = []
+    if found.options:
+        uses.append(Use("Arguments", " ".join(found.options), "add them to the command"))
+    if found.diff:
+        uses.append(Use("Diff", found.diff, "git apply, in the script's folder"))
+    return uses
+
+
+def screen_facts(
+    headline: HeadlineInfo, recommendation: Recommendation, epoch: EpochInfo, cause: Finding | None
+) -> list[Fact]:
+    """Cause, trust, cost and prospect of an answer."""
+    facts = {fact.name: fact for fact in headline.facts}
+    cost = facts["Cost of tuning"]
+    device_hours = units.significant(recommendation.cost.tuning_s * epoch.num_devices / 3600, 2)
+    note = ", ".join(filter(None, (f"{device_hours} device hours", cost.note)))
+    return [
+        _cause_fact(facts["Bottleneck"], cause),
+        facts.get("Same training?", facts["Verdict"]),
+        Fact("What it cost", cost.value, note),
+        facts.get("With more time", facts["What is left"]),
+    ]
+
+
+def _cause_fact(bottleneck: Fact, cause: Finding | None) -> Fact:
+    before = bottleneck.note.removeprefix("before: ")
+    changed = bottleneck.note.startswith("before: ") and before != bottleneck.value
+    value = f"{before} → {bottleneck.value}" if changed else bottleneck.value
+    return Fact("Cause: the bottleneck", value, cause.message if cause else bottleneck.note)

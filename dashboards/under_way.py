@@ -1,0 +1,105 @@
+"""A study that runs: the time that is left, the best so far with its interval, and what runs now, and why.
+
+Until there is an answer, the speed of a configuration is that of `dashboards.effects`, as in the tables below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steptune.dashboards.effects import Effects
+from steptune.dashboards.sources import TrialSource
+from steptune.dashboards.starts import leading_candidate
+from steptune.tuner.records import Candidate, Choice, Finding, Purpose, StudyState, Trial, TrialState, choice_label
+
+WHY: dict[Purpose, str] = {
+    Purpose.BASELINE: "the reference of all speeds",
+    Purpose.REPLICATE: "again, for a narrower interval",
+    Purpose.SENTINEL: "today's settings again, to see whether the machine has changed",
+    Purpose.COMPANION: "takes turns with a candidate, for comparison",
+    Purpose.AUDIT: "excluded by its bound: run to check the bounds",
+    Purpose.CONFIRM: "a finalist, in new processes beside today's settings",
+    Purpose.CONTRIBUTION: "measures the contribution of a part",
+    Purpose.MOVED: "again, because the place of the trials has changed",
+}
+"""Why trials run that explore nothing new."""
+
+
+class RunningRow(NamedTuple):
+    """A trial that runs now, and why."""
+
+    number: int
+    trial_id: str
+    label: str
+    why: str
+
+
+class UnderWay(NamedTuple):
+    """Progress of a study that has not ended."""
+
+    left_s: float
+    budget_s: float
+    best_label: str
+    best: float
+    """Estimate of the search for the settings that were accepted last; NaN before any were."""
+    low: float
+    high: float
+    running: tuple[RunningRow, ...]
+
+
+def get_under_way(
+    source: TrialSource,
+    study_id: str,
+    spent_s: float,
+    effects: Effects,
+    findings: Sequence[Finding],
+) -> UnderWay | None:
+    """Progress of a study; None of one that has ended, or has no trial yet.
+
+    Args:
+        spent_s: Time of the trials that have ended.
+        findings: Of the latest profile of the settings that lead.
+    """
+    study = source.get_study(study_id)
+    if study.state is not StudyState.RUNNING or not source.trials(study_id):
+        return None
+    leading = leading_candidate(source, study_id)
+    best = effects.speed(leading[1]) if leading else None
+    before = leading[1].choices if leading else {}
+    return UnderWay(
+        left_s=max(0.0, study.settings.budget_s - spent_s),
+        budget_s=study.settings.budget_s,
+        best_label=leading[1].label if leading else "",
+        best=best.value if best else math.nan,
+        low=best.low if best else math.nan,
+        high=best.high if best else math.nan,
+        running=tuple(
+            RunningRow(t.sequence, t.trial_id, _label(t.candidate, before), _why(t, before, findings))
+            for t in source.trials(study_id)
+            if t.state is TrialState.RUNNING
+        ),
+    )
+
+
+def _why(trial: Trial, before: dict[str, Choice], findings: Sequence[Finding]) -> str:
+    """The finding that a new change is for, else the trial's purpose."""
+    if trial.purpose in WHY:
+        return WHY[trial.purpose]
+    changed = _changed(trial.candidate, before)
+    for finding in findings:
+        if changed & set(finding.strategies):
+            return f"for the finding: {finding.message}"
+    return "to learn its speed"
+
+
+def _changed(candidate: Candidate, before: dict[str, Choice]) -> set[str]:
+    return {name for name in {*candidate.choices, *before} if candidate.choices.get(name) != before.get(name)}
+
+
+def _label(candidate: Candidate, before: dict[str, Choice]) -> str:
+    """The difference from the settings that lead."""
+    names = sorted(_changed(candidate, before))
+    parts = [f"{n}: {choice_label(candidate.choices[n]) if n in candidate.choices else 'as today'}" for n in names]
+    return "; ".join(parts) or ("the best so far" if before else "today's settings")

@@ -91,7 +91,7 @@ class Search:
             if number % 2 and case.long_search:
                 self._start(BASELINE, Purpose.BASELINE)
         self._ranking = sorted(candidates, key=lambda candidate: -self._mean(candidate))
-        self._start(self._ranking[0], Purpose.EXPLORE) if case.long_search else None
+        self._start(self._ranking[0], Purpose.REPLICATE) if case.long_search else None
         self._start(BASELINE, Purpose.BASELINE)
 
     def finalists(self, count: int) -> list[Candidate]:

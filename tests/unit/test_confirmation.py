@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from scipy.special import ndtr
 from search_builders import SMALL, candidate, run_one
 
+from steptune.tuner.estimates import log_rate, student_quantile
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Purpose
+from steptune.tuner.records import Purpose, TrialResult
 from steptune.tuner.search.confirmation import (
     MAX_BLOCKS,
     Finalist,
@@ -25,8 +26,8 @@ from steptune.tuner.search.confirmation import (
 )
 from steptune.tuner.search.effects import Difference
 from steptune.tuner.search.recommend import choose
-from steptune.tuner.search.spending import looks
-from steptune.tuner.trials.fake import FakeRunner, Surface
+from steptune.tuner.search.spending import looks, simultaneous_level
+from steptune.tuner.trials.fake import FakeRunner, Surface, known_window
 
 BASE, FAST, SLOW = candidate(), candidate(loader=2), candidate(products=1)
 KNOWN = Spread(variance=0.0001, degrees=20)
@@ -50,7 +51,7 @@ def simulated(seed, true_gains, *, num_blocks=5, noise_sd=0.03):
 class TestIntervals:
     @pytest.mark.parametrize("gains", [(1.2,), (1.2, 1.0), (1.2, 1.1, 0.9)], ids=len)
     def test_hold_for_all_finalists_at_once_in_95_of_100_studies(self, gains):
-        """So the best of them may be chosen; Bonferroni makes it a little more than 95."""
+        """So the best of them may be chosen; without a spread of both sides it is a little more than 95."""
         held = 0
         for seed in range(NUM_SIMULATIONS):
             judged = [gain_of(ratios, len(gains)) for ratios in simulated(seed, gains)]
@@ -220,8 +221,22 @@ class TestChoice:
         assert choose([lucky, other], lambda candidate: searched[candidate.key]).candidate == SLOW
 
 
-def side(variance, degrees):
-    return Spread(variance=variance, degrees=degrees)
+def side(variance, degrees, purposes=()):
+    """Starts, of which the first ones have these purposes: with such a variance about their mean."""
+    deviations = np.array([(-1.0) ** n for n in range(degrees + 1)])
+    deviations -= deviations.mean()
+    rates = deviations * math.sqrt(variance * degrees / (deviations**2).sum()) if degrees else deviations
+    purposes = [*purposes, *[Purpose.CONFIRM] * (1 + degrees - len(purposes))]
+    return [
+        TrialResult(
+            trial_id=str(n),
+            candidate=BASE,
+            purpose=purpose,
+            group=str(n),
+            windows=(known_window(0, 1e9 * math.exp(-rate)),),
+        )
+        for n, (rate, purpose) in enumerate(zip(rates, purposes, strict=True))
+    ]
 
 
 class TestSpread:
@@ -229,13 +244,24 @@ class TestSpread:
 
     def test_is_that_of_all_starts_where_the_blocks_agree_with_them(self):
         spread = spread_of((0.30, 0.33), side(0.0004, 3), side(0.0005, 5))
-        assert spread.degrees == 8
+        assert (spread.degrees, spread.common) == (8, 0.5)
         assert spread.variance == pytest.approx(2 * (3 * 0.0004 + 5 * 0.0005) / 8)
 
     def test_has_a_variance_for_each_side_where_these_differ(self):
         spread = spread_of((0.30, 0.35), side(0.0100, 3), side(0.0001, 5))
         assert spread.variance == pytest.approx(0.0101)
         assert 3 <= spread.degrees < 3.2
+        assert spread.common == pytest.approx(0.0001 / 0.0101)
+
+    def test_leaves_out_the_start_that_selected_a_winner_that_scatters_like_the_baseline(self):
+        explored = side(0.0004, 3, [Purpose.EXPLORE, Purpose.REPLICATE])
+        spread = spread_of((0.30, 0.33), explored, side(0.0005, 5, [Purpose.BASELINE]))
+        assert (spread.degrees, spread.common) == (7, 0.5)
+        left = np.var([log_rate(result).mean for result in explored[1:]], ddof=1)
+        assert spread.variance == pytest.approx(2 * (2 * left + 5 * 0.0005) / 7)
+
+    def test_keeps_the_start_that_selected_a_winner_of_two_starts(self):
+        assert spread_of((0.30, 0.33), side(0.0004, 1, [Purpose.EXPLORE]), side(0.0005, 5)).degrees == 6
 
     @pytest.mark.parametrize("ratios", [(0.1, 0.9), (0.3001, 0.3002, 0.3001, 0.3, 0.3002)], ids=["more", "less"])
     def test_is_that_of_the_blocks_where_they_see_something_else(self, ratios):
@@ -255,6 +281,26 @@ class TestSpread:
         far = [replace(r, windows=tuple(replace(w, duration_ns=9 * w.duration_ns) for w in r.windows)) for r in far]
         found = judge(BASE, [FAST], blocks, {BASE.key: far})[0]
         assert found.gain.interval.high / found.gain.interval.low < 1.3
+
+
+class TestSeveralFinalists:
+    @pytest.mark.parametrize(
+        ("count", "degrees", "bound"), [(2, 5, 3.03), (2, 10, 2.57), (3, 10, 2.76), (2, 1e6, 2.21)], ids=str
+    )
+    def test_the_level_of_each_is_that_of_published_tables(self, count, degrees, bound):
+        """Bounds of Dunnett's two-sided comparison with a control at 5 %."""
+        level = simultaneous_level(0.05, count, degrees, 0.5)
+        assert student_quantile(1 - level / 2, degrees) == pytest.approx(bound, abs=0.006)
+
+    def test_one_comparison_has_the_whole_error_and_unknown_correlation_that_of_bonferroni(self):
+        assert simultaneous_level(0.05, 1, 5, 0.5) == 0.05
+        assert simultaneous_level(0.05, 2, 5, 0.0) == 0.025
+
+    @given(count=st.integers(2, 4), degrees=st.floats(1, 100), less=st.floats(0.01, 0.5), more=st.floats(0, 0.49))
+    @settings(max_examples=30, deadline=None)
+    def test_differences_that_err_together_are_widened_less(self, count, degrees, less, more):
+        levels = [simultaneous_level(0.05, count, degrees, c) for c in (less, less + more)]
+        assert 0.05 / count - 1e-4 <= levels[0] <= levels[1] + 1e-4 <= 0.0502
 
 
 class TestTwoBlocks:

@@ -9,19 +9,21 @@ Blocks follow one after another until the gain is proven, cannot be proven any m
 done. `spending.py` says how sure each end must be; no end by itself makes a gain look proven or an interval too narrow.
 
 How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
-What selected the winner says how well it did, not how much its starts scatter, so the scatter may be pooled. Two
-blocks are worth something by that. Where the sides clearly differ each has a scatter of its own (Welch). Where
+Two blocks are worth something by that. The start that selected the winner is a lucky one: where both sides scatter
+alike, it is left out. Where the sides clearly differ each has a scatter of its own (Welch). Where
 the blocks' ratios scatter clearly more or clearly less than that, their own scatter counts: they see something else
 than single starts do, as a load that both sides of a block share.
 
-Intervals are those of Student, widened for the number of finalists (Bonferroni), so that they hold for all finalists at
-once and choosing the best of them is allowed.
+Intervals are those of Student, widened for the number of finalists, so that they hold for all finalists at once and
+choosing the best of them is allowed. Finalists that are compared with the same starts of the baseline err together:
+that widens them less (Dunnett).
 
 Where a further confirmation would fall is said more carefully. Blocks taken within a minute do not see how a shared
 machine changes over an hour, and a machine that slows down seldom slows two configurations alike. So the scatter of the
 baseline over the whole study enters the prediction.
 
-Sources: Welch, "The generalization of 'Student's' problem when several different population variances are involved",
+Sources: Dunnett, "A multiple comparison procedure for comparing several treatments with a control", J. Am. Stat. Assoc.
+50 (1955); Welch, "The generalization of 'Student's' problem when several different population variances are involved",
 Biometrika 34 (1947); Viele et al., "Use of historical control data for assessing treatment effects in clinical trials",
 Pharmaceutical Statistics 13 (2014), for testing before pooling; Lan, Simon and Halperin, "Stochastically curtailed
 tests in long-term clinical trials", Sequential Analysis 1 (1982), for the end for futility.
@@ -36,8 +38,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steptune.tuner.estimates import log_rate, log_ratio, student_quantile
-from steptune.tuner.records import Candidate, Gain, Interval, TrialResult
-from steptune.tuner.search.spending import looks
+from steptune.tuner.records import Candidate, Gain, Interval, Purpose, TrialResult
+from steptune.tuner.search.spending import looks, simultaneous_level
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
@@ -50,6 +52,8 @@ MORE, LESS = 0.05, 0.001
 the interval narrower: it takes more to believe it."""
 UNLIKE = 0.2
 """Probability of the test by which the two sides have variances of their own."""
+ALIKE = 0.5
+"""Share of each side in a difference of two that scatter alike."""
 HOPELESS = 0.1
 """Probability of a proof in the blocks that are left from which on they are not run."""
 HOPE = 0.67
@@ -69,10 +73,16 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of logarithms, with the degrees of freedom that it is known by."""
+    """Variance of logarithms, with the degrees of freedom that it is known by.
+
+    Attributes:
+        common: Least share of the variance that either side of a difference brings: by so much, at least, differences
+            that have a side in common are correlated. 0 where that is not known.
+    """
 
     variance: float
     degrees: float
+    common: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,16 +181,16 @@ def compare(
     """
     both = [b for b in blocks if reference.key in b and candidate.key in b]
     log_ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
-    sides = [_side(starts.get(key, ())) for key in (candidate.key, reference.key)]
-    levels = [rate for rates in _by_place(starts.get(reference.key, ())) for rate in _centred(rates)]
+    one, other = (starts.get(key, ()) for key in (candidate.key, reference.key))
+    levels = [rate for rates in _by_place(other) for rate in _centred(rates)]
     count = len(log_ratios)
     if count < 2:
         return Finalist(candidate=candidate, log_ratios=log_ratios, gain=None)
-    alpha = (1 - LEVEL) / max(1, num_comparisons)
+    spread = spread_of(log_ratios, one, other)
+    alpha = simultaneous_level(1 - LEVEL, num_comparisons, round(spread.degrees, 1), spread.common)
     first = count if planned is None else LEAST_BLOCKS  # earlier looks have spent their share at the last one, too
     planned = count if planned is None else max(planned, count)
     look = looks(first, planned, alpha)[count]
-    spread = spread_of(log_ratios, *sides)
     mean, error = statistics.fmean(log_ratios), math.sqrt(spread.variance / count)
     return Finalist(
         candidate=candidate,
@@ -204,23 +214,34 @@ def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float)
 # --- how much starts differ -----------------------------------------------------------------------
 
 
-def spread_of(log_ratios: Sequence[float], one: Spread, other: Spread) -> Spread:
+def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Sequence[TrialResult]) -> Spread:
     """Scatter of a block's log ratio, by all starts of both sides or by the blocks alone.
 
     Args:
         log_ratios: By block, two at least.
-        one: Of a start of the candidate.
-        other: Of a start of the baseline.
+        one: Good starts of the one side.
+        other: Good starts of the other side.
     """
     own = Spread(variance=statistics.variance(log_ratios), degrees=len(log_ratios) - 1)
-    if one.degrees < 1 or other.degrees < 1:
+    sides = _side(one), _side(other)
+    if min(side.degrees for side in sides) < 1:
         return own
-    both = _of_difference(one, other)
+    both = _of_difference(*sides)
+    if both.common == ALIKE:
+        both = _of_alike(_side(_unselected(one)), _side(_unselected(other)))
     if own.variance > _f_quantile(1 - MORE, own.degrees, both.degrees) * both.variance:
         return own
     if both.variance > _f_quantile(1 - LESS, both.degrees, own.degrees) * own.variance:
         return own
     return both
+
+
+def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
+    """All but the start by which the search chose them, as long as there are two others."""
+    first = next((number for number, result in enumerate(results) if result.purpose is Purpose.EXPLORE), None)
+    if first is None or len(results) < 3:
+        return results
+    return [result for number, result in enumerate(results) if number != first]
 
 
 def _side(results: Sequence[TrialResult]) -> Spread:
@@ -233,15 +254,19 @@ def _side(results: Sequence[TrialResult]) -> Spread:
 
 def _of_difference(one: Spread, other: Spread) -> Spread:
     """Spread of a difference: with one variance for both sides where they do not differ clearly, else by Welch."""
-    degrees, total = one.degrees + other.degrees, one.variance + other.variance
-    if not total:
-        return Spread(variance=0.0, degrees=degrees)
+    total = one.variance + other.variance
     low, high = (_f_quantile(share, one.degrees, other.degrees) for share in (UNLIKE / 2, 1 - UNLIKE / 2))
-    if low * other.variance < one.variance < high * other.variance:
-        mean = (one.degrees * one.variance + other.degrees * other.variance) / degrees
-        return Spread(variance=2 * mean, degrees=degrees)
+    if not total or low * other.variance < one.variance < high * other.variance:
+        return _of_alike(one, other)
     uncertainty = one.variance**2 / one.degrees + other.variance**2 / other.degrees
-    return Spread(variance=total, degrees=total**2 / uncertainty)
+    common = min(one.variance, other.variance) / total
+    return Spread(variance=total, degrees=total**2 / uncertainty, common=common)
+
+
+def _of_alike(one: Spread, other: Spread) -> Spread:
+    degrees = one.degrees + other.degrees
+    mean = (one.degrees * one.variance + other.degrees * other.variance) / degrees
+    return Spread(variance=2 * mean, degrees=degrees, common=ALIKE)
 
 
 def _f_quantile(probability: float, degrees: float, other_degrees: float) -> float:

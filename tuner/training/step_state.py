@@ -89,6 +89,12 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
     try:
         for group in optimizer.param_groups:
             initialise(group, *([] for _ in range(len(inspect.signature(initialise).parameters) - 1)))
+    except KeyError as error:  # Adagrad of torch 2.11
+        raise CaptureError(
+            f"{type(optimizer).__name__} gives its state {error} to parameters when it is made, not at their first "
+            "update: a later PyTorch, or another optimizer"
+        ) from error
+    else:
         return {parameter: {} for parameter in kept} | dict(optimizer.state)
     finally:
         optimizer.state = kept

@@ -42,6 +42,7 @@ class GuardWatch:
         self._known: dict[str, Any] = {}
         self._initial: dict[str, torch.Tensor] = {}
         self._optimizers: dict[int, Any] = {}
+        self._began_state: dict[int, dict[Any, dict[str, Any]]] = {}
         self._modules: list[torch.nn.Module] = []
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
@@ -150,6 +151,7 @@ class GuardWatch:
         self._load()
         for number, optimizer in self._optimizers.items():
             self._start(f"optimizer {number}.", _named(optimizer))
+            self._began_state[number] = {key: _copied(state) for key, state in optimizer.state.items()}
 
     def _start(self, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
         """Take the tensors' values for the reference's, or the reference's for theirs."""
@@ -172,6 +174,7 @@ class GuardWatch:
                 for name, parameter in parameters.items():
                     parameter.copy_(self._initial[f"optimizer {number}.{name}"])
                 optimizer.state.clear()
+                optimizer.state.update(_copied(self._began_state[number]))  # some is made with the optimizer
                 if self._settings["disturb"]:
                     self._disturb_values(parameters)
             for place, module in enumerate(self._modules):

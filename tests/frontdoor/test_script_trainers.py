@@ -8,7 +8,7 @@ import pytest
 from script_runs import SCRIPTS, VARIABLES, Trials, interpreter
 
 from steptune.tuner.records import Choice
-from steptune.tuner.strategies.base import BF16_ROUNDOFF, FP32_ROUNDOFF
+from steptune.tuner.strategies.api import BF16_ROUNDOFF, FP32_ROUNDOFF
 
 LINEAR = "nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)"
 CONVOLUTION = "nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 32, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 8)"

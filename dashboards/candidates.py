@@ -148,7 +148,7 @@ def plot_memory(info: Sequence[CandidateRow]) -> Figure:
                 yshift=16 if row.name == RECOMMENDED else -16,
             )
     spread = max(peaks_gib) / min(peaks_gib) if peaks_gib else 1.0
-    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="tozero" if spread > 2 else "normal")
+    figure.update_xaxes(title={"text": "peak memory, GiB"}, rangemode="normal" if 1 < spread <= 2 else "tozero")
     figure.update_yaxes(title={"text": "speed, today's settings = 1×"}, ticksuffix="×")
     return figure
 

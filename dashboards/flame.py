@@ -54,8 +54,17 @@ def _ms(rank: RankAnalysis, time_ns: int) -> float:
     return time_ns / rank.breakdowns[0].num_steps / 1e6
 
 
+def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
+    """Bars with one at the top: Plotly would put a bar without a name or colour above several."""
+    tops = [bar.ms for bar in bars if bar.parent < 0]
+    if len(tops) < 2:
+        return bars
+    return [Bar("all", -1, sum(tops), ""), *(bar._replace(parent=bar.parent + 1) for bar in bars)]
+
+
 def plot_flame(bars: Sequence[Bar]) -> Figure:
     """A click on a bar shows it alone, one on the top bar leads back."""
+    bars = _below_one(bars)
     depth: list[int] = []
     for bar in bars:
         depth.append(1 + (depth[bar.parent] if bar.parent >= 0 else 0))

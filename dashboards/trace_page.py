@@ -35,7 +35,7 @@ from steptune.dashboards.treemap import get_treemap_info, plot_treemap
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
 
-SCRIPTS = ("lanes.js", "tables.js", "perfetto.js")
+SCRIPTS = ("lanes.js", "perfetto.js")
 TOP = 20
 """Bars of a figure."""
 MAX_ROWS = 500

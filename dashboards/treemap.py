@@ -44,13 +44,16 @@ def plot_treemap(info: list[Area]) -> Figure:
         totals[area.category] = totals.get(area.category, 0.0) + area.ms
     figure = theme.new_figure(height=420, margin={"l": 2, "r": 2, "t": 4, "b": 4})
     titles = [theme.plain(theme.kind_title(name)) for name in totals]
-    colours = [theme.category_colour(name) for name in (*totals, *(area.category for area in info))]
+    colours = [
+        theme.MUTED,
+        *(theme.category_colour(name) for name in (*totals, *(area.category for area in info))),
+    ]
     figure.add_treemap(
-        ids=[f"category {name}" for name in totals] + [f"kernel {number}" for number in range(len(info))],
-        labels=titles + [theme.plain(_short(area.short)) for area in info],
-        parents=[""] * len(totals) + [f"category {area.category}" for area in info],
-        values=[*totals.values(), *(area.ms for area in info)],
-        customdata=[(title, "") for title in titles]
+        ids=["all"] + [f"category {name}" for name in totals] + [f"kernel {number}" for number in range(len(info))],
+        labels=["all", *titles] + [theme.plain(_short(area.short)) for area in info],
+        parents=["", *["all"] * len(totals)] + [f"category {area.category}" for area in info],
+        values=[sum(totals.values()), *totals.values(), *(area.ms for area in info)],
+        customdata=[(title, "") for title in ("all", *titles)]
         + [(theme.wrapped(area.name, 80), f"<br>{units.significant(area.num_runs)} runs a step") for area in info],
         branchvalues="total",
         texttemplate="%{label}<br>%{value:.3f} ms",
@@ -59,7 +62,7 @@ def plot_treemap(info: list[Area]) -> Figure:
         marker={"colors": colours, "line": {"width": 1, "color": "#ffffff"}, "pad": {"t": 22, "l": 3, "r": 3, "b": 3}},
         textfont={"color": [theme.text_colour_on(colour) for colour in colours], "size": 12},
         tiling={"pad": 2},
-        maxdepth=2,
+        maxdepth=3,
     )
     # Names that do not fit are left out: the pointer and the table tell them.
     figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})

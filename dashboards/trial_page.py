@@ -22,7 +22,7 @@ from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
-SCRIPTS = ("live.js", "lanes.js", "tables.js", "perfetto.js", "trial.js")
+SCRIPTS = ("live.js", "lanes.js", "perfetto.js", "trial.js")
 
 REPORT_CELLS = 50_000
 """Of the timeline of one trial of those in a file: some 300 kB."""

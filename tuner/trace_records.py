@@ -305,9 +305,10 @@ class Lane(Record):
     Attributes:
         device: Whose stream it is; empty of a thread of the host.
         label: For people.
-        names: What `name` counts from.
-        categories: What `category` counts from.
+        names: Names of its events, each once.
+        categories: Names of its categories, each once.
         length_ns: By cell.
+        category: By cell, a number in `categories`, from 0.
     """
 
     device: str
@@ -320,7 +321,7 @@ class Lane(Record):
     """By cell, from the beginning of the first step."""
     length_ns: tuple[int, ...]
     name: tuple[int, ...]
-    """Of the longest event in it."""
+    """By cell, the number in `names`, from 0, of the longest event in it."""
     category: tuple[int, ...]
     count: tuple[int, ...]
     """Events in it: more than one where it is merged."""
@@ -340,8 +341,10 @@ class LaneTile(Record):
     """Part of the time of a run's lanes, as closely as a screen can show it.
 
     Attributes:
-        low_ns, high_ns: Its stretch of time; cells may reach beyond it.
-        first_ns, last_ns: The stretch of all lanes.
+        low_ns: Where it begins; cells may reach beyond it.
+        high_ns: Where it ends.
+        first_ns: Where the earliest of all lanes begins.
+        last_ns: Where the latest of all lanes ends.
         exact: Nothing was merged for it.
         lanes: In the order of rows.
     """
@@ -360,7 +363,9 @@ class SpanPlace(Record):
     lane: str
     """Label of it."""
     start_ns: int
+    """From the beginning of the first step."""
     length_ns: int
+    """Its duration."""
 
 
 class Difference(Record):

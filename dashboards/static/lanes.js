@@ -482,7 +482,12 @@
 
     // All events of one name stand out, and the next of the longest is shown.
     async pick(name) {
-      if (name !== this.picked) [this.picked, this.places, this.place] = [name, await this.source.places(name), -1];
+      try {
+        if (name !== this.picked) [this.picked, this.places, this.place] = [name, await this.source.places(name), -1];
+      } catch (error) {
+        this.says.textContent = `The events could not be found: ${error.message}.`;
+        return;
+      }
       if (!this.places.length) {
         this.picked = "";
         this.says.textContent = "No event of this name is in the timeline.";
@@ -577,7 +582,23 @@
       const name = this.under(event.clientX - box.left, event.clientY - box.top)?.cells[0]?.name;
       if (!name) return;
       this.says.textContent = name;
-      this.frame.dispatchEvent(new CustomEvent("span-picked", {bubbles: true, detail: name}));
+      this.offerRow(name);
+    }
+
+    // A button beside the name leads to its row in the tables, where it has one.
+    offerRow(name) {
+      const row = [...this.frame.closest(".trial, main").querySelectorAll("button.events")]
+        .find(button => button.dataset.name === name)?.closest("tr");
+      if (!row) return;
+      const button = document.createElement("button");
+      Object.assign(button, {type: "button", className: "link", textContent: "show in the tables"});
+      button.addEventListener("click", () => {
+        row.hidden = false;
+        for (let around = row.closest("details"); around; around = around.parentElement.closest("details")) around.open = true;
+        row.scrollIntoView({block: "center", behavior: "instant"});
+        row.querySelector("button.events").focus({preventScroll: true});
+      });
+      this.says.append(" · ", button);
     }
   }
 

@@ -30,10 +30,10 @@
       next.drawn = figure.drawn;
     }
     old.replaceWith(fresh);
+    fresh.dispatchEvent(new CustomEvent("section-replaced", {bubbles: true}));
     if (place >= 0) focusable(fresh)[place]?.focus({preventScroll: true});
     steptune.watch(fresh);
     for (const figure of fresh.querySelectorAll(".figure")) if (figure.drawn !== undefined) steptune.draw(figure);
-    fresh.dispatchEvent(new CustomEvent("section-replaced", {bubbles: true}));
   }
 
   async function refresh() {

@@ -4,32 +4,43 @@
 
 (() => {
   const SEARCHED_FROM = 8;  // rows: fewer are seen at a glance
-  const UNITS = {
-    ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40,
-    "MB/s": 1e6, "GB/s": 1e9, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12,
-  };
+  const TIMES = {ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600};
+  const PREFIXES = {k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40};
   const chosen = new Map();  // by table: {column, direction, text}
 
-  // `7 min 42 s`, `1.43 GiB`, `2.42×`, `−14.50`: in the base unit; NaN of what begins with no number.
+  // `ms`; `k`, `MiB` and `TFLOP/s` by their prefix; 1 of any other word.
+  function sizeOf(unit) {
+    return TIMES[unit] ?? PREFIXES[unit.match(/^([kKMGTP]i?)(?=B|FLOP|$)/)?.[1]] ?? 1;
+  }
+
+  // `7 min 42 s`, `1.43 GiB`, `12k`, `2.42×`, `−14.50`, `1.2e-05`: in the base unit; NaN of a text that begins otherwise.
   function numberIn(text) {
-    const found = [...text.matchAll(/([-−+]?\d[\d,]*(?:\.\d+)?)\s*([A-Za-zµ/]*)/g)];
+    const found = [...text.matchAll(/([-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)\s*([A-Za-zµ/]*)/g)];
     if (!found.length || !/^\s*[-−+]?\d/.test(text)) return NaN;
-    const value = match => Number(match[1].replace("−", "-").replaceAll(",", ""));
-    let total = value(found[0]) * (UNITS[found[0][2]] ?? 1);
-    if (["h", "min"].includes(found[0][2]) && found[1]) total += value(found[1]) * (UNITS[found[1][2]] ?? 0);
-    return total;
+    const value = match => Number(match[1].replace("−", "-").replaceAll(",", "")) * sizeOf(match[2]);
+    const continued = ["h", "min"].includes(found[0][2]) && found[1]?.[2] in TIMES;
+    return value(found[0]) + (continued ? value(found[1]) : 0);
   }
 
-  function compare(one, other) {
+  // By number where both are one; a cell without any is last in either direction.
+  function compare(one, other, direction) {
     const a = numberIn(one), b = numberIn(other);
-    if (!Number.isNaN(a) && !Number.isNaN(b)) return a - b;
+    if (!Number.isNaN(a) && !Number.isNaN(b)) return direction * (a - b);
     if (Number.isNaN(a) !== Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1;
-    return one.localeCompare(other);
+    return direction * one.localeCompare(other);
   }
 
+  // By its headings: the same after a refresh that puts another table before it.
   function keyOf(table) {
-    const place = table.closest("[id]:not(table)");
-    return `${place?.id}/${[...place.querySelectorAll("table")].indexOf(table)}`;
+    const place = table.closest("[id]:not(table)"), headings = table.tHead.textContent;
+    const alike = [...place.querySelectorAll("table")].filter(other => other.tHead?.textContent === headings);
+    return `${place.id}/${headings}/${alike.indexOf(table)}`;
+  }
+
+  function textAt(row, column) {
+    let end = 0;
+    const cell = [...row.cells].find(one => (end += one.colSpan) > column);
+    return cell?.dataset.value ?? (cell?.innerText ?? "").trim();
   }
 
   function apply(table) {
@@ -37,9 +48,8 @@
     const body = table.tBodies[0];
     const rows = [...body.rows].filter(row => !row.classList.contains("total"));
     if (column !== undefined) {
-      const textOf = row => (row.cells[column]?.innerText ?? row.cells[column]?.textContent ?? "").trim();
-      const texts = new Map(rows.map(row => [row, row.cells[column]?.dataset.value ?? textOf(row)]));
-      rows.sort((a, b) => direction * compare(texts.get(a), texts.get(b)));
+      const texts = new Map(rows.map(row => [row, textAt(row, column)]));
+      rows.sort((a, b) => compare(texts.get(a), texts.get(b), direction));
       body.prepend(...rows);
       [...table.tHead.rows[0].cells].forEach((head, number) => {
         if (number === column) head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
@@ -52,6 +62,8 @@
       const said = row.textContent.toLowerCase();
       row.hidden = !words.every(word => said.includes(word));
     }
+    if (!table.says) return;
+    table.says.textContent = words.length ? `${rows.filter(row => !row.hidden).length} of ${rows.length}` : "";
   }
 
   function change(table, changes) {
@@ -75,15 +87,23 @@
     });
   }
 
-  function searchable(table) {
-    const field = document.createElement("input");
-    const name = table.caption?.textContent.trim() || table.closest(".scroll")?.ariaLabel
+  function nameOf(table) {
+    return table.caption?.textContent.trim() || table.closest(".scroll")?.ariaLabel
       || table.closest("details, section")?.querySelector("summary, h2, h3")?.textContent.trim() || "this table";
-    Object.assign(field, {type: "search", className: "find", placeholder: "Search these rows", autocomplete: "off"});
-    field.setAttribute("aria-label", `Search: ${name}`);
+  }
+
+  function searchable(table) {
+    const line = document.createElement("p"), field = document.createElement("input");
+    Object.assign(field, {type: "search", placeholder: "Search these rows", autocomplete: "off"});
+    field.setAttribute("aria-label", `Search: ${nameOf(table)}`);
     field.value = chosen.get(keyOf(table))?.text ?? "";
     field.addEventListener("input", () => change(table, {text: field.value}));
-    (table.closest(".scroll") ?? table).before(field);
+    table.says = document.createElement("span");
+    table.says.className = "small soft";
+    table.says.setAttribute("role", "status");
+    line.className = "search";
+    line.append(field, table.says);
+    (table.closest(".scroll") ?? table).before(line);
   }
 
   function equip(root) {

@@ -254,6 +254,32 @@ class TestStudy:
             assert "micro_batch" in text
             assert "gain" in text
 
+    def test_a_search_goes_on_while_the_page_changes(self, tmp_path, visit):
+        """Text and focus stay in the field."""
+        with shown(tmp_path) as service:
+            study_id = service.add(
+                "large", (replace(stories()["large"][0], state=StudyState.RUNNING), *stories()["large"][1:])
+            )
+            page = visit.go(f"{service.url}/studies/{study_id}")
+            page.wait_for_selector("html[data-live=yes]")
+            field = page.get_by_role("searchbox", name="Search: What was tried")
+            field.fill("micro_batch")
+            page.evaluate("window.section = document.querySelector('input[type=search]').closest('[data-live]')")
+            began = replace(
+                stories()["large"][1][0],
+                trial_id=new_id(),
+                study_id=study_id,
+                sequence=9000,
+                result=None,
+                group="live",
+                state=TrialState.RUNNING,
+            )
+            service.store.begin_trials([began])
+            service.store.add_event(study_id, "trials_began", {"group": "live", "trials": [began.trial_id]})
+            page.wait_for_function("() => !window.section.isConnected")
+            expect(field).to_have_value("micro_batch")
+            expect(field).to_be_focused()
+
     def test_a_figure_and_a_way_of_use_are_copied(self, complete, browser):
         visit = Visit(browser, permissions=["clipboard-read", "clipboard-write"])
         page = visit.go(f"{complete.url}/studies/{complete.studies['complete']}#evidence")

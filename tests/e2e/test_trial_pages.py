@@ -241,6 +241,20 @@ class TestTimeline:
         assert page.evaluate("document.documentElement.scrollWidth") <= EXPLORER_WIDTHS[width]["width"]
 
 
+def table_of(page, cells: list[str]):
+    """The page with nothing but a table of these cells, as after a refresh."""
+    page.evaluate(
+        """cells => {
+          const rows = cells.map(cell => `<tr><td class="number">${cell}</td></tr>`).join("");
+          document.getElementById("main").innerHTML = `<section id="made"><h2>Made</h2><table>
+            <thead><tr><th class="number">Value</th></tr></thead><tbody>${rows}</tbody></table></section>`;
+          document.getElementById("made").dispatchEvent(new CustomEvent("section-replaced", {bubbles: true}));
+        }""",
+        cells,
+    )
+    return page
+
+
 class TestTables:
     def test_a_heading_sorts_its_table_by_what_the_cells_show(self, profiled, visit):
         page = visit.go(profiled.url)
@@ -255,16 +269,47 @@ class TestTables:
         assert table.locator("tbody td:nth-child(4)").all_inner_texts() == cells[::-1]
 
     def test_a_search_leaves_the_rows_with_all_of_its_words(self, profiled, visit):
-        page = visit.go(profiled.url)
-        rows = page.locator('[aria-label="Kernels"] tbody tr')
-        count = rows.count()
-        search = page.get_by_role("searchbox", name="Search kernels")
-        search.fill("AMPERE gemm")
-        shown = [row for row in rows.all() if row.is_visible()]
-        assert 0 < len(shown) < count
-        assert all("ampere" in row.inner_text() for row in shown)
+        page = table_of(
+            visit.go(profiled.url), [f"{kind} {number}" for kind in ("gemm", "copy") for number in range(6)]
+        )
+        rows = page.locator("#made tbody tr:visible")
+        search = page.get_by_role("searchbox", name="Search: Made")
+        says = page.locator(".search", has=search).get_by_role("status")
+        search.fill("GEMM")
+        expect(rows).to_have_text([f"gemm {number}" for number in range(6)])
+        expect(says).to_have_text("6 of 12")
+        search.fill("3 gemm")
+        expect(rows).to_have_text(["gemm 3"])
+        expect(says).to_have_text("1 of 12")
         search.fill("")
-        expect(rows.last).to_be_visible()
+        expect(rows).to_have_count(12)
+        expect(says).to_have_text("")
+
+    def test_a_heading_holds_one_button_and_a_table_one_field(self, profiled, visit):
+        page = visit.go(profiled.url)
+        assert page.locator("th button.sort").count() > 20
+        assert page.locator("th:has(button ~ button), th button:has(button)").count() == 0
+        assert page.locator("input[type=search] + .scroll, .search + .search, .search input + input").count() == 0
+
+    @pytest.mark.parametrize(
+        ("cells", "descending"),
+        [
+            (["900 µs", "1.5 ms", "", "12 ns", "2 s"], ["2 s", "1.5 ms", "900 µs", "12 ns", ""]),
+            (["7 min 42 s", "1 h 2 min", "45 s", "8 min"], ["1 h 2 min", "8 min", "7 min 42 s", "45 s"]),
+            (["12k", "900", "1.2M", "3 G"], ["3 G", "1.2M", "12k", "900"]),
+            (["612 MiB", "1.43 GiB", "4 KiB"], ["1.43 GiB", "612 MiB", "4 KiB"]),
+            (["93.4 GB/s", "458 MB/s", "7.66 TFLOP/s"], ["7.66 TFLOP/s", "93.4 GB/s", "458 MB/s"]),
+            (["1.2e-05", "0.001", "−14.50", "3e+04"], ["3e+04", "0.001", "1.2e-05", "−14.50"]),
+        ],
+    )
+    def test_cells_sort_by_the_number_they_show_and_empty_ones_last(self, profiled, visit, cells, descending):
+        page = table_of(visit.go(profiled.url), cells)
+        for order in (
+            descending,
+            [cell for cell in descending[::-1] if cell] + [cell for cell in descending if not cell],
+        ):
+            page.get_by_role("button", name="Value").click()
+            assert [text.strip() for text in page.locator("#made td").all_text_contents()] == order
 
 
 class TestFiles:

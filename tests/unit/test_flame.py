@@ -9,7 +9,7 @@ from test_modules import training
 from trace_events import write_trace
 from traces import needs_traces, trace_file
 
-from steptune.dashboards.flame import get_module_bars, get_stack_bars, plot_flame
+from steptune.dashboards.flame import Bar, get_module_bars, get_stack_bars, plot_flame
 from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_traces
 from steptune.tuner.profiling.flame import MAX_NODES
@@ -61,6 +61,16 @@ def test_names_of_bars_are_text(tmp_path: Path) -> None:
     for bars in (get_module_bars(rank), get_stack_bars(rank)):
         assert any("<img" in bar.name for bar in bars)
         assert "<img" not in plot_flame(bars).to_json()
+
+
+def test_one_bar_is_above_all_others() -> None:
+    """Above several Plotly would draw one without a name, and complain of its colour."""
+    several = [Bar("one", -1, 2.0, ""), Bar("inner", 0, 1.5, ""), Bar("other", -1, 3.0, "")]
+    [flame] = plot_flame(several).data
+    assert flame.labels == ["all", "one", "inner", "other"]
+    assert flame.parents == ["", "0", "1", "0"]
+    assert flame["values"] == [5.0, 2.0, 1.5, 3.0]
+    assert plot_flame(several[:2]).data[0].labels == ["one", "inner"]
 
 
 def test_the_page_has_both_flame_graphs(tmp_path: Path) -> None:

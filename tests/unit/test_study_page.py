@@ -121,6 +121,9 @@ class TestCandidates:
         figure = plot_memory(rows)
         assert sum(len(trace.x) for trace in figure.data if trace.mode == "markers") == len(info)
 
+    def test_around_one_configuration_alone_there_is_no_memory_below_zero(self) -> None:
+        assert plot_memory(candidates_of(complete_study())[:1]).layout.xaxis["rangemode"] == "tozero"
+
 
 def test_of_a_growing_study_the_model_is_fitted_now_and_then_only(monkeypatch) -> None:
     """Yet every trial counts."""

@@ -308,6 +308,7 @@ class Lane(Record):
         names: What `name` counts from.
         categories: What `category` counts from.
         length_ns: By cell.
+        category: By cell.
     """
 
     device: str
@@ -340,8 +341,10 @@ class LaneTile(Record):
     """Part of the time of a run's lanes, as closely as a screen can show it.
 
     Attributes:
-        low_ns, high_ns: Its stretch of time; cells may reach beyond it.
-        first_ns, last_ns: The stretch of all lanes.
+        low_ns: Where its stretch of time begins; cells may reach beyond it.
+        high_ns: Where its stretch of time ends.
+        first_ns: Where the first of all lanes begins.
+        last_ns: Where the last of all lanes ends.
         exact: Nothing was merged for it.
         lanes: In the order of rows.
     """
@@ -355,10 +358,15 @@ class LaneTile(Record):
 
 
 class SpanPlace(Record):
-    """One event of a lane."""
+    """One event of a lane.
+
+    Attributes:
+        lane: Label of it.
+        start_ns: From the beginning of the first step.
+        length_ns: From its beginning to its end.
+    """
 
     lane: str
-    """Label of it."""
     start_ns: int
     length_ns: int
 

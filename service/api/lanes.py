@@ -22,6 +22,8 @@ from steptune.tuner.profiling.tiles import MAX_LEVEL, LaneTables
 from steptune.tuner.trace_records import LaneTile
 
 MAX_SPANS = 100
+MAX_NAME_LENGTH = 4_000
+"""A name is part of the address, in which one character takes up to twelve bytes; servers refuse more than 64 KiB."""
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 
@@ -56,7 +58,7 @@ def list_spans(
     request: Request,
     principal: Reader,
     trial_id: TrialId,
-    name: Annotated[str, Query(min_length=1, max_length=20_000, description="The whole name.")],
+    name: Annotated[str, Query(min_length=1, max_length=MAX_NAME_LENGTH, description="The whole name.")],
     limit: Annotated[int, Query(ge=1, le=MAX_SPANS, description="At most so many.")] = MAX_SPANS,
 ) -> Response:
     found = _tables(request, principal, trial_id).places(name, limit)

@@ -9,7 +9,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
@@ -129,7 +129,7 @@ def device_breakdown(spans: list[Span], device: int) -> Counter[str]:
     calls = _calls(spans)
     work = [s for s in _of(spans, KERNEL_KINDS + COPY_KINDS) if s.device == device]
     work = sorted((s for s in work if s.end > low and s.start < high), key=lambda s: (s.start, -s.end))
-    optimizer = _of(spans, HOST_KINDS, product.OPTIMIZER)
+    optimizer = _updates(spans)
     again = _recomputing(spans)
     classes = {id(s): _device_category(s, calls, optimizer, again) for s in work}
     latency = _latency(work, calls)
@@ -179,6 +179,16 @@ def _recomputing(spans: list[Span]) -> list[Span]:
     return [s for s in again if any(b.thread == s.thread and b.start <= s.start < b.end for b in backward)]
 
 
+def _updates(spans: list[Span]) -> list[Span]:
+    """Steps of optimizers, without what comes before the end of a backward pass inside them: that is their closure."""
+    backward = _of(spans, HOST_KINDS, product.BACKWARD)
+    updates = []
+    for update in _of(spans, HOST_KINDS, product.OPTIMIZER):
+        inside = [b.end for b in backward if update.start <= b.start and b.end <= update.end]
+        updates.append(replace(update, start=max([update.start, *inside])))
+    return updates
+
+
 def _share_gap(totals, blame, calls, latency, gap_start, start, end, next_work, main) -> None:
     """One idle piece, up to the work that ends it."""
     call = calls.get(next_work.correlation) if next_work else None
@@ -226,7 +236,7 @@ def _host_reasons(spans: list[Span]) -> dict[tuple[str, str], list[tuple[Categor
         *((Category.SYNCHRONISATION, s) for s in _of(spans, RUNTIME_KINDS, product.SYNC_CALLS)),
         *((Category.SYNCHRONISATION, s) for s in _of(spans, HOST_KINDS, product.BLOCKING_OPERATORS)),
         *((Category.ALLOCATION, s) for s in _of(spans, RUNTIME_KINDS, product.ALLOCATION_CALLS)),
-        *((Category.OPTIMIZER_HOST, s) for s in _of(spans, HOST_KINDS, product.OPTIMIZER)),
+        *((Category.OPTIMIZER_HOST, s) for s in _updates(spans)),
     ]
     threads: dict[tuple[str, str], list[tuple[Category, Span]]] = {}
     for category, span in ordered:
@@ -250,12 +260,14 @@ def _outermost(spans: list[Span]) -> list[Span]:
 
 def cpu_breakdown(spans: list[Span]) -> Counter[str]:
     """For operators that nest: the innermost one that says what it is; what the loader and the optimizer
-    contain is theirs; host time under another thread's collective is communication.
+    contain is theirs, but for what begins in the optimizer's closure; host time under another thread's
+    collective is communication.
     """
     low, high, thread = _stretch(spans)
     host = _of(spans, HOST_KINDS)
     own = sorted((s for s in host if s.thread == thread), key=lambda s: (s.start, -s.end))
     again = _recomputing(spans)
+    updates = [s for s in _updates(spans) if s.thread == thread]
     pairs = [s for s in host if re.search(r"^(gloo|nccl):(send|recv)", s.name)]
     collectives = [s for s in host if re.search(r"^(gloo|nccl):", s.name) and s not in pairs]
     edges = sorted({low, high, *(min(max(e, low), high) for s in host for e in (s.start, s.end))})
@@ -264,10 +276,14 @@ def cpu_breakdown(spans: list[Span]) -> Counter[str]:
         category = Category.HOST
         operators = [s for s in own if s.covers(start, end)]
         for span in operators:
+            if category == Category.OPTIMIZER and not _inside(updates, span.start):
+                category = Category.HOST
             found = _cpu_category(span.name)
             if found is not None and category not in STICKY:
                 category = found
         innermost = operators[-1] if operators else None
+        if category == Category.OPTIMIZER and not _inside(updates, start):
+            category = Category.HOST
         if category in COMPUTE and any(a.thread == thread and a.start <= innermost.start < a.end for a in again):
             category = Category.RECOMPUTE
         dispatching = any(s.kind != "user_annotation" for s in operators)
@@ -277,6 +293,10 @@ def cpu_breakdown(spans: list[Span]) -> Counter[str]:
             category = Category.PIPELINE_BUBBLE
         totals[category] += end - start
     return totals
+
+
+def _inside(spans: list[Span], time: int) -> bool:
+    return any(span.start <= time < span.end for span in spans)
 
 
 def _cpu_category(name: str) -> Category | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from breakdowns import analyse
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from profiled import situation
 from slow_breakdown import cpu_breakdown, device_breakdown, read_spans
@@ -84,6 +84,13 @@ MEASURED_WITHOUT_PROFILER = [name for name in NAMES if "unprofiled_step_ms" in e
 FLOAT_NS = 50
 """What adding thousands of gaps in floating-point microseconds may lose."""
 
+WITH_CLOSURE = [
+    operator("Optimizer.step#AdamW.step", 1, 7),
+    operator("aten::mm", 2, 3),
+    operator("autograd::engine::evaluate_function: AddmmBackward0", 4, 5),
+    operator("aten::add", 5, 6),
+]
+"""A step of an optimizer whose closure runs the passes: its update begins when the backward pass ends."""
 BLOCK_US = 120
 times = st.integers(0, 120)
 lengths = st.integers(0, 30)
@@ -257,6 +264,8 @@ class TestGenerated:
             check_partition(breakdown)
             assert breakdown.step_time_ns == high - low
 
+    @example(events=[step(0, 0, 8), *WITH_CLOSURE])
+    @example(events=[step(0, 0, 8), *WITH_CLOSURE, kernel(KERNELS[3], 7, 8, 1), runtime("cudaLaunchKernel", 2, 3, 1)])
     @given(events=any_trace)
     def test_the_slow_definition_agrees(self, folder: Path, events: list[Event]) -> None:
         trace = trace_of(folder, events)

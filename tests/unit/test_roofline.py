@@ -302,20 +302,19 @@ def test_long_lists_are_as_large_as_the_gradients():
     ("name", "bfloat16", "gb_per_s"),
     [
         ("NVIDIA H100 80GB HBM3", 989.4, 3350),
-        ("NVIDIA H100 PCIe", 756.0, 2039),
+        ("NVIDIA H100 PCIe", 756.0, 2000),
         ("NVIDIA H200", 989.4, 4800),
         ("NVIDIA A100-SXM4-80GB", 312.0, 2039),
-        ("NVIDIA A100 80GB PCIe", 312.0, 1935),
         ("NVIDIA L4", 121.0, 300),
         ("NVIDIA L40S", 362.05, 864),
         ("NVIDIA A10", 125.0, 600),
         ("Tesla V100-SXM2-32GB", None, 900),
         ("Tesla T4", None, 320),
         ("NVIDIA GeForce RTX 4090", 165.2, 1008),
-        ("AMD Instinct MI250X / MI250", 191.5, 1638.4),
+        ("AMD Instinct MI250X", 191.5, 1600),
         ("AMD Instinct MI300X", 1307.4, 5300),
         ("AMD Instinct MI300X OAM", 1307.4, 5300),
-        ("NVIDIA B200", 2250.0, 8000),
+        ("NVIDIA B200", 2250.0, 7700),
     ],
 )
 def test_devices_are_known_by_the_names_of_their_drivers(name, bfloat16, gb_per_s):
@@ -326,7 +325,16 @@ def test_devices_are_known_by_the_names_of_their_drivers(name, bfloat16, gb_per_
 
 @pytest.mark.parametrize(
     "name",
-    ["", "NVIDIA H100", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-PG509-200", "NVIDIA L400"],
+    [
+        "",
+        "NVIDIA H100",
+        "NVIDIA H200 NVL",
+        "NVIDIA A10G",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-PG509-200",
+        "NVIDIA L400",
+        "AMD Instinct MI250X / MI250",
+    ],
 )
 def test_other_devices_are_not_guessed(name):
     assert peak_of(name) is None
@@ -341,7 +349,7 @@ def test_each_device_multiplies_faster_in_fewer_bits():
 
 
 def test_torch_s_own_table_agrees():
-    """Its figures of Hopper and Ada are those with sparsity."""
+    """Its figures of Hopper and Ada are those with sparsity. They cite the makers' data sheets, but for L4's memory."""
     torch = pytest.importorskip("torch")
     from torch._inductor.analysis.device_info import _device_mapping
 
@@ -350,9 +358,12 @@ def test_torch_s_own_table_agrees():
         ("NVIDIA A100", "NVIDIA A100-SXM4-80GB"),
         ("AMD MI300X", "AMD Instinct MI300X"),
         ("AMD MI300A", "AMD Instinct MI300A"),
+        ("AMD MI350X", "AMD Instinct MI350X"),
+        ("AMD MI210X", "AMD Instinct MI210"),
     ):
         info, peak = _device_mapping[theirs], peak_of(ours)
         sparsity = getattr(info, "tops_sparsity_factor", 2 if theirs == "NVIDIA H100" else 1)
+        assert info.tops[torch.float32] == pytest.approx(peak.flops_per_s["float32"] / 1e12, rel=0.01)
         assert info.tops[torch.bfloat16] / sparsity == pytest.approx(peak.flops_per_s["bfloat16"] / 1e12, rel=0.01)
         assert info.dram_bw_gbs == pytest.approx(peak.bytes_per_s / 1e9, rel=0.01)
 

@@ -2,10 +2,10 @@
 
 A device that is not in the table has no peak, and a part of one (MIG) neither: nothing is guessed.
 
-Sources, by maker's document: H100 Tensor Core GPU architecture whitepaper and datasheet, H200, GH200, DGX B200 and
-GB200 NVL72 datasheets, A100, A30, A40, A10, L4, L40, L40S, V100, T4, RTX A6000 and RTX 6000 Ada datasheets, GA102, Ada
-and RTX Blackwell architecture whitepapers (matmuls of 16 bits that accumulate in FP32, as PyTorch's do), Instinct
-MI210, MI250X, MI300A, MI300X, MI325X, MI350X and MI355X data sheets. One device of ROCm is half of an MI250X.
+Compared with `torch/utils/_device_info` where PyTorch states a peak; the others were taken from published tables of the
+makers' data sheets, figures for sparse matrices halved. Where a data sheet states 16 bits alone, TF32 is half and FP8
+twice of that, as for the same chip elsewhere. One device of ROCm is half of an MI250X; a name that two products share
+("MI250X / MI250") is none of them.
 """
 
 from __future__ import annotations
@@ -38,24 +38,20 @@ def _peak(gb_per_s: float, **tera: float) -> Peak:
 
 
 _HOPPER_SXM = {"float32": 66.9, "tf32": 494.7, "half": 989.4, "float8": 1978.9}
-_HOPPER_NVL = {"float32": 60.0, "tf32": 417.5, "half": 835.5, "float8": 1670.5}
 _A100 = {"float32": 19.5, "tf32": 156.0, "half": 312.0}
 _MI300X = {"float32": 163.4, "tf32": 653.7, "half": 1307.4, "float8": 2614.9}
 
 PEAKS: tuple[tuple[str, Peak], ...] = (
     (r"GB200", _peak(8000, float32=80.0, tf32=1250.0, half=2500.0, float8=5000.0)),
-    (r"B200", _peak(8000, float32=75.0, tf32=1125.0, half=2250.0, float8=4500.0)),
+    (r"B200", _peak(7700, float32=75.0, tf32=1100.0, half=2250.0, float8=4500.0)),
     (r"GH200 144G", _peak(4900, **_HOPPER_SXM)),
     (r"GH200 (120|480)GB", _peak(4000, **_HOPPER_SXM)),
-    (r"H200 NVL", _peak(4800, **_HOPPER_NVL)),
     (r"H200", _peak(4800, **_HOPPER_SXM)),
     (r"H100 80GB HBM3", _peak(3350, **_HOPPER_SXM)),
-    (r"H100 PCIe", _peak(2039, float32=51.2, tf32=378.0, half=756.0, float8=1513.0)),
-    (r"H100 NVL", _peak(3938, **_HOPPER_NVL)),
+    (r"H100 PCIe", _peak(2000, float32=51.2, tf32=378.0, half=756.0, float8=1513.0)),
+    (r"H100 NVL", _peak(3930, tf32=417.5, half=835.5, float8=1670.5)),
     (r"A100-SXM4-40GB|A100-PCIE-40GB", _peak(1555, **_A100)),
     (r"A100-SXM4-80GB", _peak(2039, **_A100)),
-    (r"A100 80GB PCIe", _peak(1935, **_A100)),
-    (r"A30", _peak(933, float32=10.3, tf32=82.0, half=165.0)),
     (r"A40", _peak(696, float32=37.4, tf32=74.8, half=149.7)),
     (r"A10", _peak(600, float32=31.2, tf32=62.5, half=125.0)),
     (r"L4", _peak(300, float32=30.3, tf32=60.0, half=121.0, float8=242.5)),
@@ -63,15 +59,12 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     (r"L40", _peak(864, float32=90.5, tf32=90.5, half=181.05, float8=362.0)),
     (r"V100-SXM2-(16|32)GB|V100-SXM3-32GB|V100-DGXS-(16|32)GB", _peak(900, float32=15.7, float16=125.0)),
     (r"V100-PCIE-(16|32)GB", _peak(900, float32=14.0, float16=112.0)),
-    (r"V100S-PCIE-32GB", _peak(1134, float32=16.4, float16=130.0)),
     (r"T4", _peak(320, float32=8.1, float16=65.0)),
-    (r"RTX A6000", _peak(768, float32=38.7, tf32=77.4, half=154.8)),
-    (r"RTX 6000 Ada Generation", _peak(960, float32=91.1, tf32=182.1, half=364.2, float8=728.5)),
     (r"GeForce RTX 3090", _peak(936.2, float32=35.6, tf32=35.6, half=71.0)),
     (r"GeForce RTX 4090", _peak(1008, float32=82.6, tf32=82.6, half=165.2, float8=330.3)),
     (r"GeForce RTX 5090", _peak(1792, float32=104.8, tf32=104.8, half=209.5, float8=419.0)),
-    (r"MI210", _peak(1638.4, float32=45.3, half=181.0)),
-    (r"MI250X( / MI250)?", _peak(1638.4, float32=47.9, half=191.5)),
+    (r"MI210", _peak(1600, float32=45.3, half=181.0)),
+    (r"MI250X", _peak(1600, float32=47.9, half=191.5)),
     (r"MI300A", _peak(5300, float32=122.6, tf32=490.3, half=980.6, float8=1961.2)),
     (r"MI300X", _peak(5300, **_MI300X)),
     (r"MI325X", _peak(6000, **_MI300X)),

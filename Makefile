@@ -32,7 +32,7 @@ test: install .venv-kernels/.installed
 
 # Kernels are interpreted on a CPU. Their Triton is in an environment of its own, so that no other test compiles by it.
 KERNEL_TESTS := tests/contracts/test_kernels.py $(addprefix tests/unit/,$(addsuffix .py,test_window_attention test_swin_models \
-	test_simota_kernel test_loss_kernels test_deep_gradient_kernel test_multi_tensor_kernels test_fused_optimizers test_fused_optimizers_guard))
+	test_simota_kernel test_loss_kernels test_int8_blocks test_deep_gradient_kernel test_multi_tensor_kernels test_fused_optimizers test_fused_optimizers_guard))
 .venv-kernels/.installed: pyproject.toml constraints.txt $(VENV)/.installed
 	$(BIN)/python -m venv --clear --without-pip .venv-kernels
 	$(BIN)/python -c '$(PURELIB)' >"$$(.venv-kernels/bin/python -c '$(PURELIB)')/steptune-shared.pth"

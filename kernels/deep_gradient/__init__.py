@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from steptune.kernels.deep_gradient.reference import CENTRE, LEAST, LEVELS, SPACING, Sent, Settings
+from steptune.kernels.deep_gradient.reference import CENTRE, LEVELS, SPACING, Sent, Settings, usable
 from steptune.kernels.deep_gradient.reference import compensate_and_select as reference
 from steptune.kernels.multi_tensor import prepare
 
@@ -46,7 +46,7 @@ def compensate_and_select(
         ]
     ).to(device, non_blocking=True)
     wanted, slots, elements = table
-    levels = thresholds.clamp(min=LEAST)[:, None] * powers.to(device, non_blocking=True)
+    levels = usable(thresholds)[:, None] * powers.to(device, non_blocking=True)
     counts = torch.empty((launch.num_chunks, LEVELS), dtype=torch.int32, device=device)
     kernel.deep_gradient_compensate[(launch.num_chunks,)](
         launch.addresses, launch.numbers, launch.tensor_of_chunk, levels, counts, **constants
@@ -54,18 +54,23 @@ def compensate_and_select(
     tensor = launch.tensor_of_chunk.long()
     beyond = torch.zeros((len(settings), LEVELS), dtype=torch.int32, device=device).index_add_(0, tensor, counts)
     fits = beyond <= wanted[:, None]
-    level = torch.where(fits.any(1), fits.int().argmax(1), LEVELS - 1)
-    chosen = levels.gather(1, level[:, None]).squeeze(1)
-    own = counts.gather(1, level[tensor, None]).squeeze(1)
+    has_fit = fits.any(1)
+    high = torch.where(has_fit, fits.int().argmax(1), LEVELS - 1)
+    chosen = torch.stack([torch.where(has_fit, (high - 1).clamp(min=0), high), high], 1)
+    own = counts.gather(1, chosen[tensor])
+    own[:, 0] -= own[:, 1]
     running = own.cumsum(0) - own
-    first = running[launch.addresses[:, 1]]
+    before = running - running[launch.addresses[:, 1]][tensor]
+    before[:, 0] += beyond.gather(1, high[:, None]).squeeze(1)[tensor]
+    bounds = levels.gather(1, chosen)
     values = torch.zeros(sum(most), dtype=torch.float32, device=device)
     places = elements.int().repeat_interleave(wanted, output_size=len(values))
     kernel.deep_gradient_select[(launch.num_chunks,)](
         launch.addresses,
         launch.tensor_of_chunk,
-        chosen,
-        running - first[tensor],
+        bounds,
+        before[:, 1].contiguous(),
+        before[:, 0].contiguous(),
         wanted,
         slots,
         elements,
@@ -74,5 +79,6 @@ def compensate_and_select(
         **constants,
     )
     sender = torch.arange(len(settings), device=device).repeat_interleave(wanted, output_size=len(values))
-    largest = torch.zeros_like(chosen).scatter_reduce(0, sender, values.abs(), "amax")
-    return Sent(values, places, torch.where(fits.any(1), chosen, (chosen * largest).sqrt()))
+    highest = bounds[:, 1]
+    largest = torch.zeros_like(highest).scatter_reduce(0, sender, values.abs(), "amax")
+    return Sent(values, places, torch.where(has_fit, highest, highest.sqrt() * largest.sqrt()))

@@ -16,6 +16,12 @@ LEVELS, CENTRE = tl.constexpr(_LEVELS), tl.constexpr(_CENTRE)
 
 
 @triton.jit
+def _size(numbers):
+    """Magnitudes; of what is not a number infinity, as it would lie beyond no threshold."""
+    return tl.where(numbers == numbers, tl.abs(numbers), float("inf"))
+
+
+@triton.jit
 def _compensate(
     row,
     momentum,
@@ -40,7 +46,7 @@ def _compensate(
     unsent = unsent + own + tl.where(ahead, gradient, 0.0)
     store(momentum_at, places, own, numel, DTYPE, MASKED)
     store(unsent_at, places, unsent, numel, DTYPE, MASKED)
-    size = tl.abs(unsent)
+    size = _size(unsent)
     if MASKED:
         size = tl.where(places < numel, size, -1.0)
     # Four counts in one 64-bit sum: each is at most CHUNK, and a sum over the programs' threads is what costs.
@@ -87,6 +93,7 @@ def deep_gradient_select(
     tensor_of_chunk,
     thresholds,
     before,
+    filled,
     wanted,
     slots,
     elements,
@@ -99,10 +106,12 @@ def deep_gradient_select(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Move what lies beyond the threshold to `values` and `found`, and leave zeros in u and v.
+    """Move what lies beyond a threshold to `values` and `found`, and leave zeros in u and v.
 
     Args:
-        before: (C), how many of the tensor's earlier chunks do.
+        thresholds: (T, 2), the lower one, which fills what the higher one leaves free, and the higher one.
+        before: (C), how many elements of the tensor's earlier chunks lie beyond the higher one; `filled`, how many of
+            the whole tensor do, and of earlier chunks between both.
         wanted: (T), how many are sent; `slots`, the first of its places among what is sent; `elements`, the first of
             its elements among all.
     """
@@ -110,16 +119,21 @@ def deep_gradient_select(
     tensor = tl.load(tensor_of_chunk + chunk)
     count = tl.load(wanted + tensor)
     earlier = tl.load(before + chunk)
-    if earlier >= count:
+    between = tl.load(filled + chunk)
+    if (earlier >= count) & (between >= count):
         return
     row = addresses + tensor * COLUMNS
     numel = tl.load(row)
     places = (chunk - tl.load(row + 1)) * CHUNK + tl.arange(0, CHUNK)
     unsent_at = pointer_to(row, 2, DTYPE, ALIGNED)
     unsent = tl.load(unsent_at + places, mask=places < numel, other=0.0).to(tl.float32)
-    beyond = (tl.abs(unsent) >= tl.load(thresholds + tensor)) & (places < numel)
-    slot = earlier + tl.cumsum(beyond.to(tl.int32), 0) - 1
-    taken = beyond & (slot < count)
+    size = tl.where(places < numel, _size(unsent), -1.0)
+    is_high = size >= tl.load(thresholds + 2 * tensor + 1)
+    is_low = (size >= tl.load(thresholds + 2 * tensor)) & (size < tl.load(thresholds + 2 * tensor + 1))
+    # Both counts in one sum: each is at most CHUNK.
+    running = tl.cumsum(is_high.to(tl.int32) + (is_low.to(tl.int32) << 16), 0)
+    slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
+    taken = (is_high | is_low) & (slot < count)
     out = tl.load(slots + tensor) + slot
     tl.store(values + out, unsent, mask=taken)
     tl.store(found + out, (tl.load(elements + tensor) + places).to(tl.int32), mask=taken)

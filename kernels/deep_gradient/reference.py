@@ -51,8 +51,11 @@ def compensate_and_select(
 
     With m and u momentum and momenta, v what was not sent, g the gradient: u <- m u + g, v <- v + u (Nesterov:
     u <- m (u + g), v <- v + u + g). The threshold is the lowest of `LEVELS` around the last step's beyond which lie no
-    more than `most` elements; where more lie beyond the highest, the first `most` of them are taken, and the next
-    step's threshold is half way, in octaves, to the largest of those. Elements that are taken become zero in u and v.
+    more than `most` elements. Those are taken, and the first of the elements between it and the next lower one, up to
+    `most`: without these a step in which elements lie close together would send next to nothing, and so would all
+    later ones, as the threshold rises with the elements. Where more lie beyond the highest, the first `most` of them
+    are taken, and the next step's threshold is half way, in octaves, to the largest of those. Elements that are taken
+    become zero in u and v. What is not a number counts as infinite, so that it is seen and not kept for ever.
 
     Args:
         thresholds: (T), of the last step.
@@ -66,16 +69,24 @@ def compensate_and_select(
         else:
             v.add_(u.mul_(own.momentum).add_(g))
         flat_u, flat_v = u.view(-1), v.view(-1)
-        levels = thresholds[n].clamp(min=LEAST) * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
+        levels = usable(thresholds[n]) * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
             torch.arange(LEVELS, device=g.device) - CENTRE
         )
-        beyond = (flat_v.abs() >= levels[:, None]).sum(1)
+        size = flat_v.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        beyond = (size >= levels[:, None]).sum(1)
         fits = (beyond <= own.most).nonzero().flatten()
-        level = levels[int(fits[0]) if len(fits) else LEVELS - 1]
-        taken = (flat_v.abs() >= level).nonzero().flatten()[: own.most]
+        number = int(fits[0]) if len(fits) else LEVELS - 1
+        level, below = levels[number], levels[max(number - 1, 0) if len(fits) else number]
+        above, between = size >= level, (size >= below) & (size < level)
+        taken = torch.cat([above.nonzero(), between.nonzero()]).flatten()[: own.most]
         values.append(torch.nn.functional.pad(flat_v[taken], (0, own.most - len(taken))))
         places.append(torch.nn.functional.pad(taken, (0, own.most - len(taken))) + offset)
-        found.append(level if len(fits) else (level * values[-1].abs().amax()).sqrt())
+        found.append(level if len(fits) else level.sqrt() * values[-1].abs().amax().sqrt())
         flat_v[taken], flat_u[taken] = 0.0, 0.0
         offset += g.numel()
     return Sent(torch.cat(values), torch.cat(places).int(), torch.stack(found))
+
+
+def usable(thresholds: Tensor) -> Tensor:
+    """Give thresholds that others can be made of: one that an overflow left begins at the least again."""
+    return thresholds.nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST)

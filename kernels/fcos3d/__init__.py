@@ -36,7 +36,10 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
         ValueError: An image has places for more boxes than the kernel looks at.
     """
     if scenes.label.shape[1] > MAX_BOXES:
-        raise ValueError(f"FCOS3D needs at most {MAX_BOXES} boxes of an image, not {scenes.label.shape[1]}")
+        raise ValueError(
+            f"FCOS3D needs at most {MAX_BOXES} boxes of an image, not "
+            f"{scenes.label.shape[1]}: leave the kernel out, or boxes"
+        )
     table = torch.cat([points.xy, torch.stack([points.stride, points.low, points.high], 1).to(points.xy)], 1)
     found: tuple[Tensor, ...] = _targets(
         table, *(getattr(scenes, name) for name in Scenes.__dataclass_fields__), num_classes, num_attributes
@@ -68,7 +71,7 @@ def _targets(
         torch.empty((batch, num_points, 9), dtype=torch.float32, device=device),
         torch.empty((batch, num_points), dtype=torch.float32, device=device),
     )
-    if not num_boxes:
+    if not num_boxes or not found[0].numel():
         found[0].fill_(num_classes)
         found[1].fill_(num_attributes)
         for tensor in found[2:]:

@@ -339,6 +339,16 @@ class TestWaitingLosses:
         assert self.found({"window_attention": "", "lamb": ""}).strategies == ()
 
 
+def test_a_launch_bound_step_names_the_kernel_that_its_loss_has_a_use_for() -> None:
+    model = msgspec.structs.replace(small_model(1_000), kernel_refusals={"simota": "", "window_attention": ""})
+    step = breakdown_of({C.LAUNCH_LATENCY: 0.5}, device="cuda:0")
+    found = findings_of(situation(step, device_kind="cuda", model=model, choices={}))
+    launches = next(finding for finding in found if finding.rule == "launch_bound")
+    assert launches.message.endswith("; simota can assign the boxes of a batch in a few launches")
+    assert launches.strategies[0] == "fused_kernels"
+    assert "cuda_graph" in launches.strategies
+
+
 class TestRanks:
     """What only several ranks show."""
 

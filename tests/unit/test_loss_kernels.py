@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="kernels need triton")
 
 from torch.utils.data import default_collate
 
-from steptune.kernels import simota
+from steptune.kernels import fcos3d, simota
 from steptune.kernels.applying import refusals, use_kernel, used_kernels
 from steptune.tuner.workloads.zoo.detector import Detector
 from steptune.tuner.workloads.zoo.monocular_3d import Monocular3D
@@ -97,3 +97,51 @@ def test_an_assigner_in_use_gives_the_boxes_of_the_plain_one() -> None:
     wanted, labels = boxes[:, :2] + 0.05, torch.tensor([[0, 2], [1, -1]])
     tensors = [tensor.to(DEVICE) for tensor in (*given, wanted, labels)]
     assert torch.equal(simota.FusedAssigner()(*tensors), simota.Assigner()(*tensors))
+
+
+NONE = -1
+
+
+@pytest.mark.parametrize(
+    ("num_images", "num_points", "num_boxes"), [(2, 1, 1), (0, 5, 3), (2, 0, 3), (3, 70, 0), (1, 33, 256)]
+)
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+def test_targets_of_few_points_many_boxes_and_boxes_outside(
+    num_images: int, num_points: int, num_boxes: int, shift: float
+) -> None:
+    """On a grid, so that several boxes are equally near and extents lie on the bounds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def whole(*shape: int, most: int) -> torch.Tensor:
+        return torch.randint(most, shape, generator=generator).float().to(DEVICE)
+
+    def ones(value: float) -> torch.Tensor:
+        return torch.full((num_points,), value, device=DEVICE)
+
+    points = fcos3d.Points(whole(num_points, 2, most=64), ones(8), ones(NONE), ones(24))
+    centre = whole(num_images, num_boxes, 2, most=64) + shift
+    half = whole(num_images, num_boxes, 2, most=30)
+    labels = (whole(num_images, num_boxes, most=4) - 1).long()
+    box = whole(num_images, num_boxes, 9, most=9) - 4
+    corners = torch.cat([centre - half, centre + half], -1)
+    scenes = fcos3d.Scenes(corners, labels, labels.clamp(min=0) % 2, centre, box[..., 2], box)
+    found = fcos3d.targets(points, scenes, 3, 2)
+    if not num_images:
+        assert found.box.shape == (0, num_points, 9)
+        return
+    wanted = fcos3d.reference(points, scenes, 3, 2)
+    assert torch.equal(found.label, wanted.label)
+    assert torch.equal(found.attribute, wanted.attribute)
+    assert bool((found.label == 3).all()) or not shift
+    for name in ("distances", "box", "centerness"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-5)
+
+
+def test_targets_of_more_boxes_than_the_kernel_looks_at_are_refused_with_the_way_out() -> None:
+    many = torch.zeros(1, 257, dtype=torch.long)
+    nowhere = fcos3d.Points(torch.zeros(1, 2), *torch.zeros(3, 1))
+    scenes = fcos3d.Scenes(
+        torch.zeros(1, 257, 4), many, many, torch.zeros(1, 257, 2), torch.zeros(1, 257), torch.zeros(1, 257, 9)
+    )
+    with pytest.raises(ValueError, match="at most 256 boxes of an image, not 257: leave"):
+        fcos3d.targets(nowhere, scenes, 3, 2)

@@ -130,6 +130,7 @@ class Rule:
         return tuple(dict.fromkeys((*own, *self.of_causes)))
 
 
+KERNELS = "fused_kernels"
 READ_NOTHING = Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss")
 COMPILE = Remedy(
     advice="compile the model",
@@ -161,11 +162,18 @@ FUSE = Remedy(
 )
 AT_ONCE = Remedy(
     advice="update all parameters at once (foreach=True, or a fused implementation from elsewhere)",
-    strategies=("optimizer_implementation",),
+    strategies=FUSE.strategies,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
     unless="it does, PyTorch has a fused implementation, or the trace does not say how it updates",
 )
 ENLARGE = Remedy(advice="use larger micro-batches", strategies=("micro_batch",))
+LAUNCH_LESS = (
+    REPLAY,
+    COMPILE,
+    FUSE,
+    AT_ONCE,
+    Remedy(advice="use larger micro-batches", strategies=("micro_batch", "attention_mask")),
+)
 COMMUNICATE_LESS = Remedy(
     advice="communicate less often or in smaller types",
     strategies=(
@@ -352,7 +360,7 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
     situation = evidence.situation
     if situation is None:
         return []
-    used = situation.choices.get("fused_kernels", {})
+    used = situation.choices.get(KERNELS, {})
     return [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
 
 
@@ -361,18 +369,26 @@ def _fusable_cause(evidence: Evidence) -> Cause | None:
     return _kernels_cause(_usable_kernels(evidence), "can compute a part of it", COMPILE)
 
 
+def _of_loss(evidence: Evidence) -> list[str]:
+    """Kernels for parts of the loss that go image by image and read values of the device."""
+    return [name for name in _usable_kernels(evidence) if name in WITHOUT_WAITING]
+
+
 def _waiting_cause(evidence: Evidence) -> Cause | None:
-    """Parts of the loss that read values of the device, and that a kernel computes without."""
-    found = [name for name in _usable_kernels(evidence) if name in WITHOUT_WAITING]
-    return _kernels_cause(found, "can assign the boxes of a batch without waiting", READ_NOTHING)
+    return _kernels_cause(_of_loss(evidence), "can assign the boxes of a batch without waiting", READ_NOTHING)
 
 
-def _kernels_cause(found: list[str], message: str, otherwise: Remedy) -> Cause | None:
+def _launching_cause(evidence: Evidence) -> Cause | None:
+    found = _of_loss(evidence)
+    return _kernels_cause(found, "can assign the boxes of a batch in a few launches", *LAUNCH_LESS)
+
+
+def _kernels_cause(found: list[str], message: str, *otherwise: Remedy) -> Cause | None:
     if not found:
         return None
     kernels = " and ".join(found)
-    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=("fused_kernels",))
-    return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, otherwise))
+    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=(KERNELS,))
+    return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, *otherwise))
 
 
 RULES: tuple[Rule, ...] = (
@@ -410,13 +426,9 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.HOST, Category.LAUNCH_LATENCY),
         thresholds=(0.02, 0.10, 0.30),
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
-        remedies=(
-            REPLAY,
-            COMPILE,
-            FUSE,
-            AT_ONCE,
-            Remedy(advice="use larger micro-batches", strategies=("micro_batch", "attention_mask")),
-        ),
+        remedies=LAUNCH_LESS,
+        cause=_launching_cause,
+        of_causes=(KERNELS,),
         devices=("cuda",),
         replayed=DISPATCH,
         replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
@@ -439,7 +451,7 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step the device is empty because the host waits for it",
         remedies=(READ_NOTHING,),
         cause=_waiting_cause,
-        of_causes=("fused_kernels",),
+        of_causes=(KERNELS,),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
         replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
@@ -519,7 +531,7 @@ RULES: tuple[Rule, ...] = (
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
         remedies=(COMPILE,),
         cause=_fusable_cause,
-        of_causes=("fused_kernels",),
+        of_causes=(KERNELS,),
     ),
     Rule(
         name="layout_conversions",

@@ -58,7 +58,9 @@ class Grid:
         self._levels: dict[str, Levels] = {reference.key: self.origin}
 
     def _names(self) -> Iterable[str]:
-        return dict.fromkeys([move.strategy for move in self.space.moves] + list(self.reference.choices))
+        names = dict.fromkeys([move.strategy for move in self.space.moves] + list(self.reference.choices))
+        # Where nothing can be tried, the model is of a parameter that has one level.
+        return names or [self.space.strategies[0].name]
 
     def _parameter(self, name: str) -> Parameter:
         first = self.reference.choices.get(name, {})

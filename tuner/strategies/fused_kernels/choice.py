@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from steptune.kernels.names import pattern_names
+from steptune.tuner.records import Choice, Scalar
 from steptune.tuner.strategies.api import Setting
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class FusedKernelsSetting(Setting):
+    """Has a switch for each kernel: for ours and for those that other packages register.
+
+    Attributes:
+        on: Names of the kernels that are asked for.
+    """
+
     strategy: ClassVar[str] = "fused_kernels"
 
-    window_attention: bool = False
-    lamb: bool = False
-    lars: bool = False
+    on: frozenset[str]
+
+    def __init__(self, **switches: Scalar) -> None:
+        object.__setattr__(self, "on", frozenset(name for name, wanted in switches.items() if wanted))
+
+    @classmethod
+    def defaults(cls) -> Choice:
+        return dict.fromkeys(pattern_names(), False)
+
+    @classmethod
+    def allowed(cls) -> Mapping[str, tuple[Scalar | range, ...]]:
+        return dict.fromkeys(pattern_names(), (False, True))
 
     @property
     def is_on(self) -> bool:
         """Some kernel is asked for."""
-        return self != type(self)()
+        return bool(self.on)

@@ -85,6 +85,7 @@ class DeepGradient(Compression):
             "momenta": by_name(self.momenta),
             "unsent": by_name(self.unsent),
             "thresholds": by_name(self._thresholds),
+            "threshold_ratio": self._threshold_ratio,
         }
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
@@ -101,7 +102,8 @@ class DeepGradient(Compression):
 
         self.num_steps = kept["num_steps"]
         self.momenta, self.unsent = by_parameter(kept["momenta"]), by_parameter(kept["unsent"])
-        self._thresholds, self._threshold_ratio = by_parameter(kept.get("thresholds", {})), self.ratio
+        self._thresholds = by_parameter(kept.get("thresholds", {}))
+        self._threshold_ratio = kept.get("threshold_ratio", self.ratio)
 
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
@@ -159,7 +161,7 @@ class DeepGradient(Compression):
             torch._foreach_mul_(gradients, scale)
         for bucket in buckets:
             pairs: list[Gradient] = list(zip(bucket.gradients(), bucket.parameters(), strict=True))  # type: ignore[arg-type]
-            sparse = [self.ratio < 1.0 and gradient.dim() > 1 for gradient, _ in pairs]
+            sparse = [self.ratio < 1.0 and gradient.dim() > 1 and gradient.numel() > 0 for gradient, _ in pairs]
             self._send_all([pair for pair, is_sparse in zip(pairs, sparse, strict=True) if not is_sparse])
             self._send_largest([pair for pair, is_sparse in zip(pairs, sparse, strict=True) if is_sparse])
         self.num_steps += buckets[-1].is_last()

@@ -54,6 +54,9 @@ HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
+FUSED_KERNELS = "fused_kernels"
+MAKE_BATCHES = ("data_loading", "dataset_cache", "cpu_threads")
+"""Strategies by which the makers of batches come sooner to the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +313,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
                 Remedy(
                     advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
                     "the transforms cheaper",
-                    strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                    strategies=MAKE_BATCHES,
                 ),
             ),
         )
@@ -341,7 +344,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
             Remedy(
                 advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
                 "keep decoded samples",
-                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                strategies=MAKE_BATCHES,
             ),
         ),
     )
@@ -352,7 +355,7 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
     situation = evidence.situation
     if situation is None:
         return []
-    used = situation.choices.get("fused_kernels", {})
+    used = situation.choices.get(FUSED_KERNELS, {})
     return [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
 
 
@@ -371,7 +374,7 @@ def _kernels_cause(found: list[str], message: str, otherwise: Remedy) -> Cause |
     if not found:
         return None
     kernels = " and ".join(found)
-    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=("fused_kernels",))
+    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=(FUSED_KERNELS,))
     return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, otherwise))
 
 
@@ -384,7 +387,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="load with worker processes, keep them between epochs, or keep decoded samples",
-                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                strategies=MAKE_BATCHES,
             ),
         ),
         cause=_input_cause,
@@ -439,7 +442,7 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step the device is empty because the host waits for it",
         remedies=(READ_NOTHING,),
         cause=_waiting_cause,
-        of_causes=("fused_kernels",),
+        of_causes=(FUSED_KERNELS,),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
         replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
@@ -519,7 +522,7 @@ RULES: tuple[Rule, ...] = (
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
         remedies=(COMPILE,),
         cause=_fusable_cause,
-        of_causes=("fused_kernels",),
+        of_causes=(FUSED_KERNELS,),
     ),
     Rule(
         name="layout_conversions",

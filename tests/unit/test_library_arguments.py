@@ -120,6 +120,7 @@ def test_arguments_from_a_dictionary_are_left_alone(tmp_path: Path) -> None:
     ("before", "after"),
     [
         ("(ModelArguments, TrainingArguments)", "ModelArguments"),
+        ("Trainer(", "TrainingArguments('elsewhere')\nTrainer("),
         ("parse_args_into_dataclasses()", "parse_dict(settings)"),
         ("parse_args_into_dataclasses()", "parse_args_into_dataclasses(args=['--bf16', 'False'])"),
         ("parse_args_into_dataclasses()", "parse_args_into_dataclasses(); arguments.bf16 = False"),
@@ -127,7 +128,8 @@ def test_arguments_from_a_dictionary_are_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_would_not_reach_the_trainer_are_not_given(tmp_path: Path, before: str, after: str) -> None:
-    recommendation = recommended(tmp_path, PARSED.replace(before, after), PARSED_AT, precision=AUTOCAST)
+    text = PARSED.replace(before, after)
+    recommendation = recommended(tmp_path, text, dict.fromkeys(AT, len(text.splitlines())), precision=AUTOCAST)
 
     with pytest.raises(RecommendationError, match=r"steptune\.enable"):
         script_diff(run_by(recommendation, *OF_A_CPU))

@@ -67,12 +67,9 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
     """
     if _is_trainers(changes, script, file):
         call = _only_call(file.tree, TRAINING_ARGUMENTS)
-        if _has_options(script, file):
-            said = Said(call=None, arguments=_of_trainer(changes, script, None), names=frozenset(changes))
-        elif call is not None:
-            said = Said(call=call, arguments=_of_trainer(changes, script, call), names=frozenset(changes))
-        else:
+        if (call is None) != _has_options(script, file):  # which of both reaches the Trainer is not known, or neither
             return None
+        said = Said(call=call, arguments=_of_trainer(changes, script, call), names=frozenset(changes))
         _refuse_others(file.tree, said)
         return said if said.arguments else None
     precisions = {ACCELERATORS: ("mixed_precision", "bf16"), LIGHTNING: ("precision", "bf16-mixed")}

@@ -77,3 +77,21 @@ def test_a_name_that_exists_is_refused(tmp_path: Path, packages: Path) -> None:
     assert refused.returncode != 0
     assert "gc_pause.strategy:GcPause" in refused.stderr + refused.stdout
     assert "'compile'" in refused.stderr + refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("import gc\n", "import gc\n\nimport nothing_of_this_name\n", "nothing_of_this_name"),
+        ("def savings", "def saves", "savings"),
+        ("    setting = GcPauseSetting\n", "", "with a `setting`"),
+    ],
+)
+def test_one_that_cannot_be_loaded_is_named(tmp_path: Path, packages: Path, before: str, after: str, said: str) -> None:
+    strategy = packages / "gc_pause" / "strategy.py"
+    strategy.write_text(strategy.read_text().replace(before, after))
+    refused = steptune(tmp_path, packages, "strategies")
+    assert refused.returncode != 0
+    last = refused.stderr.strip().splitlines()[-1]
+    assert "the entry point gc_pause = gc_pause.strategy:GcPause" in last
+    assert said in last

@@ -281,3 +281,17 @@ class TestPlan:
         bound = complete_choices(Candidate(choices={"cpu_threads": {"bind": "close"}}), PLAIN)
         assert environment_variables(bound) == {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
         assert environment_variables(complete_choices(BASELINE, PLAIN)) == {}
+
+
+class TestOtherPackages:
+    """Strategies that are installed in one of two places only."""
+
+    def test_one_that_is_not_here_is_no_trial_without_it(self) -> None:
+        choices = {**complete_choices(BASELINE, PLAIN), "gc_pause": {"paused": True}}
+        with pytest.raises(ChoiceError, match="gc_pause"):
+            make_plan(choices)
+
+    def test_one_that_is_here_only_changes_nothing(self) -> None:
+        choices = complete_choices(BASELINE, PLAIN)
+        del choices["local_sgd"]
+        assert make_plan(choices).environment == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from test_script_diff import added, recommended
 
 from steptune.tuner.errors import RecommendationError
@@ -14,15 +15,28 @@ from steptune.tuner.scripts.diff import script_diff
 TRAINER = """\
 from transformers import Trainer, TrainingArguments
 
-arguments = TrainingArguments(output_dir="out", dataloader_num_workers=8)
+arguments = TrainingArguments(output_dir="out", use_cpu=True, dataloader_num_workers=8)
 Trainer(model=model, args=arguments, train_dataset=data).train()
 """
 AT = {"loader": 4, "optimizer": 4, "model": 4, "step": 4}
-PARSED = TRAINER.replace('TrainingArguments(output_dir="out", dataloader_num_workers=8)', "parser.parse()").replace(
-    "arguments =", "parser = transformers.HfArgumentParser(TrainingArguments)\narguments ="
-)
+PARSED = """\
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+parser = HfArgumentParser((ModelArguments, TrainingArguments))
+model_arguments, arguments = parser.parse_args_into_dataclasses()
+Trainer(model=model, args=arguments, train_dataset=data).train()
+"""
+PARSED_AT = dict.fromkeys(AT, 5)
+OF_A_CPU = ("python", "train.py", "--use_cpu")
 WORKERS: Choice = {"num_workers": 4, "pin_memory": False, "prefetch_factor": 4}
 AUTOCAST: Choice = {"level": "O1", "dtype": "bfloat16"}
+
+
+def run_by(recommendation: Recommendation, *command: str) -> Recommendation:
+    """The recommendation for a script that this command runs."""
+    assert recommendation.in_script is not None
+    script = replace(recommendation.in_script.script, command=command)
+    return replace(recommendation, in_script=replace(recommendation.in_script, script=script))
 
 
 def test_a_trainer_takes_all_as_arguments_in_one_line(tmp_path: Path) -> None:
@@ -39,8 +53,9 @@ def test_a_trainer_takes_all_as_arguments_in_one_line(tmp_path: Path) -> None:
     diff = script_diff(recommendation)
 
     assert added(diff) == [
-        'arguments = TrainingArguments(output_dir="out", dataloader_num_workers=4, dataloader_pin_memory=False, '
-        "dataloader_prefetch_factor=4, bf16=True, torch_compile=True, optim='adamw_torch_fused')"
+        'arguments = TrainingArguments(output_dir="out", use_cpu=True, dataloader_num_workers=4, '
+        "dataloader_pin_memory=False, dataloader_prefetch_factor=4, bf16=True, torch_compile=True, "
+        "optim='adamw_torch_fused')"
     ]
     assert not diff.left_out
 
@@ -48,13 +63,91 @@ def test_a_trainer_takes_all_as_arguments_in_one_line(tmp_path: Path) -> None:
 def test_an_argument_that_the_script_gives_is_put_back_to_the_default(tmp_path: Path) -> None:
     diff = script_diff(recommended(tmp_path, TRAINER, AT, data_loading={"num_workers": 0, "pin_memory": True}))
 
-    assert added(diff) == ['arguments = TrainingArguments(output_dir="out", dataloader_num_workers=0)']
+    assert added(diff) == ['arguments = TrainingArguments(output_dir="out", use_cpu=True, dataloader_num_workers=0)']
+
+
+def test_a_factor_of_prefetching_goes_with_the_workers(tmp_path: Path) -> None:
+    """Without workers, `TrainingArguments` refuses one."""
+    given = TRAINER.replace("num_workers=8", "num_workers=8, dataloader_prefetch_factor=4")
+
+    diff = script_diff(recommended(tmp_path, given, AT, data_loading={"num_workers": 0}))
+
+    assert "dataloader_num_workers=0, dataloader_prefetch_factor=None" in added(diff)[0]
+
+
+def test_an_option_that_cannot_be_taken_back_is_no_option(tmp_path: Path) -> None:
+    recommendation = recommended(tmp_path, PARSED, PARSED_AT, data_loading={"num_workers": 0})
+
+    with pytest.raises(RecommendationError, match="leave --dataloader_prefetch_factor out of the command"):
+        script_diff(run_by(recommendation, "python", "train.py", "--dataloader_prefetch_factor=4"))
+
+
+def test_a_trainer_takes_bf16_on_a_cpu_only_where_it_was_told_of_the_cpu(tmp_path: Path) -> None:
+    with pytest.raises(RecommendationError, match="use_cpu"):
+        script_diff(recommended(tmp_path, TRAINER.replace("use_cpu=True, ", ""), AT, precision=AUTOCAST))
+
+
+def test_a_compilation_for_fixed_shapes_has_no_argument(tmp_path: Path) -> None:
+    with pytest.raises(RecommendationError, match="no words for compile_dynamic=False"):
+        script_diff(recommended(tmp_path, TRAINER, AT, compile={"mode": "default", "dynamic": False}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "arguments.dataloader_num_workers = 2",
+        "arguments = dataclasses.replace(arguments, dataloader_num_workers=2)",
+        "arguments = dataclasses.replace(arguments, **overrides)",
+        "arguments = arguments.set_dataloader(num_workers=2)",
+        "other = TrainingArguments(output_dir='other')",
+    ],
+)
+def test_arguments_that_are_set_in_two_places_are_left_alone(tmp_path: Path, line: str) -> None:
+    text = TRAINER.replace("Trainer(model", f"{line}\nTrainer(model")
+
+    with pytest.raises(RecommendationError, match=r"steptune\.enable"):
+        script_diff(recommended(tmp_path, text, dict.fromkeys(AT, 5), data_loading=WORKERS))
+
+
+def test_arguments_from_a_dictionary_are_left_alone(tmp_path: Path) -> None:
+    text = TRAINER.replace("dataloader_num_workers=8", "**options")
+
+    with pytest.raises(RecommendationError, match="come from a dictionary"):
+        script_diff(recommended(tmp_path, text, AT, data_loading=WORKERS))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("(ModelArguments, TrainingArguments)", "ModelArguments"),
+        ("Trainer(", "TrainingArguments('elsewhere')\nTrainer("),
+        ("parse_args_into_dataclasses()", "parse_dict(settings)"),
+        ("parse_args_into_dataclasses()", "parse_args_into_dataclasses(args=['--bf16', 'False'])"),
+        ("parse_args_into_dataclasses()", "parse_args_into_dataclasses(); arguments.bf16 = False"),
+        ("Trainer(model=model, args=arguments, train_dataset=data).train()", "run(model, arguments)"),
+    ],
+)
+def test_options_that_would_not_reach_the_trainer_are_not_given(tmp_path: Path, before: str, after: str) -> None:
+    text = PARSED.replace(before, after)
+    recommendation = recommended(tmp_path, text, dict.fromkeys(AT, len(text.splitlines())), precision=AUTOCAST)
+
+    with pytest.raises(RecommendationError, match=r"steptune\.enable"):
+        script_diff(run_by(recommendation, *OF_A_CPU))
+
+
+@pytest.mark.parametrize("of", ["transformers import Seq2SeqTrainingArguments", "trl import SFTConfig"])
+def test_options_become_arguments_of_other_trainers(tmp_path: Path, of: str) -> None:
+    name = of.rpartition(" ")[2]
+    text = PARSED.replace(", TrainingArguments)", f", {name})").replace(", TrainingArguments\n", f"\nfrom {of}\n")
+    recommendation = recommended(tmp_path, text, dict.fromkeys(AT, 6), data_loading={"num_workers": 4})
+
+    assert "--dataloader_num_workers 4" in script_diff(run_by(recommendation, *OF_A_CPU)).options
 
 
 def test_a_script_that_parses_the_arguments_gets_options(tmp_path: Path) -> None:
-    at = dict.fromkeys(AT, 5)
+    recommendation = recommended(tmp_path, PARSED, PARSED_AT, data_loading={"num_workers": 4}, precision=AUTOCAST)
 
-    diff = script_diff(recommended(tmp_path, PARSED, at, data_loading={"num_workers": 4}, precision=AUTOCAST))
+    diff = script_diff(run_by(recommendation, *OF_A_CPU))
 
     assert not diff.diff
     assert "--dataloader_num_workers 4" in diff.options
@@ -97,6 +190,13 @@ def test_a_model_that_accelerate_does_not_wrap_has_no_precision_of_its(tmp_path:
 
     with pytest.raises(RecommendationError, match=r"steptune\.enable"):
         script_diff(recommended(tmp_path, text, dict.fromkeys(AT, 4), precision=AUTOCAST))
+
+
+def test_a_loader_that_accelerate_wraps_brings_the_model_no_precision(tmp_path: Path) -> None:
+    text = "from accelerate import Accelerator\n\nowner = Accelerator()\nloader = owner.prepare(loader)\nmodel(x)\n"
+
+    with pytest.raises(RecommendationError, match=r"steptune\.enable"):
+        script_diff(recommended(tmp_path, text, dict.fromkeys(AT, 5), precision=AUTOCAST))
 
 
 ACCELERATED = """\

@@ -54,6 +54,9 @@ HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
+KERNELS = "fused_kernels"
+MAKE_BATCHES = ("data_loading", "dataset_cache", "cpu_threads")
+"""Strategies by which the makers of batches come sooner to the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,6 @@ class Rule:
         return tuple(dict.fromkeys((*own, *self.of_causes)))
 
 
-KERNELS = "fused_kernels"
 READ_NOTHING = Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss")
 COMPILE = Remedy(
     advice="compile the model",
@@ -318,7 +320,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
                 Remedy(
                     advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
                     "the transforms cheaper",
-                    strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                    strategies=MAKE_BATCHES,
                 ),
             ),
         )
@@ -349,7 +351,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
             Remedy(
                 advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
                 "keep decoded samples",
-                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                strategies=MAKE_BATCHES,
             ),
         ),
     )
@@ -400,7 +402,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="load with worker processes, keep them between epochs, or keep decoded samples",
-                strategies=("data_loading", "dataset_cache", "cpu_threads"),
+                strategies=MAKE_BATCHES,
             ),
         ),
         cause=_input_cause,

@@ -72,12 +72,26 @@ def _unregistered(strategies: Sequence[Strategy]) -> Iterator[Strategy]:
     return (strategy for strategy in strategies if strategy not in _REGISTERED)
 
 
+def strategies_of(choices: Choices) -> tuple[Strategy, ...]:
+    """Strategies and knobs of complete choices, in the order in which they change a plan.
+
+    One that the choices do not have is none of them: the package that brings it may be installed here only.
+
+    Raises:
+        ChoiceError: A strategy that this installation does not have: a trial would silently go without it.
+    """
+    here = (*STRATEGIES, *knobs_set_by(choices))
+    for name in choices:
+        strategy_named(name, here)
+    return tuple(strategy for strategy in here if strategy.name in choices)
+
+
 def make_plan(choices: Choices) -> Plan:
     """Plan of what the strategies ask for, in their order."""
     from steptune.tuner.training.plan import Plan
 
     plan = Plan()
-    for strategy in (*STRATEGIES, *knobs_set_by(choices)):
+    for strategy in strategies_of(choices):
         strategy.contribute(plan, choices[strategy.name])
     return plan
 

@@ -47,14 +47,18 @@ GROUP = "steptune.strategies"
 def _of_other_packages(known: Sequence[Strategy]) -> Iterator[Strategy]:
     names = {strategy.name: "Steptune" for strategy in known}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        made = entry.load()
-        strategy = made() if isinstance(made, type) else None
-        if not isinstance(strategy, Strategy):
-            raise ChoiceError(f"the entry point {entry.name} = {entry.value} of {GROUP} must be a subclass of Strategy")
+        where = f"the entry point {entry.name} = {entry.value} of {GROUP}"
+        try:
+            made = entry.load()
+            strategy = made() if isinstance(made, type) and issubclass(made, Strategy) else None
+        except Exception as error:
+            raise ChoiceError(f"{where} cannot be loaded ({error}): mend or uninstall its package") from error
+        if strategy is None or not hasattr(strategy, "name"):
+            raise ChoiceError(f"{where} must be a subclass of Strategy with a `setting`")
         if strategy.name in names:
             raise ChoiceError(
-                f"the entry point {entry.name} = {entry.value} of {GROUP} has the name {strategy.name!r}, which a "
-                f"strategy of {names[strategy.name]} has: give it another one"
+                f"{where} has the name {strategy.name!r}, which a strategy of {names[strategy.name]} has: give it "
+                "another one"
             )
         names[strategy.name] = entry.value
         yield strategy

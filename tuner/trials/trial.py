@@ -20,10 +20,8 @@ from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
-from steptune.tuner.strategies import STRATEGIES
-from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.combine import make_plan, strategies_of
 from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
-from steptune.tuner.strategies.knobs import knobs_set_by
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.training.assemble import assemble
@@ -381,7 +379,7 @@ class TrialRun:
 
     def _effects(self) -> tuple[Effect, ...]:
         effects = []
-        for strategy in (*STRATEGIES, *knobs_set_by(self.spec.choices)):
+        for strategy in strategies_of(self.spec.choices):
             evidence = {**strategy.evidence(self._job), "operators": self._operators}
             effects.append(strategy.took_effect(evidence, self.spec.choices[strategy.name]))
         return tuple(effects)

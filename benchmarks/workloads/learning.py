@@ -15,7 +15,7 @@ NUM_SHAPES, SIDE = 6, 24
 
 
 class Learning(steptune.Workload):
-    """What they have in common.
+    """Common parts of these trainings.
 
     Args:
         professional: Begins from bfloat16, a fused optimizer and compilation, as people train today.

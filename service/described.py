@@ -140,7 +140,11 @@ BY_LAMB, BY_LARS = (
     )
     for name in _NO_LAYERWISE
 )
-WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS, BY_LAMB, BY_LARS)
+DETECTOR = _workload(
+    "a detector whose loss keeps its assigner by AdamW",
+    replace(_model(9_000_000, 8, {"Conv2d": 60, "BatchNorm2d": 60}), kernel_refusals={"simota": "", "fcos3d": ""}),
+)
+WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS, BY_LAMB, BY_LARS, DETECTOR)
 
 
 def _machine(kind: str, num_devices: int, num_hosts: int = 1) -> Environment:

@@ -79,7 +79,8 @@ def _claim(console: Console, source: TrialSource, study: Study, option: str, mos
 
 
 def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
-    """A text on at most so many lines."""
+    """A text on at most so many lines, one at least: what stands above may be long."""
+    most = max(1, most)
     wrapped = list(text.wrap(console, console.width))
     if len(wrapped) > most:
         wrapped = wrapped[:most]

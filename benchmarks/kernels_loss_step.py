@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 from kernel_timing import DEVICE, ROOT, Clock
-from kernels_step import NUM_ROUNDS, NUM_WARMUP, quantiles, step_times_ms
+from kernels_step import NUM_ROUNDS, NUM_WARMUP, TrainingStep, quantiles, step_times_ms
 from stamp import device_stamp, stamp
 from torch.utils.data import default_collate
 
@@ -40,7 +40,7 @@ TOLERANCE = 1e-3
 """Of the loss, which is computed in FP32."""
 
 
-class LossStep:
+class LossStep(TrainingStep):
     def __init__(self, workload: Any, model: torch.nn.Module, batch: Any, dtype: torch.dtype) -> None:
         self.workload, self.model, self.batch, self.dtype = workload, model, batch, dtype
         fused = DEVICE.type == "cuda"
@@ -51,11 +51,6 @@ class LossStep:
             loss = self.workload.loss(self.model, self.workload.batch_transform(self.batch))
         loss.backward()
         return loss.detach()
-
-    def __call__(self) -> None:
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
 
 def make_steps(kernel: str, dtype: torch.dtype, small: bool) -> dict[str, LossStep]:

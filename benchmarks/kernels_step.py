@@ -41,7 +41,22 @@ COMPILE_S = 150
 FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 
 
-class Step:
+class TrainingStep:
+    """A step that can be called: `backward`, and an update by `optimizer`."""
+
+    optimizer: torch.optim.Optimizer
+
+    def backward(self) -> torch.Tensor:
+        """The loss, whose gradients are left in the parameters."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class Step(TrainingStep):
     def __init__(self, model: torch.nn.Module, batch: int, compiled: bool) -> None:
         self.model = torch.compile(model, dynamic=False) if compiled else model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -55,11 +70,6 @@ class Step:
         loss.backward()
         return loss.detach()
 
-    def __call__(self) -> None:
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
 
 def make_step(model: torch.nn.Module, batch: int, way: str) -> Step:
     kernel, compiled = WAYS[way]
@@ -67,7 +77,7 @@ def make_step(model: torch.nn.Module, batch: int, way: str) -> Step:
     return Step(use_kernel(own, "window_attention") if kernel else own, batch, compiled)
 
 
-def step_times_ms(step: Step) -> list[float]:
+def step_times_ms(step: TrainingStep) -> list[float]:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_STEPS + 1)]
     events[0].record()
     for event in events[1:]:

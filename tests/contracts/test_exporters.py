@@ -1,4 +1,4 @@
-"""What every exporter promises, for every entry of `EXPORTERS`."""
+"""Promises of every exporter, for every entry of `EXPORTERS`."""
 
 from __future__ import annotations
 

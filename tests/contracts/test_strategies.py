@@ -1,4 +1,4 @@
-"""What holds for every entry of `STRATEGIES`."""
+"""Contracts of every entry of `STRATEGIES`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ each_environment = pytest.mark.parametrize("environment", [CPU, CUDA, CLUSTER], 
 
 
 def legal_choices() -> list[Any]:
-    """What can be tried on a CPU and differs from today.
+    """Choices that can be tried on a CPU and differ from today.
 
     Compiling needs a compiler on this machine. Of the loaders, which differ in numbers only, two are run.
     """
@@ -159,7 +159,7 @@ class TestDeclaration:
         assert strategy.trial_cost_s >= 0
 
     def test_says_how_each_choice_is_applied_in_a_foreign_loop(self, strategy: Strategy) -> None:
-        """By changes that the hooks in a script know and in words of a user, or why it needs a Workload."""
+        """Names changes that the hooks in a script know, in words of a user, or the reason to need a Workload."""
         for choice in (*strategy.choices(CUDA, EVERYTHING), *strategy.choices(CPU, EVERYTHING)):
             outside = strategy.outside(choice, SCRIPT)
             if isinstance(outside, NeedsWorkload):
@@ -527,7 +527,7 @@ def clean_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a few steps of a job showed."""
+    """Observations of a few steps of a job."""
 
     losses: list[float]
     evidence: dict[str, dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a chart says of a point under the pointer can be read: in light and dark, on every page that has charts."""
+"""Labels of points under the pointer can be read: in light and dark, on every page that has charts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def trace_page(tmp_path_factory) -> str:
 
 
 def unreadable(labels: list[dict]) -> list[str]:
-    """What is wrong with the labels of a page's charts, each with its chart."""
+    """Problems of the labels of a page's charts, each with its chart."""
     problems = []
     for found in labels:
         place = f"{found['figure']} ({found['type']}, {found['trace']})"

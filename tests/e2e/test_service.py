@@ -107,7 +107,7 @@ def test_a_whole_study_is_exported_from_afar(service, client, study_id, tmp_path
 
 
 def test_the_exported_recommendation_can_be_applied(service, client, study_id, tmp_path):
-    """What the command line writes from afar is what `steptune.apply` reads in a plain script."""
+    """The command line writes from afar the file that `steptune.apply` reads in a plain script."""
     recommendation = client.recommendation(study_id)
     assert isinstance(recommendation, Recommendation)
     service.remote("export", study_id, "--output", str(tmp_path))

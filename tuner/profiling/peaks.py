@@ -2,10 +2,10 @@
 
 A device that is not in the table has no peak, and a part of one (MIG) neither: nothing is guessed.
 
-Compared with `torch/utils/_device_info` where PyTorch states a peak; the others were taken from published tables of the
-makers' data sheets, figures for sparse matrices halved. Where a data sheet states 16 bits alone, TF32 is half and FP8
-twice of that, as for the same chip elsewhere. One device of ROCm is half of an MI250X; a name that two products share
-("MI250X / MI250") is none of them.
+Compared with `torch._inductor.analysis.device_info` where PyTorch states a peak. The others were taken from published
+tables of the makers' data sheets, figures for sparse matrices halved. Where a data sheet states 16 bits alone, TF32 is
+half and FP8 twice of that, as for the same chip elsewhere. One device of ROCm is half of an MI250X; a name that two
+products share ("MI250X / MI250") is none of them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from mesh_workloads import PIPELINE, SCHEDULES, Bert, Experts, Gpt2, Vit, mesh
 from rank_jobs import Trained, train
 from ranks import Ranks
 
-from steptune.tuner.strategies.exchange import model_ranks
-from steptune.tuner.strategies.parallel_mesh.strategy import ParallelMesh
+from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
 
 pytestmark = pytest.mark.xdist_group("meshes_on_device")
 
@@ -21,7 +20,7 @@ O1: dict[str, Any] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 def check(ranks: Ranks, workload: type, choice: dict[str, Any], **others: Any) -> None:
     """Against the same without a mesh on one device; in bfloat16 within some of its roundings."""
     alone: Trained = ranks.run(1, train, workload, others)[0]
-    num_ranks = model_ranks({**ParallelMesh.defaults, **choice})
+    num_ranks = ParallelMeshSetting(**choice).model_ranks
     for trained in ranks.run(num_ranks, train, workload, mesh(**choice) | others):
         took, detail = trained.effects["parallel_mesh"]
         assert took, detail

@@ -37,7 +37,6 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.combine import complete_choices
-from steptune.tuner.strategies.exchange import model_ranks
 from steptune.tuner.strategies.local_sgd.choice import LocalSgdSetting
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
@@ -147,7 +146,7 @@ def why_not_predicted(choices: Mapping[str, Choice]) -> str:
     """
     if Settings(choices)[LocalSgdSetting].every != 1:
         return "averages models between its steps (local_sgd)"
-    if model_ranks(choices[ParallelMeshSetting.strategy]) > 1:
+    if Settings(choices)[ParallelMeshSetting].splits_model:
         return "divides the model among ranks (parallel_mesh)"
     return ""
 

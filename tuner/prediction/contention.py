@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from steptune.tuner.prediction.plans import COMMUNICATION
 from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.records import Breakdown, Candidate, TrialResult
-from steptune.tuner.strategies.exchange import FSDP
+from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
@@ -62,10 +62,8 @@ def _spread(group: list[tuple[float, float]]) -> float:
 
 def _reduces(candidate: Candidate) -> bool:
     """Its compute is that of DDP without compression: FSDP and compressions compute something of their own."""
-    sharding, compression = (
-        candidate.choices.get(name, {}) for name in (ShardingSetting.strategy, GradientCompressionSetting.strategy)
-    )
-    return sharding.get("mode") not in FSDP and compression.get("method") is None
+    settings = Settings(candidate.choices)
+    return not settings[ShardingSetting].is_fsdp and settings[GradientCompressionSetting].method is None
 
 
 def _apart_from_communication(candidate: Candidate) -> str:

@@ -13,15 +13,10 @@ from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Calibration, Choice
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
-from steptune.tuner.strategies.exchange import FSDP, SENT_BYTES, widening_bytes
+from steptune.tuner.strategies.exchange import SENT_BYTES, widening_bytes
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
-
-
-def frees(sharding: Choice) -> bool:
-    """Parameters are freed after the forward pass, and gathered again."""
-    return sharding["mode"] == "full" or (sharding["mode"] == "hybrid" and bool(sharding["reshard"]))
 
 
 def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
@@ -35,17 +30,14 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
     rate = calibration.copy_bytes_per_s
     if not rate:
         return 0.0
-    sharding = choices[ShardingSetting.strategy]
-    if sharding["mode"] in FSDP:
-        gathers = 2 if frees(sharding) else 1
-        count = _micro_batches(choices)
-        reductions = count if sharding["reduce_each"] else 1
+    settings = Settings(choices)
+    sharding = settings[ShardingSetting]
+    if sharding.is_fsdp:
+        gathers = 2 if sharding.frees else 1
+        count = settings[MicroBatchSetting].num_micro_batches
+        reductions = count if sharding.reduce_each else 1
         gathered = count * gathers * volumes.num_elements * volumes.formats.gathered
         scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
         return 2 * (gathered + scattered) / rate * 1e9
-    copied = 0.0 if Settings(choices)[DdpBucketsSetting].bucket_views else 2 * 2 * volumes.all_gradients_bytes
+    copied = 0.0 if settings[DdpBucketsSetting].bucket_views else 2 * 2 * volumes.all_gradients_bytes
     return (copied + volumes.num_trained * widening_bytes(volumes.formats, choices)) / rate * 1e9
-
-
-def _micro_batches(choices: Mapping[str, Choice]) -> int:
-    return Settings(choices)[MicroBatchSetting].num_micro_batches

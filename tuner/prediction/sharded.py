@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from steptune.tuner.prediction.cluster import Cluster
-from steptune.tuner.prediction.overheads import frees, scattered_bytes
+from steptune.tuner.prediction.overheads import scattered_bytes
 from steptune.tuner.prediction.step import ComputeStep
 from steptune.tuner.prediction.timeline import Lane, Task
 from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Choice
+from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
 
 
@@ -27,10 +28,10 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     Args:
         choices: Complete ones; what they say of `sharding` is "full", "grad_op" or "hybrid".
     """
-    sharding = choices[ShardingSetting.strategy]
-    hybrid = sharding["mode"] == "hybrid"
+    sharding = Settings(choices)[ShardingSetting]
+    hybrid = sharding.mode == "hybrid"
     units = volumes.num_units
-    ahead = int(sharding["prefetch"] or 1)
+    ahead = sharding.prefetch
     gather_bytes = volumes.num_elements * volumes.formats.gathered / units
     scatter_bytes = volumes.num_trained * scattered_bytes(choices, volumes) / units
     gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
@@ -41,9 +42,9 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     tasks = [Task(lane=Lane.COMPUTE, work_ns=step.before_ns)]
     count = step.num_micro_batches
     for number in range(count):
-        reduces = sharding["reduce_each"] or number == count - 1
+        reduces = sharding.reduce_each or number == count - 1
         _pass(tasks, step.forward_ns / count, units, ahead, gather_ns, None)
-        regathered_ns = gather_ns if frees(sharding) else None
+        regathered_ns = gather_ns if sharding.frees else None
         _pass(tasks, step.backward_ns / count, units, ahead, regathered_ns, scatter_ns if reduces else None)
     parts = cluster.devices_per_host if hybrid else cluster.num_ranks
     scattered = tuple(n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION)[-1:]

@@ -190,7 +190,7 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
     share = hosts / environment.num_ranks
     if choice.get("cpu_offload"):
         share = 0.0  # the CPU has it, and updates it
-    frees = choice["mode"] == "full" or (choice["mode"] == "hybrid" and bool(choice["reshard"]))
+    frees = Settings(choices)[ShardingSetting].frees
     if not unit:
         # The root alone: no unit comes after it that would free the buffer which it was gathered in.
         at_loss = 2 * root * f.computed

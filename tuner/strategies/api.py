@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.bounds import Savings, Situation, total
@@ -67,6 +67,11 @@ class Setting:
     strategy: ClassVar[str]
 
     @classmethod
+    def of(cls, choice: Choice) -> Self:
+        """Setting of a stored choice; what the choice does not name is as in plain PyTorch."""
+        return cls(**choice)
+
+    @classmethod
     def defaults(cls) -> Choice:
         return {field.name: field.default for field in fields(cls)}  # type: ignore[misc]
 
@@ -97,7 +102,7 @@ class Settings:
         """The setting of one strategy; its defaults where the choices have none of it."""
         made = self._made.get(kind)
         if made is None:
-            made = self._made[kind] = kind(**self._choices.get(kind.strategy, {}))
+            made = self._made[kind] = kind.of(self._choices.get(kind.strategy, {}))
         return made  # type: ignore[return-value]
 
 

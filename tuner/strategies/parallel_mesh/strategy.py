@@ -25,7 +25,7 @@ from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
-from steptune.tuner.strategies.exchange import AXES, model_ranks
+from steptune.tuner.strategies.exchange import AXES
 from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
 from steptune.tuner.strategies.parallel_mesh.conflicts import CONFLICTS, DROPPED
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
@@ -85,9 +85,9 @@ class ParallelMesh(Strategy):
         if choice == self.neutral(workload):
             return Supported()
         alone = needs_ranks(environment)
-        if isinstance(alone, Unsupported) or model_ranks(choice) == 1:
+        if isinstance(alone, Unsupported) or ParallelMeshSetting.of(choice).model_ranks == 1:
             return alone
-        ranks, needed = environment.num_ranks, model_ranks(choice)
+        ranks, needed = environment.num_ranks, ParallelMeshSetting.of(choice).model_ranks
         if ranks % needed:
             return Unsupported(f"the number of ranks ({ranks}) must be a multiple of {needed}")
         if workload.custom_step:
@@ -113,7 +113,7 @@ class ParallelMesh(Strategy):
         degree, experts = int(choice["expert"] or 1), workload.model.num_movable_experts
         if degree == 1:
             return Supported()
-        if model_ranks(choice) > degree:
+        if ParallelMeshSetting.of(choice).model_ranks > degree:
             return Unsupported("expert parallelism can be combined with data parallelism only")
         if not experts:
             return Unsupported("requires mixture-of-experts layers whose experts can be sharded")
@@ -135,7 +135,7 @@ class ParallelMesh(Strategy):
             return Unsupported(f"{pieces} micro-batches cannot keep {degree} pipeline ranks busy at once")
         if chunks > 1 and pieces % degree:
             return Unsupported(f"interleaved stages require a multiple of {degree} micro-batches, not {pieces}")
-        batch = workload.global_batch * model_ranks(choice) // environment.num_ranks
+        batch = workload.global_batch * ParallelMeshSetting.of(choice).model_ranks // environment.num_ranks
         if batch % pieces:
             return Unsupported(f"a replica's batch of {batch} cannot be divided evenly into {pieces} micro-batches")
         return Supported()
@@ -157,7 +157,7 @@ class ParallelMesh(Strategy):
         return Numerics.ROUNDING
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        if model_ranks(choice) == 1:
+        if ParallelMeshSetting.of(choice).model_ranks == 1:
             return
         from steptune.tuner.training.plan import MeshArguments
 
@@ -171,7 +171,7 @@ class ParallelMesh(Strategy):
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, what a pipeline waits, and the update but for a rank's own share of it."""
-        shared = 1 - 1 / model_ranks(choice)
+        shared = 1 - 1 / ParallelMeshSetting.of(choice).model_ranks
         update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
         return jointly(without(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE), update)
 
@@ -183,7 +183,7 @@ class ParallelMesh(Strategy):
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         effect = super().took_effect(evidence, {axis: choice[axis] for axis in AXES})
-        if not effect.took or model_ranks(choice) == 1:
+        if not effect.took or ParallelMeshSetting.of(choice).model_ranks == 1:
             return effect
         share = evidence.get("share", 1.0)
         return Effect(

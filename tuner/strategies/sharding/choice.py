@@ -27,3 +27,8 @@ class ShardingSetting(Setting):
     def is_fsdp(self) -> bool:
         """FSDP takes the place of DDP: parameters are in parts."""
         return self.mode in FSDP
+
+    @property
+    def frees(self) -> bool:
+        """Parameters are freed after the forward pass, and gathered again."""
+        return self.mode == "full" or (self.mode == "hybrid" and self.reshard)

@@ -186,7 +186,7 @@ class Sharding(Strategy):
             took, detail = held < parameters, f"a rank has the states of {held} of {parameters} parameters"
         if took and mode in FSDP:
             units, share = evidence.get("units", 0), evidence.get("share", 1.0)
-            frees = choice["mode"] == "full" or (choice["mode"] == "hybrid" and bool(choice["reshard"]))
+            frees = ShardingSetting.of(choice).frees
             alone = choice["wrap"] == "root"
             took = (
                 share < 1.0

@@ -26,10 +26,10 @@ from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
 from steptune.tuner.estimates import log_ratio
-from steptune.tuner.profiling.bounds import Situation, situation_of
+from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.records import BASELINE, MeasureSettings, Move, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.knowledge import Knowledge
-from steptune.tuner.strategies.step_facts import step_facts
+from steptune.tuner.strategies.situations import situation_of
 
 WORKLOADS = (
     "examples/digits_vit.py:DigitsViT",
@@ -138,7 +138,7 @@ def audited(ready: Engine, knowledge: Knowledge, before: Situation, move: Move, 
     error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else errors[0]
     violated = len(gains) == NUM_FURTHER and _saved(mean - ERRORS * error) > bound
     choices = ready.space.complete(candidate)
-    after = situation_of(first, ready.space.workload, ready.space.environment, choices, step_facts(choices))
+    after = situation_of(first, ready.space.workload, ready.space.environment, choices)
     return {
         "bound": round(bound, 4),
         "saved": round(_saved(mean), 4),

@@ -22,7 +22,6 @@ from steptune.service.studies import compressed
 from steptune.service.tables import modules_table, roofline_tables
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
-from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.profiling.diagnosis import diagnose
 from steptune.tuner.profiling.evidence import Evidence
@@ -41,7 +40,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.combine import complete_choices, environment_variables
-from steptune.tuner.strategies.step_facts import step_facts
+from steptune.tuner.strategies.situations import situation_of
 from steptune.tuner.trace_records import ModuleStats, RankAnalysis, Roofline
 from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles
@@ -124,7 +123,7 @@ def profile_workload(
     if trace is not None:
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)
-    situation = situation_of(result, facts, environment, choices, step_facts(choices))
+    situation = situation_of(result, facts, environment, choices)
     assert situation is not None, "a result with breakdowns has a situation"
     evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(

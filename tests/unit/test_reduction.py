@@ -7,12 +7,14 @@ from builders import sample_environment, sample_facts, sample_topology
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of
 
+from steptune.tuner.costs.reduction import SLACK, Reduction, most_saved, saved
+from steptune.tuner.costs.reduction import reduction as costs_of
 from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, flat_ring_ns, ring_ns
 from steptune.tuner.profiling.bounds import Situation, removable
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Calibration, Choice, Link, ModelFacts, Topology
 from steptune.tuner.strategies import STRATEGIES, strategy_named
-from steptune.tuner.strategies.reduction import SLACK, most_saved, reduction, saved
+from steptune.tuner.strategies.situations import exchange_of
 
 MB = 10**6
 MIB = 1 << 20
@@ -62,7 +64,13 @@ def situation_on(
             num_ranks=4, num_hosts=2, topology=topology, calibration=Calibration(copy_bytes_per_s=3e12)
         ),
         choices={**DEFAULTS, **choices},
+        exchange=exchange_of({**DEFAULTS, **choices}),
     )
+
+
+def reduction(situation: Situation, **choices: Choice) -> Reduction | None:
+    """With the incumbent's choices and these instead."""
+    return costs_of(dataclasses.replace(situation, exchange=exchange_of({**situation.choices, **choices})))
 
 
 def emulated(between: Link) -> Topology:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from steptune.tuner.costs.sockets import with_sockets
 from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.estimates import units_per_s
 from steptune.tuner.prediction.cluster import Cluster
@@ -24,6 +25,7 @@ from steptune.tuner.prediction.overheads import copies_ns
 from steptune.tuner.prediction.step import NO_PHASES, UPDATE_BYTES, ComputeStep, backward_share, compute_step
 from steptune.tuner.prediction.volumes import volumes_of
 from steptune.tuner.records import (
+    BASELINE,
     Breakdown,
     Candidate,
     Choice,
@@ -39,9 +41,8 @@ from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.strategies.local_sgd.choice import LocalSgdSetting
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
-from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
-from steptune.tuner.strategies.sockets import num_sockets, with_sockets
+from steptune.tuner.strategies.situations import exchange_of
 from steptune.tuner.training.compression.own_cost import OwnCost
 
 
@@ -100,7 +101,7 @@ def basis_of(
         raise StoreError(
             f"trial {trial.sequence} {reason}, which is not predicted: choose another, as with --from baseline"
         )
-    environment = _with_sockets(environment, choices[NcclSetting.strategy], facts, assumptions)
+    environment = _with_sockets(environment, exchange_of(choices).sockets, facts, assumptions)
     cluster = _own_cluster(environment, inside)
     measured_ns = measured_step_ns(results, result.candidate)
     model = Model(
@@ -229,15 +230,15 @@ def _contention(
 
 
 def _with_sockets(
-    environment: Environment, nccl: Choice, workload: WorkloadFacts, assumptions: list[str]
+    environment: Environment, sockets: int, workload: WorkloadFacts, assumptions: list[str]
 ) -> Environment:
     """With the links as the configuration's sockets make them."""
     if environment.topology is None:
         return environment
-    topology = with_sockets(environment.topology, nccl, workload.current.get(NcclSetting.strategy, {}))
+    topology = with_sockets(environment.topology, sockets, exchange_of(complete_choices(BASELINE, workload)).sockets)
     if topology != environment.topology:
         assumptions.append(
-            f"what {num_sockets(nccl)} sockets of a connection carry between hosts is taken from other networks: links "
+            f"what {sockets} sockets of a connection carry between hosts is taken from other networks: links "
             "were measured with today's"
         )
     return structs.replace(environment, topology=topology)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 
+from steptune.tuner.costs.formats import CHOSEN_BYTES, SENT_BYTES
 from steptune.tuner.prediction.cluster import Cluster
 from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Choice
-from steptune.tuner.strategies.exchange import CHOSEN_BYTES, SENT_BYTES
 
 THIN_BYTES = 4.0
 

@@ -14,9 +14,7 @@ from collections.abc import Iterable
 from steptune.tuner.prediction.plans import COMMUNICATION
 from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.records import Breakdown, Candidate, TrialResult
-from steptune.tuner.strategies.api import Settings
-from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
-from steptune.tuner.strategies.sharding.choice import ShardingSetting
+from steptune.tuner.strategies.situations import exchange_of
 
 ON_CUDA = 0.5
 """Where a study does not tell: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on one host of four H200
@@ -62,8 +60,8 @@ def _spread(group: list[tuple[float, float]]) -> float:
 
 def _reduces(candidate: Candidate) -> bool:
     """Its compute is that of DDP without compression: FSDP and compressions compute something of their own."""
-    settings = Settings(candidate.choices)
-    return not settings[ShardingSetting].is_fsdp and settings[GradientCompressionSetting].method is None
+    exchange = exchange_of(candidate.choices)
+    return not exchange.is_sharded and exchange.compression is None
 
 
 def _apart_from_communication(candidate: Candidate) -> str:

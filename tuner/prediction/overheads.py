@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from steptune.tuner.costs.formats import SENT_BYTES, widening_bytes
+from steptune.tuner.network.exchange import Exchange
 from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Calibration, Choice
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
-from steptune.tuner.strategies.exchange import SENT_BYTES, widening_bytes
-from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
-from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
-from steptune.tuner.strategies.sharding.choice import ShardingSetting
+from steptune.tuner.strategies.situations import exchange_of
 
 
-def scattered_bytes(choices: Mapping[str, Choice], volumes: Volumes) -> float:
+def scattered_bytes(exchange: Exchange, volumes: Volumes) -> float:
     """Bytes of one element of a gradient that FSDP reduces, in 16 bits where it may."""
-    method = Settings(choices)[GradientCompressionSetting].method
-    return SENT_BYTES[str(method)] if method else volumes.formats.reduced
+    return SENT_BYTES[exchange.compression] if exchange.compression else volumes.formats.reduced
 
 
 def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Calibration) -> float:
@@ -30,14 +28,13 @@ def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Cali
     rate = calibration.copy_bytes_per_s
     if not rate:
         return 0.0
-    settings = Settings(choices)
-    sharding = settings[ShardingSetting]
-    if sharding.is_fsdp:
-        gathers = 2 if sharding.frees else 1
-        count = settings[MicroBatchSetting].num_micro_batches
-        reductions = count if sharding.reduce_each else 1
+    exchange = exchange_of(choices)
+    if exchange.is_sharded:
+        gathers = 2 if exchange.frees else 1
+        count = exchange.num_micro_batches
+        reductions = count if exchange.reduce_each else 1
         gathered = count * gathers * volumes.num_elements * volumes.formats.gathered
-        scattered = reductions * volumes.num_trained * scattered_bytes(choices, volumes)
+        scattered = reductions * volumes.num_trained * scattered_bytes(exchange, volumes)
         return 2 * (gathered + scattered) / rate * 1e9
-    copied = 0.0 if settings[DdpBucketsSetting].bucket_views else 2 * 2 * volumes.all_gradients_bytes
-    return (copied + volumes.num_trained * widening_bytes(volumes.formats, choices)) / rate * 1e9
+    copied = 0.0 if Settings(choices)[DdpBucketsSetting].bucket_views else 2 * 2 * volumes.all_gradients_bytes
+    return (copied + volumes.num_trained * widening_bytes(volumes.formats, exchange)) / rate * 1e9

@@ -21,6 +21,7 @@ from steptune.tuner.prediction.volumes import Volumes
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
+from steptune.tuner.strategies.situations import exchange_of
 
 
 def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices: Mapping[str, Choice]) -> list[Task]:
@@ -28,12 +29,12 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     Args:
         choices: Complete ones; what they say of `sharding` is "full", "grad_op" or "hybrid".
     """
-    sharding = Settings(choices)[ShardingSetting]
-    hybrid = sharding.mode == "hybrid"
+    exchange = exchange_of(choices)
+    hybrid = exchange.mode == "hybrid"
     units = volumes.num_units
-    ahead = sharding.prefetch
+    ahead = Settings(choices)[ShardingSetting].prefetch
     gather_bytes = volumes.num_elements * volumes.formats.gathered / units
-    scatter_bytes = volumes.num_trained * scattered_bytes(choices, volumes) / units
+    scatter_bytes = volumes.num_trained * scattered_bytes(exchange, volumes) / units
     gather_ns = cluster.gathered_inside_ns(gather_bytes) if hybrid else cluster.all_gather_ns(gather_bytes)
     if hybrid:
         scatter_ns = cluster.scattered_inside_ns(scatter_bytes) + cluster.reduced_between_ns(scatter_bytes)
@@ -42,9 +43,9 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
     tasks = [Task(lane=Lane.COMPUTE, work_ns=step.before_ns)]
     count = step.num_micro_batches
     for number in range(count):
-        reduces = sharding.reduce_each or number == count - 1
+        reduces = exchange.reduce_each or number == count - 1
         _pass(tasks, step.forward_ns / count, units, ahead, gather_ns, None)
-        regathered_ns = gather_ns if sharding.frees else None
+        regathered_ns = gather_ns if exchange.frees else None
         _pass(tasks, step.backward_ns / count, units, ahead, regathered_ns, scatter_ns if reduces else None)
     parts = cluster.devices_per_host if hybrid else cluster.num_ranks
     scattered = tuple(n for n, task in enumerate(tasks) if task.lane is Lane.COMMUNICATION)[-1:]

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from steptune.tuner.costs.formats import Formats, formats_of, num_fsdp_units
 from steptune.tuner.records import Choice, ModelFacts
-from steptune.tuner.strategies.exchange import Formats, formats_of, num_fsdp_units
+from steptune.tuner.strategies.situations import exchange_of
 
 MIB = 2**20
 
@@ -40,13 +41,14 @@ class Volumes:
 
 def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int) -> Volumes:
     """Volumes of a model with complete choices."""
-    formats = formats_of(model, num_ranks, choices)
+    exchange = exchange_of(choices)
+    formats = formats_of(model, num_ranks, exchange)
     return Volumes(
         num_elements=model.num_parameters,
         num_trained=max(1, model.num_trained),
         formats=formats,
         num_tensors=max(1, model.num_parameter_tensors),
-        num_units=num_fsdp_units(model, choices),
+        num_units=num_fsdp_units(model, exchange),
     )
 
 

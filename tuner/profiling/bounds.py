@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from steptune.tuner.network.exchange import Exchange
 from steptune.tuner.profiling.categories import COMPUTE, Category
-from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, StepFacts, TrialResult, WorkloadFacts
+from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, StepFacts, WorkloadFacts
 
 FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)
@@ -37,6 +38,10 @@ class Situation:
     """Of its last clean window, where it was measured."""
     facts: StepFacts = field(default_factory=StepFacts)
     """What the choices switch on."""
+    exchange: Exchange = field(default_factory=Exchange)
+    """What ranks exchange with the incumbent's choices."""
+    exchange_today: Exchange = field(default_factory=Exchange)
+    """The same with the user's own settings, with which the links were measured."""
 
     @property
     def step_ns(self) -> float:
@@ -50,27 +55,6 @@ class Situation:
     def time_ns(self, categories: Iterable[str]) -> float:
         times = self.breakdown.per_step_ns
         return sum(times.get(category, 0.0) for category in categories)
-
-
-def situation_of(
-    result: TrialResult,
-    workload: WorkloadFacts,
-    environment: Environment,
-    choices: dict[str, Choice],
-    facts: StepFacts,
-) -> Situation | None:
-    """Situation of a trial that was profiled."""
-    if not result.breakdowns:
-        return None
-    activity = next((w.input for w in reversed(result.clean_windows) if w.input is not None), None)
-    return Situation(
-        breakdown=result.breakdowns[0],
-        workload=workload,
-        environment=environment,
-        choices=choices,
-        input=activity,
-        facts=facts,
-    )
 
 
 Savings = Mapping[Category, float]

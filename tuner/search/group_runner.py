@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from steptune.tuner.profiling.bounds import situation_of
 from steptune.tuner.profiling.compile_findings import diagnose_compilation
 from steptune.tuner.profiling.diagnosis import diagnose
 from steptune.tuner.profiling.evidence import Evidence
@@ -30,7 +29,7 @@ from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.preparation import Prepared
 from steptune.tuner.search.starts import usual_start_s
 from steptune.tuner.search.view import StudyView
-from steptune.tuner.strategies.step_facts import step_facts
+from steptune.tuner.strategies.situations import situation_of
 
 UNSEEN = 1.3
 """Times the largest known peak of a group that a candidate is expected to need that was never measured."""
@@ -190,9 +189,7 @@ class GroupRunner:
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
             failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
             result = msgspec.structs.replace(result, failure=failure)
-        situation = situation_of(
-            result, self._space.workload, self._space.environment, spec.choices, step_facts(spec.choices)
-        )
+        situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
         profiled = diagnose(Evidence(situation=situation)) if situation is not None else ()
         return msgspec.structs.replace(result, findings=(*profiled, *diagnose_compilation(result.compilation)))
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from steptune.tuner.estimates import log_rate, log_ratio
 from steptune.tuner.objectives import parse_objective
-from steptune.tuner.profiling.bounds import Situation, situation_of
+from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.records import Candidate, Choice, Move, TrialResult
 from steptune.tuner.search.calm import is_calm
 from steptune.tuner.search.effects import Difference, EffectModel, Observation, uncontradicted
@@ -17,7 +17,7 @@ from steptune.tuner.search.memory_model import memory_model, pieces_of
 from steptune.tuner.search.profile_evidence import profile_log_ratio
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.starts import cold_compile_s, usual_start_s, warm_compile_s
-from steptune.tuner.strategies.step_facts import step_facts
+from steptune.tuner.strategies.situations import situation_of
 
 WORTHWHILE = 0.01
 """A gain below one per cent is not looked for."""
@@ -111,7 +111,7 @@ class Knowledge:
 
     def _look_at_profile(self, result: TrialResult) -> None:
         choices = self.space.complete(result.candidate)
-        situation = situation_of(result, self.space.workload, self.space.environment, choices, step_facts(choices))
+        situation = situation_of(result, self.space.workload, self.space.environment, choices)
         if situation is not None and not situation.breakdown.quality.problems:
             self._situations[result.candidate.key] = situation
             self._profiled_in[result.candidate.key] = result.place

@@ -280,6 +280,10 @@ class Strategy(ABC):
         """How a complete choice is applied in the loop of a script that nobody rewrites, or why it needs a workload."""
         return NeedsWorkload(self.needs_workload)
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        """Fields of `Exchange` that a complete choice sets: what ranks exchange, and how."""
+        return {}
+
     # --- what it can gain ---------------------------------------------------------------------
 
     @abstractmethod

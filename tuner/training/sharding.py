@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import UnsupportedError
+from steptune.tuner.network.exchange import frees
 from steptune.tuner.training.casting import fp32_modules
 from steptune.tuner.training.hosts import host_of_ranks, members_of, ring_group
 from steptune.tuner.training.initial_state import named_state
@@ -57,7 +58,7 @@ def shard(
         "ignored_params": ignored,
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if sharding.cpu_offload else OffloadPolicy(),
     }
-    frees = sharding.mode == "full" or (sharding.mode == "hybrid" and sharding.reshard)
+    freed = frees(sharding.mode, reshard=sharding.reshard)
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     # Conflicts leave bfloat16, the only format of gradient_compression in which FSDP itself can reduce.
     reduce_dtype = torch.float32 if arguments.compression is None else torch.bfloat16
@@ -66,15 +67,15 @@ def shard(
         # precision casts what goes in and out of the model and of what keeps FP32.
         for module in apart:
             if not ignored and any(True for _ in module.parameters()):
-                fully_shard(module, mp_policy=policy, reshard_after_forward=frees, **options)
+                fully_shard(module, mp_policy=policy, reshard_after_forward=freed, **options)
         dtype = getattr(torch, arguments.param_dtype)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     elif arguments.compression is not None:
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for unit in units:
-        fully_shard(unit, mp_policy=policy, reshard_after_forward=frees, **options)
+        fully_shard(unit, mp_policy=policy, reshard_after_forward=freed, **options)
     # What only the root holds is needed first in the backward pass again: freeing it pays where it is everything.
-    fully_shard(model, mp_policy=policy, reshard_after_forward=frees and not units, **options)
+    fully_shard(model, mp_policy=policy, reshard_after_forward=freed and not units, **options)
     _prefetch(units, "forward", sharding.prefetch)
     _prefetch(units[::-1], "backward", sharding.backward_prefetch)
     return model

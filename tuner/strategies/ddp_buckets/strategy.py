@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import Reduction, most_saved, reduction, saved
 from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, total, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_ranks
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
 from steptune.tuner.strategies.ddp_buckets.conflicts import CONFLICTS
-from steptune.tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -103,6 +103,9 @@ class DdpBuckets(Strategy):
             if choice[name]:
                 plan.wrap.ddp[argument] = True
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {name: choice[name] for name in ("first_bucket_mb", "bucket_cap_mb")}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, but for the last bucket where the links are known; views save copies of the gradients,
         and nobody need look for unused parameters.
@@ -122,7 +125,7 @@ class DdpBuckets(Strategy):
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
         """At most: other buckets may begin earlier and hide all but the last of them."""
-        now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
+        now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)
         hidden = Reduction(total_ns=then.last_ns, last_ns=then.last_ns)
@@ -132,7 +135,7 @@ class DdpBuckets(Strategy):
         """Expected saving of other sizes: fewer calls, or a shorter last bucket. The rest changes nothing of what is
         sent.
         """
-        now, then = reduction(situation), reduction(situation, ddp_buckets=choice)
+        now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return None
         return saved(situation, now, then) + self.usual_realisation * total(self._saved_beside(situation, choice))

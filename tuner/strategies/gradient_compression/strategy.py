@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import most_saved, reduction, saved
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
@@ -35,7 +36,6 @@ from steptune.tuner.strategies.api import (
 )
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
 from steptune.tuner.strategies.gradient_compression.conflicts import CONFLICTS, DROPPED
-from steptune.tuner.strategies.reduction import most_saved, reduction, saved
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -102,9 +102,12 @@ class GradientCompression(Strategy):
             warm_up_steps=int(choice["warm_up_steps"] or 0),
         )
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"compression": choice["method"], "rank": choice["rank"], "ratio": choice["ratio"]}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication; where the links are known, less what the fewer bytes take at best."""
-        today, then = reduction(situation), reduction(situation, gradient_compression=choice)
+        today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
             return without(situation, Category.COMMUNICATION)
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
@@ -112,7 +115,7 @@ class GradientCompression(Strategy):
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Less what compressing takes by itself."""
         today = reduction(situation, compressing=True)
-        then = reduction(situation, compressing=True, gradient_compression=choice)
+        then = reduction(situation, compressing=True, **self.exchange(choice))
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import likely_saved, most_saved, reduction
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
 from steptune.tuner.strategies.hierarchical_allreduce.choice import HierarchicalAllreduceSetting
 from steptune.tuner.strategies.hierarchical_allreduce.conflicts import CONFLICTS
-from steptune.tuner.strategies.reduction import likely_saved, most_saved, reduction
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -64,15 +64,18 @@ class HierarchicalAllreduce(Strategy):
         if choice["levels"] == 2:
             plan.wrap.hierarchical = True
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"levels": choice["levels"]}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication; where the links are known, less what the other reduction takes at best."""
-        today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
+        today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None:
             return without(situation, Category.COMMUNICATION)
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        today, then = reduction(situation), reduction(situation, hierarchical_allreduce=choice)
+        today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         return None if today is None or then is None else likely_saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:

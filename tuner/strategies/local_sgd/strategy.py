@@ -84,6 +84,9 @@ class LocalSgd(Strategy):
             inside=bool(choice["inside"]),
         )
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"every": choice["every"]}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, but for that of averages, each of as many bytes as a step's gradients."""
         today = int(situation.choices[self.name]["every"] or 1)

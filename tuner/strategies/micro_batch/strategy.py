@@ -14,6 +14,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-ac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
@@ -61,6 +62,9 @@ class MicroBatch(Strategy):
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
         plan.step.num_micro_batches = int(choice["num_micro_batches"] or 1)
+
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"num_micro_batches": choice["num_micro_batches"] or 1}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         today = int(situation.choices[self.name]["num_micro_batches"] or 1)

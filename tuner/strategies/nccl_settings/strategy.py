@@ -15,18 +15,19 @@ Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import reduction, saved
+from steptune.tuner.network.exchange import USUAL_SOCKETS
 from steptune.tuner.profiling.bounds import Savings, Situation, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.conflicts import DROPPED, TOGETHER
-from steptune.tuner.strategies.reduction import reduction, saved
-from steptune.tuner.strategies.sockets import num_sockets
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -111,6 +112,9 @@ class NcclSettings(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         """Nothing: the variables are all there is to it."""
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"sockets": num_sockets(choice)}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
@@ -119,8 +123,8 @@ class NcclSettings(Strategy):
         beforehand.
         """
         topology = situation.environment.topology
-        now, then = reduction(situation), reduction(situation, nccl_settings=choice)
-        same = num_sockets(choice) == num_sockets(situation.choices[self.name])
+        now, then = reduction(situation), reduction(situation, **self.exchange(choice))
+        same = num_sockets(choice) == situation.exchange.sockets
         if topology is None or now is None or then is None or same:
             return None
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
@@ -216,3 +220,9 @@ def _within_limits(choice: Choice) -> Support:
             f"{threads} threads of {sockets} sockets exceed NCCL's limit of {MAX_SOCKETS} sockets per connection"
         )
     return Supported()
+
+
+def num_sockets(choice: Choice) -> int:
+    """Sockets of a connection between hosts."""
+    chosen = [choice.get(name) for name in ("socket_threads", "sockets_per_thread")]
+    return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)

@@ -7,6 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from steptune.tuner.strategies.api import Setting
 
+AXES = ("pipeline", "tensor", "expert")
+"""Axes of a mesh along which ranks hold parts of one model."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelMeshSetting(Setting):

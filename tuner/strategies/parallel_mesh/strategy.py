@@ -25,8 +25,7 @@ from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
-from steptune.tuner.strategies.exchange import AXES
-from steptune.tuner.strategies.parallel_mesh.choice import ParallelMeshSetting
+from steptune.tuner.strategies.parallel_mesh.choice import AXES, ParallelMeshSetting
 from steptune.tuner.strategies.parallel_mesh.conflicts import CONFLICTS, DROPPED
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
@@ -168,6 +167,9 @@ class ParallelMesh(Strategy):
             schedule=str(choice["schedule"]),
             num_micro_batches=int(choice["micro_batches"] or 1),
         )
+
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"model_ranks": ParallelMeshSetting.of(choice).model_ranks}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, what a pipeline waits, and the update but for a rank's own share of it."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import Reduction, most_saved, reduction, saved
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.bounds import (
     Savings,
@@ -55,7 +56,6 @@ from steptune.tuner.strategies.api import (
     needs_cuda,
 )
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
-from steptune.tuner.strategies.reduction import Reduction, most_saved, reduction, saved
 from steptune.tuner.training.fp32_products import fp32_products
 
 if TYPE_CHECKING:
@@ -178,6 +178,9 @@ class Precision(Strategy):
         words = f'with torch.autocast("{script.device}", dtype=torch.{choice["dtype"]}) around the model\'s call'
         return Outside(way=Way.LIVE, changes={"autocast": choice["dtype"]}, words=words, at="model")
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        return {"level": choice["level"], "dtype": choice["dtype"]}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
         dtype = arithmetic(situation, precision=choice)
@@ -258,7 +261,7 @@ def _saved_communication(
     Args:
         share: Of the step, by the costs of communication today and then.
     """
-    now, then = reduction(situation), reduction(situation, precision=choice)
+    now, then = reduction(situation), reduction(situation, level=choice["level"], dtype=choice["dtype"])
     if now is None or then is None or saved(situation, now, then) <= HARDLY:
         return 0.0
     return share(situation, now, then)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from steptune.tuner.network.exchange import SHARDED, frees
 from steptune.tuner.strategies.api import Setting
-from steptune.tuner.strategies.exchange import FSDP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class ShardingSetting(Setting):
     @property
     def is_fsdp(self) -> bool:
         """FSDP takes the place of DDP: parameters are in parts."""
-        return self.mode in FSDP
+        return self.mode in SHARDED
 
     @property
     def frees(self) -> bool:
         """Parameters are freed after the forward pass, and gathered again."""
-        return self.mode == "full" or (self.mode == "hybrid" and self.reshard)
+        return frees(self.mode, reshard=self.reshard)

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.reduction import likely_saved, reduction
+from steptune.tuner.network.exchange import SHARDED
 from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of, total, without
 from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
-from steptune.tuner.strategies.exchange import FSDP
-from steptune.tuner.strategies.reduction import likely_saved, reduction
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.strategies.sharding.conflicts import CONFLICTS, DROPPED
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
@@ -149,6 +149,10 @@ class Sharding(Strategy):
             reduce_each=bool(choice["reduce_each"]),
         )
 
+    def exchange(self, choice: Choice) -> Mapping[str, Any]:
+        fields = {name: choice[name] for name in ("mode", "reshard", "wrap", "min_num_params", "reduce_each")}
+        return {**fields, "ignored": choice["ignored"] is not None}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Exposed communication, and the update but for a rank's own share of it."""
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
@@ -159,7 +163,7 @@ class Sharding(Strategy):
         """
         if choice["cpu_offload"]:
             return 0.0
-        now, then = reduction(situation), reduction(situation, sharding=choice)
+        now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return None
         return likely_saved(situation, now, then) + self.usual_realisation * total(_saved_beside(situation, choice))
@@ -184,7 +188,7 @@ class Sharding(Strategy):
         if took and mode == "zero1":
             held, parameters = evidence.get("held", 0), evidence.get("parameters", 0)
             took, detail = held < parameters, f"a rank has the states of {held} of {parameters} parameters"
-        if took and mode in FSDP:
+        if took and mode in SHARDED:
             units, share = evidence.get("units", 0), evidence.get("share", 1.0)
             frees = ShardingSetting.of(choice).frees
             alone = choice["wrap"] == "root"
@@ -206,4 +210,4 @@ def _saved_beside(situation: Situation, choice: Choice) -> Savings:
     """At most, beside communication: the update of what other ranks have, and copies of gradients into buckets."""
     shared = 1 - 1 / max(1, situation.environment.num_ranks)
     update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
-    return jointly(update, without(situation, Category.COPY_D2D) if choice["mode"] in FSDP else {})
+    return jointly(update, without(situation, Category.COPY_D2D) if choice["mode"] in SHARDED else {})

@@ -12,8 +12,19 @@ included, and how much of that nothing hides. What can be hidden today can be hi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from steptune.tuner.costs.formats import (
+    CHOSEN_BYTES,
+    FP32_BYTES,
+    SENT_BYTES,
+    Formats,
+    formats_of,
+    num_fsdp_units,
+    widening_bytes,
+)
+from steptune.tuner.costs.sockets import with_sockets
 from steptune.tuner.network.collective_costs import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -22,21 +33,10 @@ from steptune.tuner.network.collective_costs import (
     ring_ns,
     two_level_all_reduce_ns,
 )
+from steptune.tuner.network.exchange import Exchange
 from steptune.tuner.profiling.bounds import Situation, removable
 from steptune.tuner.profiling.categories import Category
-from steptune.tuner.records import Choice, Topology
-from steptune.tuner.strategies.exchange import (
-    CHOSEN_BYTES,
-    FP32_BYTES,
-    FSDP,
-    SENT_BYTES,
-    Formats,
-    formats_of,
-    model_ranks,
-    num_fsdp_units,
-    widening_bytes,
-)
-from steptune.tuner.strategies.sockets import with_sockets
+from steptune.tuner.records import Topology
 from steptune.tuner.training.compression.own_cost import own_costs
 
 MIB = 2**20
@@ -55,9 +55,9 @@ class Reduction(NamedTuple):
     last_ns: float
 
 
-def reduction(situation: Situation, *, compressing: bool = False, **changed: Choice) -> Reduction | None:
-    """With the incumbent's choices and these instead; None where the links are not known, and where the ranks exchange
-    something else: activations of a model that is laid over them, or weights every so many steps.
+def reduction(situation: Situation, *, compressing: bool = False, **changed: Any) -> Reduction | None:
+    """With the incumbent's exchange, but for these fields of it; None where the links are not known, and where ranks
+    exchange something else: activations of a model that is laid over them, or weights every so many steps.
 
     Args:
         compressing: With what compressing takes by itself, which is no part of a bound.
@@ -65,20 +65,19 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Cho
     topology = situation.environment.topology
     if topology is None:
         return None
-    choices = {**situation.choices, **changed}
-    if model_ranks(choices["parallel_mesh"]) > 1 or choices["local_sgd"]["every"] != 1:
+    exchange = replace(situation.exchange, **changed)
+    if exchange.model_ranks > 1 or exchange.every != 1:
         return None
-    measured_with = situation.workload.current.get("nccl_settings", {})
-    topology = with_sockets(topology, choices["nccl_settings"], measured_with)
-    if choices["sharding"]["mode"] in FSDP:
-        return _sharded(situation, topology, choices)
-    formats = formats_of(situation.workload.model, topology.num_ranks, choices)
-    sizes = _buckets(situation, choices, formats)
-    times = [_bucket_ns(situation, topology, choices, formats, num_elements) for num_elements in sizes]
+    topology = with_sockets(topology, exchange.sockets, situation.exchange_today.sockets)
+    if exchange.is_sharded:
+        return _sharded(situation, topology, exchange)
+    formats = formats_of(situation.workload.model, topology.num_ranks, exchange)
+    sizes = _buckets(situation, exchange, formats)
+    times = [_bucket_ns(situation, topology, exchange, formats, num_elements) for num_elements in sizes]
     if compressing:
-        times = [sum(both) for both in zip(times, _compressing_ns(situation, choices, sizes), strict=True)]
+        times = [sum(both) for both in zip(times, _compressing_ns(situation, exchange, sizes), strict=True)]
     updates_ns = 0.0
-    if choices["sharding"]["mode"] == "zero1":  # each rank's part of the update, sent to all when it is made
+    if exchange.mode == "zero1":  # each rank's part of the update, sent to all when it is made
         bytes_sent = max(1, situation.workload.model.num_trained) * formats.updated
         updates_ns = ring_ns(ALL_GATHER, bytes_sent, topology.num_ranks, topology.whole)
     return Reduction(total_ns=sum(times) + updates_ns, last_ns=times[-1] + updates_ns)
@@ -121,36 +120,32 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
     return min(exposed, max(0.0, exposed - max(left[0] - (taken - exposed), left[1])))
 
 
-def _sharded(situation: Situation, topology: Topology, choices: dict[str, Choice]) -> Reduction:
+def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
     """Reduction of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after each backward
     pass.
     """
-    sharding = choices["sharding"]
     model = situation.workload.model
-    formats = formats_of(model, topology.num_ranks, choices)
-    sent = SENT_BYTES.get(str(choices["gradient_compression"]["method"]), formats.reduced)  # others need whole buckets
-    units = num_fsdp_units(model, choices)
+    formats = formats_of(model, topology.num_ranks, exchange)
+    sent = SENT_BYTES.get(str(exchange.compression), formats.reduced)  # others need whole buckets
+    units = num_fsdp_units(model, exchange)
     gathered_bytes = max(1, model.num_parameters) * formats.gathered / units
     reduced_bytes = max(1, situation.workload.model.num_trained) * sent / units
     ranks, link = topology.num_ranks, topology.whole
     reduce_ns = 0.0
-    if sharding["mode"] == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:
+    if exchange.mode == "hybrid" and topology.inside and topology.between and topology.ranks_per_host:
         ranks, link = topology.ranks_per_host, topology.inside
         part_bytes = reduced_bytes / ranks
         reduce_ns = ring_ns(ALL_REDUCE, part_bytes, topology.num_hosts, topology.between, num_sharing=ranks)
     gather_ns = ring_ns(ALL_GATHER, gathered_bytes, ranks, link)
     reduce_ns += ring_ns(REDUCE_SCATTER, reduced_bytes, ranks, link)
-    frees = sharding["mode"] == "full" or (sharding["mode"] == "hybrid" and bool(sharding["reshard"]))
-    micro_batches = int(choices["micro_batch"]["num_micro_batches"] or 1)
-    gathers = micro_batches * (2 if frees else 1)
-    reduces = micro_batches if sharding["reduce_each"] else 1
+    gathers = exchange.num_micro_batches * (2 if exchange.frees else 1)
+    reduces = exchange.num_micro_batches if exchange.reduce_each else 1
     return Reduction(total_ns=units * (gathers * gather_ns + reduces * reduce_ns), last_ns=gather_ns + reduce_ns)
 
 
-def _buckets(situation: Situation, choices: dict[str, Choice], formats: Formats) -> list[float]:
+def _buckets(situation: Situation, exchange: Exchange, formats: Formats) -> list[float]:
     """Elements of each, in the order of their reduction."""
-    sizes = choices["ddp_buckets"]
-    first, cap = (float(sizes[name] or 0) * MIB / formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb"))
+    first, cap = (size_mb * MIB / formats.gradient for size_mb in (exchange.first_bucket_mb, exchange.bucket_cap_mb))
     left = float(max(1, situation.workload.model.num_trained))
     found = [min(first, left)]
     left -= found[0]
@@ -159,14 +154,13 @@ def _buckets(situation: Situation, choices: dict[str, Choice], formats: Formats)
 
 
 def _bucket_ns(
-    situation: Situation, topology: Topology, choices: dict[str, Choice], formats: Formats, num_elements: float
+    situation: Situation, topology: Topology, exchange: Exchange, formats: Formats, num_elements: float
 ) -> float:
-    compression = choices["gradient_compression"]
-    element_bytes = formats.reduced if compression["method"] is None else formats.gradient
-    sent_bytes = num_elements * _sent_bytes(situation, compression, element_bytes)
+    element_bytes = formats.reduced if exchange.compression is None else formats.gradient
+    sent_bytes = num_elements * _sent_bytes(situation, exchange, element_bytes)
     copy_rate = situation.environment.calibration.copy_bytes_per_s or 1e18
-    widening_ns = num_elements * widening_bytes(formats, choices) / copy_rate * 1e9
-    if choices["hierarchical_allreduce"]["levels"] == 2 and topology.inside and topology.between:
+    widening_ns = num_elements * widening_bytes(formats, exchange) / copy_rate * 1e9
+    if exchange.levels == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
         assert ranks_per_host is not None, "two levels have as many ranks on every host"
         size_bytes = num_elements * element_bytes
@@ -184,7 +178,7 @@ def _bucket_ns(
             )
         )
     ranks, link = topology.num_ranks, topology.whole
-    match compression["method"]:
+    match exchange.compression:
         case "int8" | "one_bit":
             # The scales are sent by themselves.
             calls = ((stage, amount) for stage in (ALL_TO_ALL, ALL_GATHER) for amount in (sent_bytes, 0.0))
@@ -196,29 +190,28 @@ def _bucket_ns(
     return widening_ns + ring_ns(ALL_REDUCE, sent_bytes, ranks, link)
 
 
-def _compressing_ns(situation: Situation, choices: dict[str, Choice], sizes: list[float]) -> list[float]:
+def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]) -> list[float]:
     """Time of compressing by itself, for each bucket."""
-    method, topology = choices["gradient_compression"]["method"], situation.environment.topology
+    method, topology = exchange.compression, situation.environment.topology
     assert topology is not None, "costs are of known links"
     if method is None:
         return [0.0] * len(sizes)
-    in_parts = choices["hierarchical_allreduce"]["levels"] == 2
-    parts = (topology.ranks_per_host or 1) if in_parts else 1
-    cost = own_costs(situation.environment.calibration)[str(method)]
+    parts = (topology.ranks_per_host or 1) if exchange.levels == 2 else 1
+    cost = own_costs(situation.environment.calibration)[method]
     return [cost.of(num_elements / parts) for num_elements in sizes]
 
 
-def _sent_bytes(situation: Situation, compression: Choice, element_bytes: float) -> float:
+def _sent_bytes(situation: Situation, exchange: Exchange, element_bytes: float) -> float:
     """Bytes that one rank sends of an element.
 
     Args:
         element_bytes: What is sent where nothing compresses it.
     """
-    method = compression["method"]
+    method = exchange.compression
     if method == "dgc":
-        return min(1.0, float(compression["ratio"] or 0)) * CHOSEN_BYTES
+        return min(1.0, exchange.ratio) * CHOSEN_BYTES
     if method == "powersgd":  # two thin matrices of FP32 for a square one
         model = situation.workload.model
         side = math.sqrt(model.num_parameters / max(1, model.num_parameter_tensors))
-        return min(1.0, 2 * float(compression["rank"] or 1) / max(1.0, side)) * FP32_BYTES
+        return min(1.0, 2 * exchange.rank / max(1.0, side)) * FP32_BYTES
     return SENT_BYTES.get(str(method), element_bytes)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec.structs import replace
 
-from steptune.tuner.records import Choice, Link, Topology
+from steptune.tuner.records import Link, Topology
 
-USUAL_SOCKETS = 1
-"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
 """With which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between emulated
 hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`), and made
 messages of 1 MiB four times slower."""
 
 
-def num_sockets(nccl: Choice) -> int:
-    """Number of sockets of a connection between hosts, as a choice of `nccl_settings` has it."""
-    chosen = [nccl.get(name) for name in ("socket_threads", "sockets_per_thread")]
-    return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)
-
-
-def with_sockets(topology: Topology, nccl: Choice, measured_with: Choice) -> Topology:
-    """The links as they are expected to be with other settings of NCCL than they were measured with, today's."""
-    times = num_sockets(nccl) / num_sockets(measured_with)
+def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:
+    """The links as they are expected to be with another number of sockets than they were measured with, today's."""
+    times = sockets / measured_with
     if topology.num_hosts == 1 or times == 1.0:
         return topology
 

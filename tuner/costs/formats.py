@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from steptune.tuner.records import Choice, ModelFacts
+from steptune.tuner.network.exchange import Exchange
+from steptune.tuner.records import ModelFacts
 from steptune.tuner.training.wide_reduction import is_needed
 
 FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
@@ -16,17 +15,6 @@ CHOSEN_BYTES = 8.0
 """Value and place of an element of `dgc`."""
 WIDENED_BYTES = 20.0
 """Of an element of 16 bits that DDP averages in FP32: read and written to widen, to divide and to narrow it."""
-FSDP = ("grad_op", "full", "hybrid")
-"""Modes of sharding that lay parameters over ranks."""
-
-
-AXES = ("pipeline", "tensor", "expert")
-"""Axes of a mesh along which ranks hold parts of one model."""
-
-
-def model_ranks(mesh: Choice) -> int:
-    """Ranks that hold one model together, as a choice of `parallel_mesh` has it."""
-    return math.prod(int(mesh[axis] or 1) for axis in AXES)
 
 
 class Formats(NamedTuple):
@@ -45,37 +33,35 @@ class Formats(NamedTuple):
     updated: float
 
 
-def formats_of(model: ModelFacts, num_ranks: int, choices: Mapping[str, Choice]) -> Formats:
+def formats_of(model: ModelFacts, num_ranks: int, exchange: Exchange) -> Formats:
     """Dtypes of the exchange by the precision level."""
     own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
     half = min(own, SIXTEEN_BIT_BYTES)
-    match choices["precision"]["level"]:
+    match exchange.level:
         case "O3":
             return Formats(gradient=half, reduced=half, gathered=half, updated=half)
         case "O2":
-            widened = choices["sharding"]["mode"] in FSDP or is_needed(num_ranks, str(choices["precision"]["dtype"]))
+            widened = exchange.is_sharded or is_needed(num_ranks, str(exchange.dtype))
             reduced = FP32_BYTES if widened else half
             return Formats(gradient=half, reduced=reduced, gathered=half, updated=FP32_BYTES)
     return Formats(gradient=own, reduced=own, gathered=own, updated=own)
 
 
-def widening_bytes(formats: Formats, choices: Mapping[str, Choice]) -> float:
+def widening_bytes(formats: Formats, exchange: Exchange) -> float:
     """Bytes that are read and written for an element of DDP's gradients to average it in more bits than it has."""
-    compressed = choices["gradient_compression"]["method"] is not None
-    if compressed or choices["sharding"]["mode"] in FSDP or formats.reduced <= formats.gradient:
+    if exchange.compression is not None or exchange.is_sharded or formats.reduced <= formats.gradient:
         return 0.0
     return WIDENED_BYTES
 
 
-def num_fsdp_units(model: ModelFacts, choices: Mapping[str, Choice]) -> int:
+def num_fsdp_units(model: ModelFacts, exchange: Exchange) -> int:
     """Blocks, modules of a size, or one; the root, which holds the rest, counts with them. At O2 normalisation layers
     have another format than their block: they are units of their own, unless they are left out.
     """
-    sharding = choices["sharding"]
     norms = sum(count for name, count in model.module_types.items() if "Norm" in name)
-    apart = norms if choices["precision"]["level"] == "O2" and not sharding["ignored"] else 0
-    if sharding["wrap"] == "block":
+    apart = norms if exchange.level == "O2" and not exchange.ignored else 0
+    if exchange.wrap == "block":
         return max(1, model.num_blocks) + apart
-    if sharding["wrap"] == "size":
-        return max(1, model.num_parameters // int(sharding["min_num_params"] or 1)) + apart
+    if exchange.wrap == "size":
+        return max(1, model.num_parameters // max(1, exchange.min_num_params)) + apart
     return 1 + apart

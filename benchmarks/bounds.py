@@ -25,8 +25,8 @@ from pathlib import Path
 from engine import Engine, engine
 from stamp import RESULTS, hardware, stamp
 
+from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.estimates import log_ratio
-from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.records import BASELINE, MeasureSettings, Move, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.strategies.situations import situation_of

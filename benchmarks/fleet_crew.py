@@ -30,7 +30,7 @@ from steptune.service.settings import Settings
 from steptune.service.submission import new_study
 from steptune.service.worker import loop
 from steptune.service.worker.loop import Worker
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.protocols import Progress
 from steptune.tuner.records import Device, MeasureSettings, StudySettings, StudyState, TrialResult, new_id
 from steptune.tuner.search.driver import StudyDriver

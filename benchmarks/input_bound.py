@@ -28,8 +28,8 @@ from bound_rows import measure_rows, parser_of
 from stamp import ROOT
 from tuned import Tuned
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.estimates import plain_mean
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import BASELINE, Choice
 
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "jpeg_resnet.py"

@@ -19,7 +19,7 @@ from bound_rows import measure_rows, parser_of
 from stamp import ROOT
 from tuned import Tuned
 
-from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.costs.categories import CATEGORIES
 
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "launch_bound.py"
 FULL = {"resnet": f"{WORKLOAD}:LaunchBound", "rows": f"{WORKLOAD}:Rows"}

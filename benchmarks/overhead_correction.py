@@ -41,9 +41,9 @@ from stamp import stamp
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from steptune.tuner.costs.categories import COMPUTING, HOST_CATEGORIES, Category
 from steptune.tuner.profiling.breakdown import breakdown_of
 from steptune.tuner.profiling.capture import link
-from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, Category
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.reader import read_trace

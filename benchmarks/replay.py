@@ -32,10 +32,10 @@ from counterfactuals.machine import step_time, write_traces  # noqa: E402
 from counterfactuals.programs import Pair, pairs  # noqa: E402
 from stamp import RESULTS, stamp  # noqa: E402
 
+from steptune.tuner.costs.categories import HOST_CATEGORIES, Category  # noqa: E402
 from steptune.tuner.profiling import analysis  # noqa: E402
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace, analyse_traces  # noqa: E402
 from steptune.tuner.profiling.capture import link  # noqa: E402
-from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category  # noqa: E402
 from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
 from steptune.tuner.profiling.reader import read_trace  # noqa: E402
 from steptune.tuner.profiling.replay.answers import replay, replay_ranks  # noqa: E402

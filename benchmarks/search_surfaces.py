@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptune.tuner.profiling.bounds import Savings, Situation
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import (
     Candidate,
     Choice,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from stamp import peak_memory_bytes
 
+from steptune.tuner.costs.categories import COMPUTING
 from steptune.tuner.profiling.breakdown import breakdown_of
 from steptune.tuner.profiling.capture import link
-from steptune.tuner.profiling.categories import COMPUTING
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.reader import read_trace
 

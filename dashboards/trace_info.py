@@ -12,7 +12,7 @@ from steptune.dashboards import theme, units
 from steptune.dashboards.finding_gain import finding_gain, refusal_of
 from steptune.dashboards.rank_groups import named_devices
 from steptune.dashboards.roofline import get_utilisation
-from steptune.tuner.profiling.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
+from steptune.tuner.costs.categories import COMPUTING, HOST_CATEGORIES, WAITS, Category, bottleneck
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, RULES
 from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
-from steptune.tuner.profiling.categories import classify_operator
+from steptune.tuner.costs.categories import classify_operator
 from steptune.tuner.trace_records import RankAnalysis
 
 OTHER = "compute_other"

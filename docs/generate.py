@@ -28,7 +28,7 @@ from steptune.service.cli.console import INTERRUPTED
 from steptune.service.cli.main import USER_ERROR, app
 from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
-from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
+from steptune.tuner.costs.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
 from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule
 from steptune.tuner.profiling.evidence import RECURRING, UNPACED

@@ -20,9 +20,9 @@ from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
 from steptune.service.tables import modules_table, roofline_tables
+from steptune.tuner.costs.categories import bottleneck
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.estimates import units_per_s
-from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.profiling.diagnosis import diagnose
 from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.profiling.facts import already_on

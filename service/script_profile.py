@@ -14,9 +14,9 @@ from rich.text import Text
 from steptune.dashboards import units
 from steptune.dashboards.roofline import get_utilisation
 from steptune.service.profiling import print_breakdowns, print_findings, print_head, print_modules, print_roofline
+from steptune.tuner.costs.categories import bottleneck
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.profiling.analysis import analyse_traces
-from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.rank_comparison import main_rank

@@ -5,7 +5,7 @@ from typing import Any
 
 from trace_events import Event, copy, launched, note, operator, runtime, step, write_trace
 
-from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.records import Breakdown, CaptureQuality, GapSite, KernelStats
 from steptune.tuner.trace_records import GapStats, RankAnalysis, TraceAnalysis
 

@@ -16,8 +16,8 @@ from typing import Any
 from builders import sample_environment, sample_facts
 from msgspec.structs import replace
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Breakdown,
     Calibration,

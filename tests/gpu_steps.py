@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpu_model import Step
 
-from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.costs.categories import Category as C
 
 LANGUAGE_MODEL = Step(
     name="a small language model whose eager step reads from the device",

@@ -3,7 +3,7 @@
 Every third was held out while the rules of `classify_kernel` were written: `HELD_OUT` was looked at once, afterwards.
 """
 
-from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.costs.categories import Category as C
 
 PUBLIC: tuple[tuple[str, C], ...] = (
     # Triton: templates of Inductor, kernels of libraries and of users (flash-linear-attention, Liger, tutorials, vLLM)

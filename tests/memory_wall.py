@@ -15,8 +15,8 @@ from gpu_model import C, Choices, GpuModel, studied
 from msgspec.structs import replace
 from ranks_model import RanksStep
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import BaselineError
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Candidate,
     Choice,

@@ -4,8 +4,8 @@ from typing import Any
 
 from builders import sample_environment, sample_facts
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice
 from steptune.tuner.strategies.step_facts import step_facts
 

@@ -12,11 +12,11 @@ import predictions
 from gpu_model import C, Choices, Step
 from msgspec.structs import replace
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.prediction.cluster import Cluster
 from steptune.tuner.prediction.model import Model
 from steptune.tuner.prediction.step import UPDATE_BYTES, ComputeStep
 from steptune.tuner.prediction.timeline import Timeline
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, HardwareProfile, Link, ModelFacts, Topology, WorkloadFacts
 from steptune.tuner.strategies import strategy_named
 

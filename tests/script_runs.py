@@ -14,9 +14,9 @@ from builders import sample_environment, sample_recommendation
 from msgspec.structs import replace
 
 from steptune.service.script_profile import ScriptProfile, script_profile
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.guard.curves import Protocol
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Candidate,
     Choice,

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import BudgetError
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Candidate,
     Choice,

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from steptune.tuner.profiling import gaps, steps
-from steptune.tuner.profiling import regions as product
-from steptune.tuner.profiling.categories import (
+from steptune.tuner.costs.categories import (
     COMPUTE,
     PRIORITY,
     Category,
@@ -28,6 +26,8 @@ from steptune.tuner.profiling.categories import (
     classify_kernel,
     classify_operator,
 )
+from steptune.tuner.profiling import gaps, steps
+from steptune.tuner.profiling import regions as product
 
 HOST_KINDS = ("cpu_op", "operator", "user_annotation")
 RUNTIME_KINDS = ("cuda_runtime", "cuda_driver", "runtime")

@@ -15,7 +15,7 @@ from steptune.service.api.problems import RefusalError
 from steptune.service.pages.routing import PageRoute, Reader, shared_page, site_of
 from steptune.service.queries.events import horizon
 from steptune.service.queries.study_list import ListQuery, hardware_labels, list_page, num_by_state
-from steptune.tuner.profiling.categories import WAITS
+from steptune.tuner.costs.categories import WAITS
 from steptune.tuner.records import StudyState
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)

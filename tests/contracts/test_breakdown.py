@@ -38,9 +38,9 @@ from trace_events import (
 )
 from traces import NAMES, expected_file, needs_traces, trace_file
 
+from steptune.tuner.costs.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
 from steptune.tuner.profiling.breakdown import WAITS_FOR_OTHERS, breakdown_of
 from steptune.tuner.profiling.capture import Capture, link
-from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, HOST_CATEGORIES, INFO, PRIORITY, Category
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import diagnose
 from steptune.tuner.profiling.evidence import Evidence

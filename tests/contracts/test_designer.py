@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_builders import NO_LIMIT_S, SMALL, Machine, StudyRun, searched, surface_space, tell
 
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Suggestion
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.knowledge import Outcome

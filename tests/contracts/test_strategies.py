@@ -16,10 +16,10 @@ from builders import sample_breakdown, sample_environment, sample_hardware, samp
 from msgspec.structs import replace
 from tiny_workloads import NUM_SAMPLES, Everything, Products, TinyViT
 
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import find_compiler
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Calibration,
     Candidate,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from steptune.service.database import known_revisions
 from steptune.service.profiling import WorkloadProfile, print_profile
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.profiling.diagnosis import diagnose
 from steptune.tuner.profiling.evidence import Evidence
 from steptune.tuner.records import SampleUnit

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from trial_builders import Prepared, prepare, reference
 
 import steptune
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import CaptureError
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.records import Breakdown, Candidate, FailureKind
 from steptune.tuner.strategies import strategy_named

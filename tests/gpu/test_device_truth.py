@@ -12,7 +12,7 @@ import pytest
 import torch
 from breakdowns import analyse
 
-from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trials.capture import record_profile

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.profiling.analysis import analyse_rank
-from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.trace_records import RankAnalysis
 
 FOLDER = Path(__file__).resolve().parents[1] / "captures"

@@ -15,9 +15,9 @@ from tiny_workloads import Everything, Products, TinyViT
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.hardware import find_compiler
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate, ModelFacts
 from steptune.tuner.strategies import Supported, Unsupported, strategy_named
 from steptune.tuner.strategies.combine import conflict

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from search_builders import RECOMPILING, SMALL, Machine, StudyRun, candidate
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import BaselineError, BudgetError, ChoiceError, RunnerError, StoreError
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import (
     Environment,
     Failure,

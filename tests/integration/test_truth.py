@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.profiling.analysis import analyse_traces
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trials.capture import record_profile

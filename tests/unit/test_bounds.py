@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of, situation
 
-from steptune.tuner.profiling.bounds import (
+from steptune.tuner.costs.bounds import (
     Situation,
     above_roofline,
     compute_floor_ns,
     removable,
 )
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice, Device, InputActivity, ModelFacts
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.data_loading.costs import input_without_workers, pipelined_input

@@ -8,7 +8,7 @@ import pytest
 from kernel_names import HELD_OUT, KNOWN
 from traces import needs_traces, trace_file
 
-from steptune.tuner.profiling.categories import (
+from steptune.tuner.costs.categories import (
     CATEGORIES,
     COMPUTE,
     GROUPS,

@@ -11,8 +11,8 @@ from analysed import make_breakdown
 from trace_events import OTHER, Event, event, launched, operator, runtime, step, trace_of
 from traces import needs_traces, trace_file
 
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import link
-from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.collectives import (
     CollectiveCalls,
     Message,

@@ -5,7 +5,7 @@ from builders import sample_environment, sample_facts
 from msgspec.structs import replace
 from profiled import breakdown_of, situation
 
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from scipy.special import ndtr
 from search_builders import SMALL, candidate, run_one
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.estimates import log_rate, student_quantile
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Purpose, TrialResult
 from steptune.tuner.search.confirmation import (
     MAX_BLOCKS,

@@ -45,9 +45,9 @@ from steptune.dashboards.site import STANDALONE, asset_text
 from steptune.dashboards.sources import TrialSource
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.study_page import study_context
+from steptune.tuner.costs.categories import CATEGORIES, GROUPS
 from steptune.tuner.export import exporters_for
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.profiling.categories import CATEGORIES, GROUPS
 from steptune.tuner.records import (
     BASELINE,
     Attempt,

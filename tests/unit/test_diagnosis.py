@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from profiled import STEP_NS, breakdown_of, situation
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule, diagnose
 from steptune.tuner.profiling.evidence import Evidence, busiest
 from steptune.tuner.profiling.quality import PROBLEMS
@@ -26,7 +26,7 @@ from steptune.tuner.records import (
     Stalls,
     StepFacts,
 )
-from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies import STRATEGIES, strategies_for
 from steptune.tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 
 C = Category
@@ -152,6 +152,8 @@ class TestEveryRule:
 
     def test_its_strategies_exist(self, rule: Rule) -> None:
         assert set(rule.strategies) <= {strategy.name for strategy in STRATEGIES}
+        advised = {cure for remedy in rule.remedies for cure in remedy.cures} | set(rule.of_causes)
+        assert all(strategies_for(cure) for cure in advised)
 
     def test_its_thresholds_rise(self, rule: Rule) -> None:
         assert 0 < rule.thresholds[0] < rule.thresholds[1] < rule.thresholds[2] < 1

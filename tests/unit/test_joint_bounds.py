@@ -11,8 +11,8 @@ from builders import sample_environment, sample_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.tuner.profiling.bounds import Situation, above_roofline, at_roofline, jointly
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import Situation, above_roofline, at_roofline, jointly
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Breakdown, CaptureQuality, Move, Numerics, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES

@@ -7,8 +7,8 @@ import pytest
 from trace_events import MAIN, OTHER, event, kernel, launched, note, operator, runtime, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.capture import Capture, link
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.kernel_gaps import BUCKETS, gap_stats
 from steptune.tuner.profiling.operator_calls import OperatorCalls, operator_calls

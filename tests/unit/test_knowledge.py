@@ -7,7 +7,7 @@ from gpu_model import GpuModel, Step
 from msgspec.structs import replace
 from search_builders import SMALL, candidate, surface_space
 
-from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.costs.categories import Category as C
 from steptune.tuner.records import (
     BASELINE,
     Candidate,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trace_events import OTHER, kernel, operator, step, trace_of
 from traces import NAMES, needs_traces, trace_file
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.analysis import analyse_trace
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.lanes import FULL_CELLS, MAX_CELLS, Spans, merged
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.trace_records import Lane

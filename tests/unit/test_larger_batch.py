@@ -10,9 +10,9 @@ from builders import sample_breakdown, sample_environment, sample_facts
 from msgspec.structs import replace
 from tiny_workloads import Line
 
+from steptune.tuner.costs.bounds import Situation, compute_floor_ns
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import WorkloadRejectedError
-from steptune.tuner.profiling.bounds import Situation, compute_floor_ns
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Calibration, Candidate, Choice, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES, strategy_named

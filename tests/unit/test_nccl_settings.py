@@ -11,10 +11,10 @@ import torch
 from builders import sample_breakdown, sample_environment, sample_facts
 from report_builders import make_recommendation
 
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.export import python_code
 from steptune.tuner.network.choices_log import read_choices
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate
 from steptune.tuner.strategies import STRATEGIES, Supported
 from steptune.tuner.strategies.combine import normalise

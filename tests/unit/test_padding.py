@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import nn
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Calibration, Choice
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.training.casting import cast_model

@@ -14,7 +14,7 @@ from breakdowns import analyse
 from trace_events import kernel, operator, step, write_trace
 from traces import needs_traces, trace_file
 
-from steptune.tuner.profiling.categories import INFO
+from steptune.tuner.costs.categories import INFO
 from steptune.tuner.profiling.perfetto import CATEGORY, FIRST_PID, write_perfetto
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.trace import TraceError

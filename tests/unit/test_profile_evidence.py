@@ -10,8 +10,8 @@ from builders import sample_environment, sample_facts
 from msgspec import structs
 from profiled import breakdown_of, situation
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category as C
 from steptune.tuner.records import Breakdown, Candidate, Choice, StudySettings
 from steptune.tuner.search.calm import is_calm
 from steptune.tuner.search.effects import EffectModel, Observation, uncontradicted

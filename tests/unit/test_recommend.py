@@ -7,8 +7,8 @@ from builders import sample_study
 from msgspec.structs import replace
 from search_builders import SMALL, Machine, StudyRun, candidate, searched
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.objectives import PLAIN
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import FailureKind, Startup, StudySettings, Verdict
 from steptune.tuner.search.confirmation import Finalist, gain_of
 from steptune.tuner.search.recommend import recommend

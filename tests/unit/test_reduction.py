@@ -7,11 +7,11 @@ from builders import sample_environment, sample_facts, sample_topology
 from msgspec.structs import replace
 from profiled import STEP_NS, breakdown_of
 
+from steptune.tuner.costs.bounds import Situation, removable
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import SLACK, Reduction, most_saved, saved
 from steptune.tuner.costs.reduction import reduction as costs_of
 from steptune.tuner.network.collective_costs import ALL_GATHER, ALL_REDUCE, flat_ring_ns, ring_ns
-from steptune.tuner.profiling.bounds import Situation, removable
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Calibration, Choice, Link, ModelFacts, Topology
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.situations import exchange_of

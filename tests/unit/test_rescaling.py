@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiled import breakdown_of
 
+from steptune.tuner.costs.categories import HOST_CATEGORIES, Category
 from steptune.tuner.profiling.breakdown import MAX_EVENT_OVERHEAD_NS, rescale, with_epoch_restart
-from steptune.tuner.profiling.categories import HOST_CATEGORIES, Category
 from steptune.tuner.records import Breakdown
 
 names = st.sampled_from([c.value for c in Category])

@@ -4,8 +4,8 @@ import pytest
 from builders import sample_environment, sample_facts
 from search_builders import SMALL, candidate, move, surface_space
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate, Move, Numerics, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES

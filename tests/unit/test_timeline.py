@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import NAMES, needs_traces, trace_file
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.capture import link
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.reader import read_trace

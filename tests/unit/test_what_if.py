@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiled import STEP_NS, breakdown_of
 
-from steptune.tuner.profiling.categories import Category as C
+from steptune.tuner.costs.categories import Category as C
 from steptune.tuner.profiling.what_if import ACCUMULATION, SCENARIOS, what_ifs
 
 

@@ -15,6 +15,8 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from steptune.tuner.costs.bounds import Situation, removable
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.formats import (
     CHOSEN_BYTES,
     FP32_BYTES,
@@ -34,8 +36,6 @@ from steptune.tuner.network.collective_costs import (
     two_level_all_reduce_ns,
 )
 from steptune.tuner.network.exchange import Exchange
-from steptune.tuner.profiling.bounds import Situation, removable
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Topology
 from steptune.tuner.training.compression.own_cost import own_costs
 

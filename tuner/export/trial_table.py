@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.estimates import step_time_ns, units_per_s
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Trial, TrialResult
 
 if TYPE_CHECKING:

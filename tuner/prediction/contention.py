@@ -11,8 +11,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
+from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.prediction.plans import COMMUNICATION
-from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.records import Breakdown, Candidate, TrialResult
 from steptune.tuner.strategies.situations import exchange_of
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Breakdown, StepPhase
 
 UPDATE_BYTES = 28

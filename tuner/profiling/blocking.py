@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
 from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
 from steptune.tuner.profiling.launches import NOT_LAUNCHED

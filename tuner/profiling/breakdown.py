@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES, HOST_CATEGORIES, Category
 from steptune.tuner.profiling.capture import PHASES, Capture
-from steptune.tuner.profiling.categories import CATEGORIES, HOST_CATEGORIES, Category
 from steptune.tuner.profiling.facts import facts_of_trace
 from steptune.tuner.profiling.intervals import Ints, histogram
 from steptune.tuner.profiling.quality import capture_quality

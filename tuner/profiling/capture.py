@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptune.tuner.profiling.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel
+from steptune.tuner.costs.categories import COMPUTE, PRIORITY, Category, classify_copy, classify_kernel
 from steptune.tuner.profiling.communication import collective_records, communicates
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.launches import Launches, find_launches

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from steptune.tuner.costs.categories import COMPUTING, PRIORITY, Category
 from steptune.tuner.network.collective_costs import bus_bytes_per_s
 from steptune.tuner.profiling.argument_shapes import item_bytes, parse_arguments
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import COMPUTING, PRIORITY, Category
 from steptune.tuner.profiling.communication import ANNOTATIONS, collective_name
 from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
 from steptune.tuner.profiling.regions import HOST

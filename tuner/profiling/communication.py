@@ -7,7 +7,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from steptune.tuner.profiling.categories import is_communication
+from steptune.tuner.costs.categories import is_communication
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.trace import Kind, Trace
 

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from steptune.tuner.costs.categories import INFO
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.estimates import plain_mean, student_quantile
-from steptune.tuner.profiling.categories import INFO
 from steptune.tuner.profiling.lanes import MAX_CELLS
 from steptune.tuner.profiling.module_comparison import compare_modules
 from steptune.tuner.profiling.tiles import with_at_most

@@ -10,8 +10,8 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.costs.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
 from steptune.tuner.profiling.capture import PHASES, Capture
-from steptune.tuner.profiling.categories import CATEGORIES, COMPUTE, PRIORITY, Category, classify_operator
 from steptune.tuner.profiling.communication import ANNOTATIONS, POINT_TO_POINT, collective_name
 from steptune.tuner.profiling.intervals import Intervals, Ints, cover, pieces
 from steptune.tuner.profiling.nesting import Nest, nest

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES, COMPUTING, PRIORITY, Category
 from steptune.tuner.profiling.blocking import blocking_ns
 from steptune.tuner.profiling.capture import PHASES, Capture
-from steptune.tuner.profiling.categories import CATEGORIES, COMPUTING, PRIORITY, Category
 from steptune.tuner.profiling.gaps import Blame, Gaps, find_gaps
 from steptune.tuner.profiling.intervals import Intervals, Ints, cover, union_length
 from steptune.tuner.profiling.segments import RUNTIME_COST, Segments

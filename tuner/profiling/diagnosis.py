@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import msgspec
 
 from steptune.kernels.names import WITHOUT_WAITING
-from steptune.tuner.profiling.bounds import compute_floor_ns
-from steptune.tuner.profiling.categories import COMPUTE, COMPUTING, Category, classify_operator
+from steptune.tuner.costs.bounds import compute_floor_ns
+from steptune.tuner.costs.categories import COMPUTE, COMPUTING, Category, classify_operator
 from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
 from steptune.tuner.profiling.facts import BF16, FP16, TF32
 from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, bound_of, by_worth
@@ -40,6 +40,11 @@ from steptune.tuner.profiling.replay.answers import (
 )
 from steptune.tuner.profiling.stall_findings import diagnose_stalls
 from steptune.tuner.records import Finding, StepFacts
+from steptune.tuner.strategies.api import Settings
+from steptune.tuner.strategies.cures import Cure
+from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
+from steptune.tuner.strategies.registry import strategies_for
 from steptune.tuner.trace_records import Synchronisation
 
 BAD_CAPTURE = "bad_capture"
@@ -54,9 +59,6 @@ HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
-KERNELS = "fused_kernels"
-MAKE_BATCHES = ("data_loading", "dataset_cache", "cpu_threads")
-"""Strategies by which the makers of batches come sooner to the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +67,13 @@ class Remedy:
 
     Attributes:
         advice: For people, as an imperative.
-        strategies: Those that do it.
+        cures: What strategies have to do for it.
         useful: Whether there is a use for it: it is not on already, and the device has what it takes.
         unless: For people: when it is left out; empty where never.
     """
 
     advice: str
-    strategies: tuple[str, ...] = ()
+    cures: tuple[Cure, ...] = ()
     useful: Callable[[StepFacts], bool] = lambda facts: True
     unless: str = ""
 
@@ -100,7 +102,7 @@ class Rule:
         measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
         cause: Tells causes apart that need different advice.
-        of_causes: Strategies that only causes advise.
+        of_causes: What only causes advise.
         replayed: Name of the replay's edit that removes what the rule finds. Where the steps can be replayed, the gain
             of that is compared with the thresholds, and bounds what the advice could save.
         replayed_message: For people; as `message`, of a replayed gain.
@@ -119,7 +121,7 @@ class Rule:
     reach: float = 1.0
     measure: Callable[[Evidence], float | None] | None = None
     cause: Callable[[Evidence], Cause | None] = lambda evidence: None
-    of_causes: tuple[str, ...] = ()
+    of_causes: tuple[Cure, ...] = ()
     replayed: str = ""
     replayed_message: str = ""
     bounded_by: str = ""
@@ -129,20 +131,19 @@ class Rule:
     @property
     def strategies(self) -> tuple[str, ...]:
         """All that any of its remedies or causes names."""
-        own = (name for remedy in self.remedies for name in remedy.strategies)
-        return tuple(dict.fromkeys((*own, *self.of_causes)))
+        return strategies_for(*(cure for remedy in self.remedies for cure in remedy.cures), *self.of_causes)
 
 
 READ_NOTHING = Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss")
 COMPILE = Remedy(
     advice="compile the model",
-    strategies=("compile",),
+    cures=(Cure.FUSE_OPERATORS,),
     useful=lambda facts: not facts.compiled,
     unless="it is compiled",
 )
 REPLAY = Remedy(
     advice="replay the step as a CUDA graph",
-    strategies=("cuda_graph",),
+    cures=(Cure.REPLAY_LAUNCHES,),
     useful=lambda facts: not facts.cuda_graphs,
     unless="CUDA graphs are replayed",
 )
@@ -158,52 +159,44 @@ def _can_fuse(facts: StepFacts) -> bool:
 
 FUSE = Remedy(
     advice="fuse the optimizer (fused=True)",
-    strategies=("optimizer_implementation",),
+    cures=(Cure.FUSE_UPDATE,),
     useful=_can_fuse,
     unless="it is fused, has no fused implementation in PyTorch, or the trace does not say how it updates",
 )
 AT_ONCE = Remedy(
     advice="update all parameters at once (foreach=True, or a fused implementation from elsewhere)",
-    strategies=FUSE.strategies,
+    cures=FUSE.cures,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
     unless="it does, PyTorch has a fused implementation, or the trace does not say how it updates",
 )
-ENLARGE = Remedy(advice="use larger micro-batches", strategies=("micro_batch",))
+ENLARGE = Remedy(advice="use larger micro-batches", cures=(Cure.ENLARGE_PIECES,))
 LAUNCH_LESS = (
     REPLAY,
     COMPILE,
     FUSE,
     AT_ONCE,
-    Remedy(advice="use larger micro-batches", strategies=("micro_batch", "attention_mask")),
+    Remedy(advice="use larger micro-batches", cures=(Cure.LAUNCH_PER_LARGER_PIECE,)),
 )
 COMMUNICATE_LESS = Remedy(
     advice="communicate less often or in smaller types",
-    strategies=(
-        "sharding",
-        "ddp_buckets",
-        "hierarchical_allreduce",
-        "gradient_compression",
-        "local_sgd",
-        "nccl_settings",
-        "micro_batch",
-    ),
+    cures=(Cure.COMMUNICATE_LESS,),
 )
 LOWER_PRECISION = (
     Remedy(
         advice="use TF32 or 16-bit matmuls, with dimensions that are multiples of 8",
-        strategies=("precision",),
+        cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: TF32 in (facts.faster_dtypes or ()),
         unless="the device has no TF32",
     ),
     Remedy(
         advice="use BF16 or FP16 matmuls, with dimensions that are multiples of 8",
-        strategies=("precision",),
+        cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: BF16 in (facts.faster_dtypes or ()) and TF32 not in (facts.faster_dtypes or ()),
         unless="the device has TF32, too, or no BF16",
     ),
     Remedy(
         advice="use FP16 matmuls, with dimensions that are multiples of 8 (this device has neither TF32 nor BF16)",
-        strategies=("precision",),
+        cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: facts.faster_dtypes == (FP16,),
         unless="the device has TF32 or BF16, or no tensor cores",
     ),
@@ -218,7 +211,7 @@ def _products_would_pay(evidence: Evidence) -> bool:
     fastest = max((peaks.get(d, 0.0) for d in ("bfloat16", "float16", "tf32")), default=0.0)
     if evidence.facts.matmul_dtype not in ("", "float32"):
         return False
-    return situation.choices.get("precision", {}).get("level") == "fp32" and fastest > 1.5 * peaks.get("float32", 0.0)
+    return Settings(situation.choices)[PrecisionSetting].level == "fp32" and fastest > 1.5 * peaks.get("float32", 0.0)
 
 
 def _tensor_cores_idle(evidence: Evidence) -> bool:
@@ -266,12 +259,12 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
         remedies=(
             Remedy(
                 advice="copy the next batch on another stream while this one computes, or send fewer bytes",
-                strategies=("device_prefetch",),
+                cures=(Cure.COPY_AHEAD,),
                 useful=lambda facts: not facts.prefetched,
             ),
             Remedy(
                 advice="send fewer bytes: they are copied on a stream of their own already",
-                strategies=("device_prefetch",),
+                cures=(Cure.COPY_AHEAD,),
                 useful=lambda facts: facts.prefetched,
             ),
         ),
@@ -285,7 +278,7 @@ def _communication_cause(evidence: Evidence) -> Cause | None:
     overlaps = hidden >= HIDDEN * max(1, hidden + breakdown.categories.get(Category.COMMUNICATION.value, 0))
     overlap = Remedy(
         advice="overlap communication with the backward pass",
-        strategies=COMMUNICATE_LESS.strategies,
+        cures=COMMUNICATE_LESS.cures,
         useful=lambda facts: not overlaps,
     )
     remedies = (overlap, COMMUNICATE_LESS)
@@ -302,7 +295,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
         return Cause(
             name="restart",
             message="most of it starts the loader anew for every epoch",
-            remedies=(Remedy(advice="keep the worker processes between epochs", strategies=("data_loading",)),),
+            remedies=(Remedy(advice="keep the worker processes between epochs", cures=(Cure.KEEP_WORKERS,)),),
         )
     activity = evidence.situation.input if evidence.situation else None
     if activity is None:
@@ -320,7 +313,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
                 Remedy(
                     advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
                     "the transforms cheaper",
-                    strategies=MAKE_BATCHES,
+                    cures=(Cure.MAKE_BATCHES_SOONER,),
                 ),
             ),
         )
@@ -333,7 +326,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
             Remedy(
                 advice="read ahead with more worker processes than cores, keep samples in memory or on a local disk, "
                 "or pack small files",
-                strategies=("data_loading", "dataset_cache"),
+                cures=(Cure.READ_LESS_OFTEN,),
             ),
         ),
     )
@@ -351,7 +344,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
             Remedy(
                 advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
                 "keep decoded samples",
-                strategies=MAKE_BATCHES,
+                cures=(Cure.MAKE_BATCHES_SOONER,),
             ),
         ),
     )
@@ -362,7 +355,7 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
     situation = evidence.situation
     if situation is None:
         return []
-    used = situation.choices.get(KERNELS, {})
+    used = situation.choices.get(FusedKernelsSetting.strategy, {})
     return [n for n, refusal in situation.workload.model.kernel_refusals.items() if not refusal and not used.get(n)]
 
 
@@ -389,7 +382,7 @@ def _kernels_cause(found: list[str], message: str, *otherwise: Remedy) -> Cause 
     if not found:
         return None
     kernels = " and ".join(found)
-    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", strategies=(KERNELS,))
+    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", cures=(Cure.FUSE_PARTS,))
     return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, *otherwise))
 
 
@@ -402,7 +395,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="load with worker processes, keep them between epochs, or keep decoded samples",
-                strategies=MAKE_BATCHES,
+                cures=(Cure.MAKE_BATCHES_SOONER,),
             ),
         ),
         cause=_input_cause,
@@ -417,7 +410,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="pin memory, so that copies are asynchronous, and copy the next batch while this one computes",
-                strategies=("data_loading", "device_prefetch"),
+                cures=(Cure.PIN_BATCHES, Cure.COPY_AHEAD),
             ),
         ),
         devices=("cuda",),
@@ -430,7 +423,7 @@ RULES: tuple[Rule, ...] = (
         message="launch-bound: for {share} of the step the device waits for the host to launch work",
         remedies=LAUNCH_LESS,
         cause=_launching_cause,
-        of_causes=(KERNELS,),
+        of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=DISPATCH,
         replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
@@ -453,7 +446,7 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step the device is empty because the host waits for it",
         remedies=(READ_NOTHING,),
         cause=_waiting_cause,
-        of_causes=(KERNELS,),
+        of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
         replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
@@ -467,7 +460,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
-                strategies=("allocator",),
+                cures=(Cure.KEEP_ALLOCATED,),
             ),
         ),
         devices=("cuda",),
@@ -492,7 +485,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.05, 0.10, 0.30),
         message="{share} of the step communicates while nothing is computed",
         remedies=(
-            Remedy(advice="overlap communication with the backward pass", strategies=COMMUNICATE_LESS.strategies),
+            Remedy(advice="overlap communication with the backward pass", cures=COMMUNICATE_LESS.cures),
             COMMUNICATE_LESS,
         ),
         cause=_communication_cause,
@@ -505,7 +498,7 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
-                strategies=("micro_batch",),
+                cures=(Cure.SHRINK_PIECES,),
             ),
         ),
     ),
@@ -514,9 +507,7 @@ RULES: tuple[Rule, ...] = (
         categories=(Category.RECOMPUTE,),
         thresholds=(0.05, 0.15, 0.25),
         message="{share} of the step computes the forward pass again",
-        remedies=(
-            Remedy(advice="checkpoint fewer blocks, as far as memory allows", strategies=("activation_checkpointing",)),
-        ),
+        remedies=(Remedy(advice="checkpoint fewer blocks, as far as memory allows", cures=(Cure.RECOMPUTE_LESS,)),),
     ),
     Rule(
         name="optimizer",
@@ -533,14 +524,14 @@ RULES: tuple[Rule, ...] = (
         message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
         remedies=(COMPILE,),
         cause=_fusable_cause,
-        of_causes=(KERNELS,),
+        of_causes=(Cure.FUSE_PARTS,),
     ),
     Rule(
         name="layout_conversions",
         categories=(Category.ELEMENTWISE,),
         thresholds=(0.05, 0.10, 0.20),
         message="{share} of the step converts tensors between NCHW and NHWC for convolutions",
-        remedies=(Remedy(advice="keep model and batches in channels_last", strategies=("memory_format",)),),
+        remedies=(Remedy(advice="keep model and batches in channels_last", cures=(Cure.CHOOSE_LAYOUT,)),),
         devices=("cuda",),
         measure=_converting,
     ),
@@ -550,7 +541,7 @@ RULES: tuple[Rule, ...] = (
         thresholds=(0.10, 0.20, 0.40),
         message="{share} of the step is FP32 matmul; this device is faster in a lower precision",
         reach=1 - 1 / FASTEST_PRODUCTS,
-        remedies=(Remedy(advice="use TF32 or 16-bit matmuls", strategies=("precision",)),),
+        remedies=(Remedy(advice="use TF32 or 16-bit matmuls", cures=(Cure.LOWER_PRECISION,)),),
         applies=_products_would_pay,
     ),
     Rule(
@@ -572,7 +563,7 @@ RULES: tuple[Rule, ...] = (
             COMPILE,
             Remedy(
                 advice="try other thread counts, memory layouts and kernels",
-                strategies=("cpu_threads", "memory_format", "micro_batch", "backend_flags"),
+                cures=(Cure.TUNE_COMPUTE,),
             ),
         ),
         applies=_far_from_roofline,
@@ -593,13 +584,13 @@ RULES: tuple[Rule, ...] = (
         remedies=(
             Remedy(
                 advice="checkpoint activations",
-                strategies=("activation_checkpointing",),
+                cures=(Cure.RECOMPUTE_MORE,),
                 useful=lambda facts: not facts.checkpointed,
                 unless="it is done",
             ),
             Remedy(
                 advice="use smaller micro-batches or shard the model, before fragmentation stops the run",
-                strategies=("sharding", "activation_compression", "allocator", "micro_batch"),
+                cures=(Cure.HOLD_LESS,),
             ),
         ),
         devices=("cuda",),
@@ -676,7 +667,7 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
         severity=SEVERITIES[level],
         message=f"{message}; {cause.message}" if cause else message,
         advice=", ".join(remedy.advice for remedy in remedies),
-        strategies=tuple(dict.fromkeys(name for remedy in remedies for name in remedy.strategies)),
+        strategies=strategies_for(*(cure for remedy in remedies for cure in remedy.cures)),
         bound=max(_most(rule, evidence, gain, share), _beside(beside)),
         evidence={
             **(gain.evidence if gain is not None else {}),

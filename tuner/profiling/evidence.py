@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import COMPUTING, Category
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.profiling.facts import joined_facts
 from steptune.tuner.profiling.gains import Gain, gain_of
 from steptune.tuner.profiling.replay.answers import DISPATCH, LOADER, STALLS, saved_share

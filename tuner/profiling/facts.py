@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from steptune.tuner.costs.categories import PRIORITY, Category, classify_kernel
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import PRIORITY, Category, classify_kernel
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.kernels import kernel_times, uses_tensor_cores
 from steptune.tuner.profiling.regions import HOST

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.call_work import CallGroups, Mask
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.facts import kernel_dtype
 from steptune.tuner.profiling.operator_calls import OperatorCalls
 from steptune.tuner.profiling.peaks import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, TF32, Peak

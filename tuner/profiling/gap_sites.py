@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.gaps import Gaps
 from steptune.tuner.profiling.trace import Trace
 from steptune.tuner.records import GapSite

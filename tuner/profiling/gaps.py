@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.intervals import Ints, cover, pieces
 from steptune.tuner.profiling.launches import Launches
 from steptune.tuner.profiling.regions import Region, Regions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.device_time import device_rows
 from steptune.tuner.profiling.gap_sites import gap_sites
 from steptune.tuner.profiling.gaps import Gaps

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES, Category, classify_kernel
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import CATEGORIES, Category, classify_kernel
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import KernelStats

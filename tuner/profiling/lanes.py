@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES, PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import CATEGORIES, PRIORITY, Category
 from steptune.tuner.profiling.device_time import device_rows
 from steptune.tuner.profiling.intervals import EMPTY, Ints
 from steptune.tuner.profiling.nesting import nest

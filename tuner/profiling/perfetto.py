@@ -23,8 +23,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.capture import PHASES, Capture, link
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.gaps import NO_ROW, Gaps

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import COMPUTING, Category
 from steptune.tuner.profiling.device_time import device_rows
 from steptune.tuner.profiling.facts import is_own
 from steptune.tuner.profiling.intervals import Ints

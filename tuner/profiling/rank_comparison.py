@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.profiling.collectives import CollectiveCalls, Message, bus_bandwidth, kinds_of
 from steptune.tuner.profiling.communication import POINT_TO_POINT
 from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from steptune.tuner.costs.categories import COMPUTING, PRIORITY, Category, classify_operator
 from steptune.tuner.profiling.call_work import CallGroups, Mask
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import COMPUTING, PRIORITY, Category, classify_operator
 from steptune.tuner.profiling.floors import Floors, floors_of
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.modules import Modules

@@ -15,8 +15,8 @@ import re
 
 import numpy as np
 
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.intervals import Intervals, Ints, cover, pieces, union
 from steptune.tuner.profiling.regions import joined
 from steptune.tuner.profiling.segments import Segments

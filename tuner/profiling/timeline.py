@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import CATEGORIES
 from steptune.tuner.profiling.intervals import Ints, histogram
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.trace_records import Timeline

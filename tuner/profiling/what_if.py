@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steptune.tuner.profiling.categories import COMPUTE, HOST_CATEGORIES, Category
+from steptune.tuner.costs.categories import COMPUTE, HOST_CATEGORIES, Category
 from steptune.tuner.profiling.replay.answers import INPUT, LAUNCHES, ROOFLINE, SYNCHRONISATION, saved_share
 from steptune.tuner.records import Breakdown, StepFacts
 from steptune.tuner.trace_records import WhatIf

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 
 WAITING = (
     Category.HOST,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.estimates import log_rate
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.search.gaussian import Floats, Measured, Prior, level_kernel
 from steptune.tuner.search.grid import Grid, Levels

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.estimates import log_rate, log_ratio
 from steptune.tuner.objectives import parse_objective
-from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.records import Candidate, Choice, Move, TrialResult
 from steptune.tuner.search.calm import is_calm
 from steptune.tuner.search.effects import Difference, EffectModel, Observation, uncontradicted

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.special import ndtr
 
-from steptune.tuner.profiling.categories import CATEGORIES
+from steptune.tuner.costs.categories import CATEGORIES
 from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.search.evidence import HOST, WHOLE
 from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, draws

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from steptune.tuner.profiling.bounds import Situation
+from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.search.calm import has_device, is_calm
 from steptune.tuner.search.space import Space
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
+from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.categories import bottleneck
 from steptune.tuner.estimates import student_quantile
 from steptune.tuner.objectives import THROUGHPUT, Objective
-from steptune.tuner.profiling.bounds import Situation
-from steptune.tuner.profiling.categories import bottleneck
 from steptune.tuner.records import (
     Alternative,
     Candidate,

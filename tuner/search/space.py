@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from steptune.tuner.costs.bounds import Situation, jointly, total
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.bounds import Situation, jointly, total
 from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
 from steptune.tuner.strategies.api import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks

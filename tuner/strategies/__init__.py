@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
-from steptune.tuner.strategies.registry import STRATEGIES, strategy_named
+from steptune.tuner.strategies.registry import STRATEGIES, strategies_for, strategy_named
 
-__all__ = ["STRATEGIES", "Strategy", "Support", "Supported", "Unsupported", "strategy_named"]
+__all__ = ["STRATEGIES", "Strategy", "Support", "Supported", "Unsupported", "strategies_for", "strategy_named"]

@@ -18,10 +18,11 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
+from steptune.tuner.costs.bounds import Savings, Situation, total
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.bounds import Savings, Situation, total
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.wording import which_of
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ class Strategy(ABC):
         dropped: Parameters that have no meaning in a combination.
         together: Strategies to try at once with it.
         attacks: Categories of the breakdown that it can shrink.
+        cures: What it does about a step's limits; findings advise it by that.
         memory: It saves memory; tried when memory is what limits.
         touches: Categories whose time it can change, for better or worse; what a profile shows of the
             others happened to all alike. None where that could be any.
@@ -217,6 +219,7 @@ class Strategy(ABC):
     defaults: ClassVar[Choice]
     values: ClassVar[Mapping[str, tuple[Scalar | range, ...]]]
     attacks: ClassVar[tuple[Category, ...]]
+    cures: ClassVar[tuple[Cure, ...]] = ()
     memory: ClassVar[bool] = False
     touches: ClassVar[tuple[Category, ...] | None] = None
     trial_cost_s: ClassVar[float] = 0.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, KnobFacts, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy
 

@@ -19,6 +19,7 @@ from steptune.tuner.strategies.backend_flags.strategy import BackendFlags
 from steptune.tuner.strategies.compile.strategy import Compile
 from steptune.tuner.strategies.cpu_threads.strategy import CpuThreads
 from steptune.tuner.strategies.cuda_graph.strategy import CudaGraph
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.data_loading.strategy import DataLoading
 from steptune.tuner.strategies.dataset_cache.strategy import DatasetCache
 from steptune.tuner.strategies.ddp_buckets.strategy import DdpBuckets
@@ -108,3 +109,8 @@ def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> St
         if strategy.name == name:
             return strategy
     raise ChoiceError(no_such("strategy", name, (strategy.name for strategy in strategies)))
+
+
+def strategies_for(*cures: Cure) -> tuple[str, ...]:
+    """Names of the strategies that do one of these things, in the order of the things."""
+    return tuple(dict.fromkeys(s.name for cure in cures for s in STRATEGIES if cure in s.cures))

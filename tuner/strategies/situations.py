@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.network.exchange import Exchange
-from steptune.tuner.profiling.bounds import Situation
 from steptune.tuner.records import BASELINE, Choice, Environment, TrialResult, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES
 from steptune.tuner.strategies.combine import complete_choices

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import BaselineError
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.protocols import ProgressListener
 from steptune.tuner.records import (
     Breakdown,

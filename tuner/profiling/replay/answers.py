@@ -11,7 +11,7 @@ from functools import reduce
 
 import numpy as np
 
-from steptune.tuner.profiling.categories import COMPUTING
+from steptune.tuner.costs.categories import COMPUTING
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay import ranks as several
 from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.categories import PRIORITY, Category
 from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, threads_of

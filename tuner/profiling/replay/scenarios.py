@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from steptune.tuner.profiling.categories import PRIORITY, Category
+from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, HAND_OVER_NS, LAUNCH, SYNC, Chain
 from steptune.tuner.profiling.replay.graph import Graph

@@ -22,12 +22,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, part_of, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, part_of, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
 from steptune.tuner.strategies.activation_checkpointing.conflicts import DROPPED
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,10 @@ class ActivationCheckpointing(Strategy):
     summary = "recompute every k-th block, or all except its expensive operators, instead of keeping its activations"
     needs_workload = "which blocks of the model repeat is known from Workload.blocks only"
     attacks = ()
+    cures = (
+        Cure.RECOMPUTE_LESS,
+        Cure.RECOMPUTE_MORE,
+    )
     recompiles = True
     usual_realisation = 0.5
     memory = True

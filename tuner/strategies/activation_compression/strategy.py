@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.activation_compression.choice import ActivationCompressionSetting
 from steptune.tuner.strategies.activation_compression.conflicts import CONFLICTS
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.training.saved_activations import FORMS, LOSSLESS, SavedActivations
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ActivationCompression(Strategy):
     summary = "saved activations as ReLU masks, without zeros, or in 16 or 8 bits"
     needs_workload = "hooks on saved tensors belong around the forward pass of a step of Steptune's own"
     attacks = ()
+    cures = (Cure.HOLD_LESS,)
     recompiles = True
     usual_realisation = 0.3
     memory = True

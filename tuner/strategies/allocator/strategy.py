@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.allocator.choice import MAX_SPLIT_MB, AllocatorSetting
 from steptune.tuner.strategies.api import NeedsWorkload, Outside, Strategy, Support, Supported, Way, needs_cuda
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -36,6 +37,10 @@ class Allocator(Strategy):
     setting = AllocatorSetting
     summary = "CUDA caching allocator: expandable segments, size from which blocks are not split"
     attacks = (Category.ALLOCATION,)
+    cures = (
+        Cure.KEEP_ALLOCATED,
+        Cure.HOLD_LESS,
+    )
     touches = (Category.ALLOCATION, Category.HOST, Category.LAUNCH_LATENCY)
     usual_realisation = 0.5
     memory = True

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, removable, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, removable, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import HARDLY, Strategy, Support, Supported, Unsupported
 from steptune.tuner.strategies.attention_mask.choice import AttentionMaskSetting
 from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -39,6 +40,7 @@ class AttentionMask(Strategy):
     summary = "causal attention by a flag instead of a computed mask"
     needs_workload = "whether a mask is causal is proven on batches of Workload.dataset"
     attacks = (Category.ATTENTION, Category.SYNCHRONISATION, Category.HOST)
+    cures = (Cure.LAUNCH_PER_LARGER_PIECE,)
     recompiles = True
     usual_realisation = 0.2
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, arithmetic, at_roofline, jointly, without
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import Savings, Situation, arithmetic, at_roofline, jointly, without
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import (
     TF32_ROUNDOFF,
@@ -32,6 +32,7 @@ from steptune.tuner.strategies.api import (
 )
 from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
 from steptune.tuner.strategies.backend_flags.conflicts import DROPPED
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.training.fp32_products import fp32_products
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class BackendFlags(Strategy):
     dropped = DROPPED
     summary = "cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals"
     attacks = COMPUTE
+    cures = (Cure.TUNE_COMPUTE,)
     touches = (*COMPUTE, Category.OPTIMIZER)
     recompiles = True
     usual_realisation = 0.03

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, above_roofline, at_roofline, jointly, removable, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, above_roofline, at_roofline, jointly, removable, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import (
     HARDLY,
@@ -36,6 +36,7 @@ from steptune.tuner.strategies.api import (
 )
 from steptune.tuner.strategies.compile.choice import MODES_WITH_GRAPHS, CompileSetting
 from steptune.tuner.strategies.compile.conflicts import DROPPED
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ class Compile(Strategy):
         Category.HOST,
         Category.LAUNCH_LATENCY,
     )
+    cures = (Cure.FUSE_OPERATORS,)
     usual_realisation = 0.35
     exchange_realisation = 0.15
     recompiles = True

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import Savings, Situation, at_roofline, jointly, without
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
 from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -35,6 +36,10 @@ class CpuThreads(Strategy):
     setting = CpuThreadsSetting
     summary = "intra-operator threads and their binding"
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
+    cures = (
+        Cure.MAKE_BATCHES_SOONER,
+        Cure.TUNE_COMPUTE,
+    )
     usual_realisation = 0.1
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

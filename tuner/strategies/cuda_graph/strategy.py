@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_cuda
 from steptune.tuner.strategies.cuda_graph.choice import CudaGraphSetting
 from steptune.tuner.strategies.cuda_graph.conflicts import CONFLICTS, TOGETHER
+from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
@@ -38,6 +39,7 @@ class CudaGraph(Strategy):
     summary = "record a whole step as CUDA graphs and replay it"
     needs_workload = "a whole step is recorded, and the loop's own lines (item(), zero_grad, schedulers) stand in it"
     attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
+    cures = (Cure.REPLAY_LAUNCHES,)
     usual_realisation = 0.7
     trial_cost_s = 5.0
 

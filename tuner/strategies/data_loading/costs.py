@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from steptune.tuner.profiling.bounds import Savings, Situation, part_of, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, part_of, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting

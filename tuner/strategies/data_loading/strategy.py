@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import (
+from steptune.tuner.costs.bounds import (
     Savings,
     Situation,
     jointly,
     removable,
     without,
 )
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import (
     HARDLY,
@@ -40,6 +40,7 @@ from steptune.tuner.strategies.api import (
     Unsupported,
     Way,
 )
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.data_loading.conflicts import DROPPED, TOGETHER
 from steptune.tuner.strategies.data_loading.costs import input_without_workers, pipelined_input, without_crowding
@@ -61,6 +62,12 @@ class DataLoading(Strategy):
     together = TOGETHER
     summary = "worker processes, prefetch depth, pinned memory, persistent workers"
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D, Category.QUEUED)
+    cures = (
+        Cure.MAKE_BATCHES_SOONER,
+        Cure.READ_LESS_OFTEN,
+        Cure.KEEP_WORKERS,
+        Cure.PIN_BATCHES,
+    )
     usual_realisation = 0.6
     trial_cost_s = 2.0
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, jointly, removable, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.data_loading.costs import without_crowding
 from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 
@@ -37,6 +38,10 @@ class DatasetCache(Strategy):
     summary = "decoded samples kept in memory or on a local disk"
     needs_workload = "the dataset is wrapped before its loader is made, by Workload.load and Workload.augment"
     attacks = (Category.DATA_WAIT,)
+    cures = (
+        Cure.MAKE_BATCHES_SOONER,
+        Cure.READ_LESS_OFTEN,
+    )
     usual_realisation = 0.8
     trial_cost_s = 5.0
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.bounds import Savings, Situation, jointly, removable, total, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import Reduction, most_saved, reduction, saved
-from steptune.tuner.profiling.bounds import Savings, Situation, jointly, removable, total, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_ranks
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
 from steptune.tuner.strategies.ddp_buckets.conflicts import CONFLICTS
 
@@ -44,6 +45,7 @@ class DdpBuckets(Strategy):
     summary = "size of DDP's gradient buckets, static graph, gradients as views of their bucket"
     needs_workload = "DDP is built by the script; Steptune builds it for a Workload"
     attacks = (Category.COMMUNICATION, Category.COPY_D2D, Category.ELEMENTWISE, Category.HOST)
+    cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_cuda
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.device_prefetch.choice import DevicePrefetchSetting
 from steptune.tuner.strategies.device_prefetch.conflicts import CONFLICTS, DROPPED, TOGETHER
 
@@ -38,6 +39,7 @@ class DevicePrefetch(Strategy):
     summary = "next batch copied on a side stream, as bytes where the workload has them"
     needs_workload = "the loop's own lines move batches to the device"
     attacks = (Category.COPY_H2D, Category.QUEUED)
+    cures = (Cure.COPY_AHEAD,)
     usual_realisation = 0.8
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

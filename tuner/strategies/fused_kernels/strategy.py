@@ -22,10 +22,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptune.kernels.names import OF_OPTIMIZER, OURS
-from steptune.tuner.profiling.bounds import PRODUCTS, Savings, Situation, at_roofline, jointly, without
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import PRODUCTS, Savings, Situation, at_roofline, jointly, without
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_cuda
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class FusedKernels(Strategy):
         "Workload.model and Workload.loss allow"
     )
     attacks = (*_OF_MODEL, *_OF_OPTIMIZER)
+    cures = (Cure.FUSE_PARTS,)
     trial_cost_s = COMPILE_S
     recompiles = True
     has_order = False

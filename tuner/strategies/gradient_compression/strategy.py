@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import most_saved, reduction, saved
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import (
     BF16_ROUNDOFF,
@@ -34,6 +34,7 @@ from steptune.tuner.strategies.api import (
     Unsupported,
     needs_ranks,
 )
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
 from steptune.tuner.strategies.gradient_compression.conflicts import CONFLICTS, DROPPED
 
@@ -52,6 +53,7 @@ class GradientCompression(Strategy):
     summary = "gradients in 16, 8 or 1 bits, as products of thin matrices, or their largest elements only"
     needs_workload = "the communication hooks are put on a DDP that Steptune builds"
     attacks = (Category.COMMUNICATION,)
+    cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.3
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

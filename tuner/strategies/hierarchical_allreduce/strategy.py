@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import likely_saved, most_saved, reduction
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.hierarchical_allreduce.choice import HierarchicalAllreduceSetting
 from steptune.tuner.strategies.hierarchical_allreduce.conflicts import CONFLICTS
 
@@ -37,6 +38,7 @@ class HierarchicalAllreduce(Strategy):
     summary = "gradients reduced inside every host, then between hosts"
     needs_workload = "the process groups are made by Steptune"
     attacks = (Category.COMMUNICATION,)
+    cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, part_of, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, part_of, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.local_sgd.choice import LocalSgdSetting
 from steptune.tuner.strategies.local_sgd.conflicts import CONFLICTS, DROPPED
 
@@ -42,6 +43,7 @@ class LocalSgd(Strategy):
     summary = "ranks step alone and average their models every so many steps"
     needs_workload = "the exchange of gradients is the loop's own"
     attacks = (Category.COMMUNICATION,)
+    cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.4
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

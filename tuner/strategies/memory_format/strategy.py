@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import Savings, Situation, at_roofline, jointly, without
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ class MemoryFormat(Strategy):
     setting = MemoryFormatSetting
     summary = "contiguous or channels_last images; batch-second attention blocks"
     attacks = COMPUTE
+    cures = (
+        Cure.CHOOSE_LAYOUT,
+        Cure.TUNE_COMPUTE,
+    )
     touches = (*COMPUTE, Category.COPY_D2D)
     recompiles = True
     usual_realisation = 0.3

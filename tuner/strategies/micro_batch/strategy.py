@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, at_roofline, jointly, without
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.bounds import Savings, Situation, at_roofline, jointly, without
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class MicroBatch(Strategy):
     summary = "gradient accumulation over pieces of the batch"
     needs_workload = "the loop's own lines run forward and backward over the whole batch"
     attacks = COMPUTE
+    cures = (
+        Cure.LAUNCH_PER_LARGER_PIECE,
+        Cure.ENLARGE_PIECES,
+        Cure.SHRINK_PIECES,
+        Cure.TUNE_COMPUTE,
+        Cure.COMMUNICATE_LESS,
+        Cure.HOLD_LESS,
+    )
     recompiles = True
     usual_realisation = 0.05
     memory = True

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import (
+from steptune.tuner.costs.bounds import (
     Savings,
     Situation,
     above_roofline,
@@ -28,7 +28,7 @@ from steptune.tuner.profiling.bounds import (
     at_roofline,
     removable,
 )
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import HARDLY, Strategy, Support, Supported, Unsupported
 from steptune.tuner.strategies.compile.choice import CompileSetting

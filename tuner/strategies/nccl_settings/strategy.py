@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import reduction, saved
 from steptune.tuner.network.exchange import USUAL_SOCKETS
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, each_once, needs_cuda, needs_ranks
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.conflicts import DROPPED, TOGETHER
 
@@ -65,6 +66,7 @@ class NcclSettings(Strategy):
     summary = "NCCL's algorithm, protocol, channels, sockets and threads"
     needs_workload = "the links between its ranks are measured by processes of Steptune's own"
     attacks = (Category.COMMUNICATION,)
+    cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
     trial_cost_s = 5.0
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Environment, Numerics, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported
 from steptune.tuner.strategies.optimizer_algorithm.choice import OptimizerAlgorithmSetting

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.profiling.bounds import Savings, Situation, without
-from steptune.tuner.profiling.categories import Category
+from steptune.tuner.costs.bounds import Savings, Situation, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import NeedsWorkload, Outside, Strategy, Support, Supported, Unsupported, Way
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
@@ -35,6 +36,7 @@ class OptimizerImplementation(Strategy):
     setting = OptimizerImplementationSetting
     summary = "for-loop, foreach or fused update, over contiguous parameters or not"
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    cures = (Cure.FUSE_UPDATE,)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.7
     exchange_realisation = 0.1

@@ -26,9 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from steptune.tuner.costs.reduction import Reduction, most_saved, reduction, saved
-from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.bounds import (
+from steptune.tuner.costs.bounds import (
     Savings,
     Situation,
     arithmetic,
@@ -39,7 +37,9 @@ from steptune.tuner.profiling.bounds import (
     total,
     without,
 )
-from steptune.tuner.profiling.categories import COMPUTE, Category
+from steptune.tuner.costs.categories import COMPUTE, Category
+from steptune.tuner.costs.reduction import Reduction, most_saved, reduction, saved
+from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import (
     BF16_ROUNDOFF,
@@ -55,6 +55,7 @@ from steptune.tuner.strategies.api import (
     Way,
     needs_cuda,
 )
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.training.fp32_products import fp32_products
 
@@ -76,6 +77,7 @@ class Precision(Strategy):
     setting = PrecisionSetting
     summary = "FP32, TF32, O1 (autocast), O2 (FP32 masters and norms), O3 (pure 16-bit)"
     attacks = COMPUTE
+    cures = (Cure.LOWER_PRECISION,)
     recompiles = True
     usual_realisation = 0.4
     exchange_realisation = 0.1

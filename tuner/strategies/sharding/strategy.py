@@ -27,12 +27,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.costs.bounds import Savings, Situation, jointly, part_of, total, without
+from steptune.tuner.costs.categories import Category
 from steptune.tuner.costs.reduction import likely_saved, reduction
 from steptune.tuner.network.exchange import SHARDED
-from steptune.tuner.profiling.bounds import Savings, Situation, jointly, part_of, total, without
-from steptune.tuner.profiling.categories import Category
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, WorkloadFacts
 from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsupported, needs_ranks
+from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.strategies.sharding.conflicts import CONFLICTS, DROPPED
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
@@ -59,6 +60,10 @@ class Sharding(Strategy):
     summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"
     needs_workload = "the model is wrapped before its optimizer is made, which Workload.model allows"
     attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
+    cures = (
+        Cure.COMMUNICATE_LESS,
+        Cure.HOLD_LESS,
+    )
     usual_realisation = 0.15
     recompiles = True
     memory = True

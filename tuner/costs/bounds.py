@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.network.exchange import Exchange
-from steptune.tuner.profiling.categories import COMPUTE, Category
 from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity, StepFacts, WorkloadFacts
 
 FLOAT32 = "float32"

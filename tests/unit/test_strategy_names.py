@@ -13,7 +13,7 @@ from pathlib import Path
 import steptune.tuner
 from steptune.tuner.strategies import STRATEGIES
 
-MOST = 34
+MOST = 28
 NAMES = frozenset(strategy.name for strategy in STRATEGIES)
 STORED = ("export/study_formats.py", "workloads/zoo/synthetic.py")
 """Files of stored formats, and the workload with a known best candidate."""

@@ -18,6 +18,12 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.record import ScriptModel, ScriptOptimizer, ScriptRecord
+from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
+from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.workloads.reference import workload_of
 
 SHARDED = ("DistributedDataParallel", "FSDP", "FSDP2", "DataParallel", "DeepSpeed")
@@ -189,21 +195,21 @@ def _current(record: ScriptRecord) -> dict[str, Choice]:
             "persistent_workers": loader.persistent_workers,
             "pin_memory": loader.pin_memory,
         }
-        current["data_loading"] = settings
+        current[DataLoadingSetting.strategy] = settings
     autocast = next(iter(record.notes.get("autocast", {})), "").rpartition(" ")[2]
     if autocast in ("bfloat16", "float16"):
-        current["precision"] = {"level": "O1", "dtype": autocast}
+        current[PrecisionSetting.strategy] = {"level": "O1", "dtype": autocast}
     flags: Choice = {
         "cudnn_benchmark": bool(record.settings.get("cudnn_benchmark")),
         "tf32": record.settings.get("matmul_precision") in HIGHER_PRECISION,
     }
     if any(flags.values()):
-        current["backend_flags"] = flags
+        current[BackendFlagsSetting.strategy] = flags
     num_threads = record.settings.get("num_threads")
     if isinstance(num_threads, int) and num_threads < usable_cores():  # fewer than torch takes by itself
-        current["cpu_threads"] = {"num_threads": num_threads}
+        current[CpuThreadsSetting.strategy] = {"num_threads": num_threads}
     if record.notes.get("compiled") or any(model.compiled for model in record.models):
-        current["compile"] = {"mode": "default"}
+        current[CompileSetting.strategy] = {"mode": "default"}
     if any(model.channels_last for model in record.models):
-        current["memory_format"] = {"layout": "channels_last"}
+        current[MemoryFormatSetting.strategy] = {"layout": "channels_last"}
     return current

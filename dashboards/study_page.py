@@ -27,6 +27,7 @@ from steptune.dashboards.starts import TODAY, leading_candidate, reference_resul
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.templating import figures_json
 from steptune.dashboards.under_way import get_under_way
+from steptune.tuner.errors import ChoiceError
 from steptune.tuner.export import EXPORTERS, Exporter, why_not_exported
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.objectives import parse_objective
@@ -43,6 +44,7 @@ from steptune.tuner.records import (
     Verdict,
 )
 from steptune.tuner.speeds import Method, speed_of
+from steptune.tuner.strategies.planned import PlannedStep, planned_steps
 from steptune.tuner.workloads.reference import COMMAND, is_command
 
 NUMERICS: dict[str, str] = {
@@ -163,6 +165,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "numerics": NUMERICS,
         "hardware": recommendation.hardware if recommendation else environment.hardware if environment else None,
         "links": links,
+        "plan": _plan(recommendation),
         "changes": change_rows(study, recommendation, gains) if recommendation else [],
         "downloads": downloads(recommendation, site) if recommendation else [],
         "study_files": study_files(study, source.trials(study_id), site) if len(history) else [],
@@ -235,6 +238,16 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
         )
         for category, values in get_comparison_info(info)
     ]
+
+
+def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
+    """Steps of the recommended plan, none where a script has its place; or why they are not known here."""
+    if recommendation is None or recommendation.in_script is not None:
+        return ()
+    try:
+        return planned_steps(recommendation.choices)
+    except (ChoiceError, ModuleNotFoundError) as error:
+        return f"The plan is not known here: {error}."
 
 
 def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, tuple[Finding, ...]]:

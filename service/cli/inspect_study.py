@@ -19,7 +19,8 @@ from steptune.service.cli.console import (
 from steptune.service.cli.options import AsJson, Database, StudyId
 from steptune.service.cli.remote import Token, TokenFile, Url, connected, study_id_of
 from steptune.service.store import SqlStudyStore
-from steptune.tuner.errors import StudyNotFoundError
+from steptune.service.tables import plain_table
+from steptune.tuner.errors import RecommendationError, StudyNotFoundError
 from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 
@@ -45,6 +46,12 @@ def show(
     everything: Annotated[
         bool, typer.Option("--all", help="Also where the step goes, all trials, and what was not tried and why.")
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Only the steps that the answer carries out, in their order, and who asks for each."
+        ),
+    ] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,11 +59,12 @@ def show(
     with opened_store(settings_with(database)) as store:
         study = resolve(store, study_id)
         recommendation = store.recommendation(study.study_id)
-        if as_json:
+        if plan:
+            _print_plan(study, recommendation, as_json=as_json)
+        elif as_json:
             decisions = store.decisions(study.study_id)
             print_json({"study": study, "recommendation": recommendation, "decisions": decisions})
-            return
-        if everything:
+        elif everything:
             from steptune.service.cli.summary import print_summary
 
             print_summary(output, store, study.study_id)
@@ -64,6 +72,27 @@ def show(
             from steptune.service.cli.answer import print_answer
 
             print_answer(output, store, study.study_id, database=database)
+
+
+def _print_plan(study: Study, recommendation: Recommendation | None, *, as_json: bool) -> None:
+    from steptune.tuner.strategies.planned import planned_steps
+
+    if recommendation is None:
+        raise RecommendationError(
+            f"a plan requires an answer, and {study.study_id} has none: `steptune resume` goes on"
+        )
+    if recommendation.in_script is not None:
+        raise RecommendationError(
+            f"a plan is of a workload, and {study.study_id} tuned a script: `steptune export --format diff` writes it"
+        )
+    steps = planned_steps(recommendation.choices)
+    if as_json:
+        print_json({"plan": steps})
+        return
+    table = plain_table("stage", "what", "asked for by")
+    for step in steps:
+        table.add_row(step.stage, step.does, step.strategy)
+    output.print(table if steps else "nothing: today's settings, which are plain PyTorch's")
 
 
 def list_studies(

@@ -48,6 +48,7 @@ from steptune.tuner.records import (
     Purpose,
     Verdict,
 )
+from steptune.tuner.strategies.planned import planned_steps
 
 CHANGED = Candidate(choices={"data_loading": WORKERS})
 RESTART_MS, WINDOW_MS = 276.0, 75.0
@@ -291,6 +292,16 @@ def test_every_surface_says_the_same_of_the_only_configuration(walk):
         for name in ("terminal list", "terminal studies", "page studies"):
             assert words in unescape(surfaces[name]), name
             assert not figures_in(surfaces[name]), name
+
+
+def test_the_plan_of_the_answer_is_on_the_terminal_and_on_the_page(walk):
+    steps = planned_steps(walk.site.store.recommendation(walk.study_id).choices)
+    shown = walk.command("show", walk.study_id, "--plan", "--database", walk.database)
+    page = walk.get(f"/studies/{walk.study_id}")
+    assert steps or walk.verdict is not Verdict.FASTER
+    for step in steps:
+        assert f"{step.stage} {step.does} {step.strategy}" in shown
+        assert f"<code>{step.does}</code>" in page
 
 
 def test_rest_says_what_the_pages_say(walk):

@@ -57,6 +57,7 @@ def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_scree
     refused = steptune(folder, "export", "last", "--format", "torchrun", "--output", output)
     assert refused.returncode == 2
     assert "at its own lines" in " ".join(refused.stderr.split())
+    assert "tuned a script" in steptune(folder, "show", "last", "--plan").stderr
 
 
 def test_a_script_that_fails_comes_through_word_by_word(folder: ScriptFolder) -> None:

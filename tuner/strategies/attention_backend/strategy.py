@@ -70,7 +70,7 @@ class AttentionBackend(Strategy):
         if choice["backend"] is None:
             return
 
-        def restrict() -> Any:
+        def restrict_attention() -> Any:
             from torch.nn.attention import SDPBackend, sdpa_kernel
 
             return sdpa_kernel(getattr(SDPBackend, _BACKENDS[str(choice["backend"])]))
@@ -81,7 +81,7 @@ class AttentionBackend(Strategy):
             compile_apart(f"attention_backend={choice['backend']}")
 
         plan.environment.append(compile_apart)
-        plan.step.contexts.append(restrict)
+        plan.step.contexts.append(restrict_attention)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         # The math back end appears as matrix products and softmax, so leaving it can save those too.

@@ -28,8 +28,11 @@ from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.cures import Cure
 
 if TYPE_CHECKING:
+    import torch
+
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 WITHOUT_MASK = 0.4
 """Of the time of attention with a mask, it is expected to take less without: half of its scores are not needed."""
@@ -59,7 +62,10 @@ class AttentionMask(Strategy):
         if choice["is_causal"]:
             from steptune.tuner.training.causal_attention import use_causal_flag
 
-            plan.model.append(lambda model, workload: use_causal_flag(model))
+            def pass_causal_flag(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+                return use_causal_flag(model)
+
+            plan.model.append(pass_causal_flag)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         if situation.choices[self.name]["is_causal"] or not choice["is_causal"]:

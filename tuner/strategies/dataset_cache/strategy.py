@@ -72,7 +72,11 @@ class DatasetCache(Strategy):
     def contribute(self, plan: Plan, choice: Choice) -> None:
         if choice["where"] is not None:
             where = str(choice["where"])
-            plan.dataset.append(lambda dataset, workload: CachedDataset(dataset, where, workload))
+
+            def cache_samples(dataset: Any, workload: Workload) -> CachedDataset:
+                return CachedDataset(dataset, where, workload)
+
+            plan.dataset.append(cache_samples)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))

@@ -30,8 +30,11 @@ from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
 
 if TYPE_CHECKING:
+    import torch
+
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 _OF_MODEL = (*COMPUTE, Category.HOST, Category.LAUNCH_LATENCY, Category.SYNCHRONISATION)
 _OF_OPTIMIZER = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
@@ -76,13 +79,20 @@ class FusedKernels(Strategy):
         return Numerics.ROUNDING
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        for name in (name for name, wanted in choice.items() if wanted):
-            from steptune.kernels.applying import is_of_optimizer, use_kernel
+        wanted = [name for name, wanted in choice.items() if wanted]
+        if not wanted:
+            return
+        from steptune.kernels.applying import is_of_optimizer, use_kernel
 
-            if is_of_optimizer(name):
-                plan.optimizer.kernels.append(name)
-                continue
-            plan.model.append(lambda model, workload, name=name: use_kernel(model, name, workload))  # type: ignore[misc]
+        def use_kernels(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+            for name in in_model:
+                model = use_kernel(model, name, workload)
+            return model
+
+        in_model = [name for name in wanted if not is_of_optimizer(name)]
+        plan.optimizer.kernels += [name for name in wanted if name not in in_model]
+        if in_model:
+            plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Products at their peak, and all else gone: how much of it the pattern causes is not known."""

@@ -25,8 +25,11 @@ from steptune.tuner.strategies.api import Strategy, Support, Supported, Unsuppor
 from steptune.tuner.strategies.moe_experts.choice import MoeExpertsSetting
 
 if TYPE_CHECKING:
+    import torch
+
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 
 class MoeExperts(Strategy):
@@ -60,7 +63,10 @@ class MoeExperts(Strategy):
         if name is not None:
             from steptune.tuner.training.experts import use_implementation
 
-            plan.model.append(lambda model, workload: use_implementation(model, str(name)))
+            def execute_experts(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+                return use_implementation(model, str(name))
+
+            plan.model.append(execute_experts)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Products at their peak, and all else gone: how much of it the experts cause is not known."""

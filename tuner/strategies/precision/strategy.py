@@ -135,7 +135,10 @@ class Precision(Strategy):
         elif level == "O1":
             from steptune.tuner.training.casting import compute_routers_in_fp32
 
-            plan.cast.append(lambda model, workload: compute_routers_in_fp32(model))
+            def keep_routers_in_fp32(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
+                return compute_routers_in_fp32(model)
+
+            plan.cast.append(keep_routers_in_fp32)
             plan.step.autocast_dtype = str(dtype)
             plan.step.loss_scaler = dtype == "float16"
         elif level in ("O2", "O3"):

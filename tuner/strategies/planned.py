@@ -1,0 +1,111 @@
+"""Steps of a plan, for people: which run, in their order, and which strategy asks for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from steptune.tuner.records import Choice
+from steptune.tuner.strategies.combine import strategies_of
+from steptune.tuner.training.plan import Plan
+
+BEFORE_TORCH = "environment variables"
+STAGES = {
+    "knobs": "knobs of the workload",
+    "environment": "process",
+    "model": "model",
+    "cast": "precision of the model",
+    "checkpointing": "blocks of the model",
+    "block_compilation": "compilation of blocks",
+    "wrap": "ranks",
+    "optimizer": "optimizer",
+    "step": "step",
+    "whole_compilation": "compilation of the model",
+    "dataset": "dataset",
+    "batches": "sampling",
+    "loader": "loader",
+    "batch": "batch",
+}
+"""Stages of a plan, in the order in which they are carried out, as they are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One thing that a plan carries out.
+
+    Attributes:
+        stage: When: one of `STAGES`, or before torch is imported.
+        does: For people: an argument with its value, or what is done to the stage's object.
+        strategy: Name of the strategy that asks for it.
+    """
+
+    stage: str
+    does: str
+    strategy: str
+
+
+def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
+    """Steps that complete choices ask for, in the order in which they are carried out."""
+    plan = Plan()
+    variables: list[PlannedStep] = []
+    found: dict[str, list[PlannedStep]] = {stage: [] for stage in STAGES}
+    for strategy in strategies_of(choices):
+        choice = choices[strategy.name]
+        for name, value in strategy.environment_variables(choice).items():
+            variables.append(PlannedStep(stage=BEFORE_TORCH, does=f"{name}={value}", strategy=strategy.name))
+        before = {stage: _parts(getattr(plan, stage)) for stage in STAGES}
+        strategy.contribute(plan, choice)
+        if choice == strategy.defaults:
+            continue
+        asked = _differences(choice, strategy.defaults)
+        for stage, title in STAGES.items():
+            for does in _added(before[stage], _parts(getattr(plan, stage)), asked):
+                found[stage].append(PlannedStep(stage=title, does=does, strategy=strategy.name))
+    return (*variables, *(step for steps in found.values() for step in steps))
+
+
+def _parts(stage: Any) -> dict[str, Any]:
+    """Requests of a stage so far, by name: lists are copied, because strategies add to them."""
+    if is_dataclass(stage):
+        values = {field.name: getattr(stage, field.name) for field in fields(stage)}
+    else:
+        values = stage if isinstance(stage, dict) else {"": stage}
+    return {name: value.copy() if isinstance(value, (list, dict)) else value for name, value in values.items()}
+
+
+def _differences(choice: Choice, defaults: Choice) -> str:
+    return ", ".join(_set(name, value) for name, value in choice.items() if value != defaults[name])
+
+
+def _added(before: Mapping[str, Any], after: Mapping[str, Any], asked: str) -> Iterator[str]:
+    """Words for what was asked for between two looks at a stage.
+
+    Args:
+        asked: Parameters of the choice, said beside what only has a name.
+    """
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, list):
+            for each in value[len(old or ()) :]:
+                yield f"{name}={each}" if isinstance(each, str) else f"{_named(each)} ({asked})"
+        elif isinstance(value, dict):
+            yield from (_set(key, each) for key, each in value.items() if (old or {}).get(key) != each)
+        elif value != old:
+            yield from _set_fields(name, value)
+
+
+def _set_fields(name: str, value: Any) -> Iterator[str]:
+    if not is_dataclass(value):
+        yield _set(name, value)
+        return
+    yield f"{name}: " + ", ".join(_set(field.name, getattr(value, field.name)) for field in fields(value))
+
+
+def _set(name: str, value: Any) -> str:
+    return f"{name}={value}"
+
+
+def _named(asked: Callable[..., Any]) -> str:
+    """Name of a function, in words."""
+    return asked.__name__.strip("_").replace("_", " ")

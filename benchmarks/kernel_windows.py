@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 import torch._functorch.config
-from kernel_timing import DEVICE, Clock, Times, captured, error, timed
+from kernel_timing import DEVICE, Clock, Times, captured, error, timed, timed_in_a_row
 from torch import Tensor
 from torch.nn import functional
 
@@ -42,6 +42,8 @@ OTHER_FLEX: Plans = (
     ("swin_t 224 stage 1", 128, ("flex decoding",)),
 )
 """Forms of FlexAttention that may be wrong: run last, since what reads beyond its memory ends all that follows."""
+CALLS = 20
+"""Of forward and backward in a row."""
 TOLERANCE = 0.02
 """Of a formulation's values in 16 bits."""
 FLEX = {
@@ -154,14 +156,19 @@ class Layer:
 
 
 def time_of(function: Callable[[Tensor, Tensor], Tensor], layer: Layer) -> Times:
-    """Time both directions, each by itself."""
+    """Time both directions, each by itself and as a training has them: with the graph built anew."""
     with torch.no_grad():
         forward = timed(lambda: function(layer.qkv, layer.table))
     out = function(layer.qkv, layer.table)
     weights = torch.randn_like(out)
     with torch.autograd.set_multithreading_enabled(False):
         backward = timed(lambda: torch.autograd.grad(out, (layer.qkv, layer.table), weights, retain_graph=True))
-    return {"forward": forward, "backward": backward}
+
+        def both_ways() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(function(layer.qkv, layer.table), (layer.qkv, layer.table), weights)
+
+        both, in_a_row = timed(both_ways), timed_in_a_row(both_ways, CALLS)
+    return {"forward": forward, "backward": backward, "both": both, "both in a row": in_a_row}
 
 
 def checked_times(function: Callable[[Tensor, Tensor], Tensor], layer: Layer, *, in_graph: bool = False) -> Times:
@@ -263,6 +270,9 @@ def rows(rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False
         yield {
             "kernel": "window_attention",
             "case": f"{name}, batch {batch}, shift 3, {str(layer.qkv.dtype).removeprefix('torch.')}",
-            "floor_us": {"forward": 4 * element / rate * 1e6, "backward": 7 * element / rate * 1e6},
+            "floor_us": {
+                part: elements * element / rate * 1e6
+                for part, elements in (("forward", 4), ("backward", 7), ("both", 11), ("both in a row", 11))
+            },
             "times": {label: clock.attempt(partial(times_of, layer, label)) for label in labels},
         }

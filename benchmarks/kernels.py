@@ -36,7 +36,7 @@ from kernel_timing import ROOT, Clock, copy_rate
 
 TESTS = {  # words in the names of tests, and files beside the contract's
     "deep_gradient": ("deep_gradient or int8_blocks", "tests/unit/test_deep_gradient_kernel.py"),
-    "fcos3d": ("fcos3d", "tests/unit/test_fcos3d.py"),
+    "fcos3d": ("fcos3d or compaction", "tests/unit/test_fcos3d.py"),
     "lamb": (
         "lamb or lars or multi_tensor or fused_optimizers",
         "tests/unit/test_multi_tensor_kernels.py",

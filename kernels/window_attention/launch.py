@@ -108,6 +108,11 @@ def num_windows(height: int, width: int, window: Sequence[int]) -> tuple[int, in
     return -(-height // window[0]), -(-width // window[1])
 
 
+def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
+    """Tell whether windows reach beyond a map (B, H, W, channels)."""
+    return bool(shape[1] % window[0] or shape[2] % window[1])
+
+
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
     """Count the last rows (columns) of windows that differ from those before: where the map wraps, and where it ends
     within a window. A shift moves the latter one row further up.
@@ -142,7 +147,6 @@ def plan(
     ):
         per_program *= 2
     block_j = max(16, next_power_of_two(num_tokens))
-    is_padded = (windows_y * rows, windows_x * columns) != (height, width)
     constants = {
         "HEADS": heads,
         "HEAD_DIM": channels // 3 // heads,
@@ -153,7 +157,7 @@ def plan(
         "ROLLS_FIRST": rolls_first,
         "EDGES_Y": edges_y,
         "EDGES_X": edges_x,
-        "PADDED": is_padded and has_bias,
+        "PADDED": is_padded(shape, window) and has_bias,
         "COSINE": cosine,
         "DROPS": drops,
         "PER_PROGRAM": per_program,

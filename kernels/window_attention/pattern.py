@@ -21,7 +21,12 @@ from torch.nn import functional
 from steptune.kernels.window_attention import Geometry, unsupported, window_attention
 
 WHAT = "Swin's shifted-window attention, of timm, torchvision or transformers"
-OPERATORS = ("window_attention_forward", "window_attention_backward", "steptune::window_attention")
+OPERATORS = (
+    "window_attention_forward",
+    "window_attention_backward",
+    "steptune::window_attention",
+    "FusedWindowAttention",
+)
 _SCALE = "_steptune_scale"
 LARGEST_SCALE = 40.0
 """Published code masks by adding -100, which is out of reach for scores of cosines up to this scale."""

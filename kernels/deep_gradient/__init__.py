@@ -17,6 +17,8 @@ __all__ = ["Sent", "Settings", "compensate_and_select", "reference"]
 
 BLOCK = 128
 """Chunks whose histograms a program adds up at a time."""
+PART = 512
+"""Elements that a program selects from at a time."""
 
 
 @torch.no_grad()
@@ -67,7 +69,8 @@ def compensate_and_select(
         elements,
         values,
         places,
-        **constants,
+        **{**constants, "num_warps": 1},
+        PART=PART,
     )
     return Sent(values, places, next_thresholds)
 

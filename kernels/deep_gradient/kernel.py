@@ -186,8 +186,11 @@ def deep_gradient_select(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Move what lies beyond a threshold to `values` and `found`, and leave zeros in u and v.
+
+    A program looks at its chunk part by part: in most parts nothing is sent.
 
     Args:
         bounds: (T, 2), as `before`, `filled` and `wanted` of `deep_gradient_choose`.
@@ -195,26 +198,35 @@ def deep_gradient_select(
     """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
-    count = tl.load(wanted + tensor)
+    count = tl.load(wanted + tensor).to(tl.int32)
     earlier = tl.load(before + chunk)
     between = tl.load(filled + chunk)
     if (earlier >= count) & (between >= count):
         return
     row = addresses + tensor * COLUMNS
     numel = tl.load(row)
-    places = (chunk - tl.load(row + 1)) * CHUNK + tl.arange(0, CHUNK)
-    unsent_at = pointer_to(row, 2, DTYPE, ALIGNED)
-    unsent = tl.load(unsent_at + places, mask=places < numel, other=0.0).to(tl.float32)
-    bits = tl.where(places < numel, _bits(unsent), 0)
+    momentum_at, unsent_at = pointer_to(row, 1, DTYPE, ALIGNED), pointer_to(row, 2, DTYPE, ALIGNED)
     low, high = tl.load(bounds + 2 * tensor), tl.load(bounds + 2 * tensor + 1)
-    is_high, is_low = bits >= high, (bits >= low) & (bits < high)
-    # Both counts in one sum: each is at most CHUNK.
-    running = tl.cumsum(is_high.to(tl.int32) + (is_low.to(tl.int32) << 16), 0)
-    slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
-    taken = (is_high | is_low) & (slot < count)
-    out = tl.load(slots + tensor) + slot
-    tl.store(values + out, unsent, mask=taken)
-    tl.store(found + out, (tl.load(elements + tensor) + places).to(tl.int32), mask=taken)
-    nothing = tl.zeros([CHUNK], DTYPE)
-    tl.store(unsent_at + places, nothing, mask=taken)
-    tl.store(pointer_to(row, 1, DTYPE, ALIGNED) + places, nothing, mask=taken)
+    place = (chunk - tl.load(row + 1)) * CHUNK
+    values_at = values + tl.load(slots + tensor)
+    found_at = found + tl.load(slots + tensor)
+    first_element = tl.load(elements + tensor)
+    for begin in tl.range(0, CHUNK, PART):
+        places = place + begin + tl.arange(0, PART)
+        unsent = tl.load(unsent_at + places, mask=places < numel, other=0.0).to(tl.float32)
+        bits = _bits(unsent)
+        if tl.max(bits, 0) >= low:
+            is_high, is_low = bits >= high, (bits >= low) & (bits < high)
+            # Both counts in one sum: each is at most PART.
+            both = is_high.to(tl.int32) + (is_low.to(tl.int32) << 16)
+            running = tl.cumsum(both, 0)
+            slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
+            taken = (is_high | is_low) & (slot < count)
+            tl.store(values_at + slot, unsent, mask=taken)
+            tl.store(found_at + slot, (first_element + places).to(tl.int32), mask=taken)
+            nothing = tl.zeros([PART], DTYPE)
+            tl.store(unsent_at + places, nothing, mask=taken)
+            tl.store(momentum_at + places, nothing, mask=taken)
+            total = tl.sum(both, 0)
+            earlier += total & 0xFFFF
+            between += total >> 16

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from steptune.kernels.window_attention import launch
 from steptune.kernels.window_attention.geometry import Geometry
-from steptune.kernels.window_attention.launch import is_padded
 from steptune.kernels.window_attention.reference import window_attention as reference
-
-if TYPE_CHECKING:
-    from steptune.kernels.window_attention.launch import Plan
 
 __all__ = ["Geometry", "reference", "unsupported", "window_attention"]
 
@@ -73,7 +72,7 @@ def window_attention(
         qkv_bhwc,
         table_rh,
         scale_h,
-        qkv_bias_c if is_padded(qkv_bhwc.shape, (geometry.rows, geometry.columns)) else None,
+        qkv_bias_c if launch.is_padded(qkv_bhwc.shape, (geometry.rows, geometry.columns)) else None,
         seed,
         [geometry.rows, geometry.columns, geometry.shift_rows, geometry.shift_columns],
         geometry.rolls_before_padding,
@@ -111,31 +110,36 @@ def _run_forward(
     cosine: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    from steptune.kernels.window_attention import kernel, launch
-
     qkv = launch.dense_map(qkv)
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
     log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
     plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=False)
     plan.run(
-        kernel.window_attention_forward,
-        qkv,
-        qkv if qkv_bias is None else qkv_bias.contiguous(),
-        table.contiguous(),
-        scale.contiguous(),
-        out,
-        log_sums,
-        qkv if seed is None else seed,
-        dropout,
-        *plan.sizes,
-        qkv.stride(2),
-        out.stride(2),
+        _kernels().window_attention_forward,
+        (
+            qkv,
+            qkv if qkv_bias is None else qkv_bias.contiguous(),
+            table.contiguous(),
+            scale.contiguous(),
+            out,
+            log_sums,
+            qkv if seed is None else seed,
+        ),
+        (dropout, *plan.sizes, qkv.stride(2), out.stride(2)),
     )
     return out, log_sums
 
 
 _forward = torch.library.custom_op("steptune::window_attention", _run_forward, mutates_args=())
+
+
+@cache
+def _kernels() -> ModuleType:
+    """Load the kernels, and Triton with them."""
+    from steptune.kernels.window_attention import kernel
+
+    return kernel
 
 
 def _plan(
@@ -148,9 +152,7 @@ def _plan(
     seed: Tensor | None,
     *,
     backward: bool,
-) -> Plan:
-    from steptune.kernels.window_attention import launch
-
+) -> launch.Plan:
     rows, columns, shift_rows, shift_columns = window
     return launch.plan(
         qkv.shape,
@@ -167,8 +169,6 @@ def _plan(
 
 def _rows_of_scores(qkv: Tensor, table: Tensor, window: list[int]) -> tuple[int, int, int]:
     """Give windows, heads and tokens: the shape of what forward leaves to backward."""
-    from steptune.kernels.window_attention import launch
-
     batch, height, width, _ = qkv.shape
     windows_y, windows_x = launch.num_windows(height, width, window)
     return batch * windows_y * windows_x, table.shape[1], window[0] * window[1]
@@ -204,8 +204,6 @@ def _run_backward(
     cosine: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    from steptune.kernels.window_attention import kernel, launch
-
     qkv = launch.dense_map(qkv)
     grad_out = launch.dense_map(grad_out)
     plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=True)
@@ -217,27 +215,25 @@ def _run_backward(
     padding_parts = torch.empty((programs, 2, qkv.shape[-1] // 3), **parts) if plan.constants["PADDED"] else None
     scale_parts = torch.empty((programs, heads), **parts) if cosine else None
     plan.run(
-        kernel.window_attention_backward,
-        qkv,
-        qkv if qkv_bias is None else qkv_bias.contiguous(),
-        table.contiguous(),
-        scale.contiguous(),
-        log_sums,
-        grad_out,
-        grad_qkv,
-        bias_parts,
-        bias_parts if padding_parts is None else padding_parts,
-        bias_parts if scale_parts is None else scale_parts,
-        qkv if seed is None else seed,
-        dropout,
-        *plan.sizes,
-        qkv.stride(2),
-        grad_out.stride(2),
-        grad_qkv.stride(2),
+        _kernels().window_attention_backward,
+        (
+            qkv,
+            qkv if qkv_bias is None else qkv_bias.contiguous(),
+            table.contiguous(),
+            scale.contiguous(),
+            log_sums,
+            grad_out,
+            grad_qkv,
+            bias_parts,
+            bias_parts if padding_parts is None else padding_parts,
+            bias_parts if scale_parts is None else scale_parts,
+            qkv if seed is None else seed,
+        ),
+        (dropout, *plan.sizes, qkv.stride(2), grad_out.stride(2), grad_qkv.stride(2)),
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
     launch.plan_of_table_gradient(heads, window[0], window[1], programs).run(
-        kernel.window_attention_table_gradient, bias_parts, grad_table
+        _kernels().window_attention_table_gradient, (bias_parts, grad_table)
     )
     grad_scale = None if scale_parts is None else scale_parts.sum(0).to(scale.dtype)
     grad_bias = None

@@ -58,25 +58,35 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def run(self, kernel: Any, *arguments: Any) -> None:
+    def run(self, kernel: Any, tensors: Sequence[Tensor], numbers: Sequence[float] = ()) -> None:
         """Launch a kernel, always the same of a plan.
 
         Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
-        than the device. Here the code is found by those that can still differ.
+        than the device. Here the code is found by those that can still differ, and launched as Triton does it.
 
         Args:
-            arguments: The first is a tensor.
+            tensors: First arguments; `numbers`, the others.
         """
-        device = torch.cuda.current_device() if arguments[0].is_cuda else None
-        seen = [(a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in arguments]
-        key = (device, *seen)
+        device = torch.cuda.current_device() if tensors[0].is_cuda else -1
+        key = (device, *numbers, *[(a.dtype, a.data_ptr() % 16) for a in tensors])
         code = self.compiled.get(key)
-        if code is not None:
-            code[self.grid](*arguments, *self.constants.values())
+        if code is None:
+            code = kernel[self.grid](*tensors, *numbers, **self.constants, **self.options)
+            if code is not None:  # the interpreter has none
+                self.compiled[key] = code
             return
-        code = kernel[self.grid](*arguments, **self.constants, **self.options)
-        if code is not None:  # the interpreter has none
-            self.compiled[key] = code
+        code.run(
+            *self.grid,
+            torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0,
+            code.function,
+            code.packed_metadata,
+            None,
+            None,
+            None,
+            *tensors,
+            *numbers,
+            *self.constants.values(),
+        )
 
 
 def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:

@@ -147,19 +147,24 @@ class Code:
     def __init__(self, launched: list[tuple[object, ...]]) -> None:
         self.launched = launched
 
-    def __getitem__(self, grid: tuple[int, int, int]):
-        return lambda *arguments: self.launched.append(arguments)
+    function, packed_metadata = "function", "metadata"
+
+    def run(self, *arguments: object) -> None:
+        self.launched.append(arguments)
 
 
 class TestPlan:
     def test_code_is_compiled_once_for_what_it_is_specialised_on(self) -> None:
         plan, compiler = launch.Plan(grid=(1, 1, 1), sizes=(), constants={"N": 4}), Compiler()
         whole = torch.zeros(64)
-        plan.run(compiler, whole, 3)
-        plan.run(compiler, whole.clone(), 3)
-        assert (compiler.num_compiled, [launched[1:] for launched in compiler.launched]) == (1, [(3, 4)])
-        for arguments in ((whole, 16), (whole[1:], 3), (whole.half(), 3)):  # size, alignment, dtype
-            plan.run(compiler, *arguments)
+        plan.run(compiler, (whole,), (3,))
+        plan.run(compiler, (whole.clone(),), (3,))
+        assert compiler.num_compiled == 1
+        [(*grid, _, function, metadata, _, _, _, tensor, size, constant)] = compiler.launched
+        assert (grid, function, metadata) == ([1, 1, 1], "function", "metadata")
+        assert (tensor.shape, size, constant) == (whole.shape, 3, 4)
+        for tensor, size in ((whole, 16), (whole[1:], 3), (whole.half(), 3)):  # size, alignment, dtype
+            plan.run(compiler, (tensor,), (size,))
         assert compiler.num_compiled == 4
 
     def test_constants_follow_the_kernels_declaration(self) -> None:

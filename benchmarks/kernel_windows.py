@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 import torch._functorch.config
-from kernel_timing import DEVICE, Clock, Times, captured, error, timed, timed_in_a_row
+from kernel_timing import DEVICE, Clock, Times, captured, error, timed
 from torch import Tensor
 from torch.nn import functional
 
@@ -42,8 +42,8 @@ OTHER_FLEX: Plans = (
     ("swin_t 224 stage 1", 128, ("flex decoding",)),
 )
 """Forms of FlexAttention that may be wrong: run last, since what reads beyond its memory ends all that follows."""
-CALLS = 20
-"""Of forward and backward in a row."""
+LAYERS = 12
+"""Of a model, whose forward passes follow each other, and whose backward passes are one call: as many as Swin-T has."""
 TOLERANCE = 0.02
 """Of a formulation's values in 16 bits."""
 FLEX = {
@@ -167,8 +167,16 @@ def time_of(function: Callable[[Tensor, Tensor], Tensor], layer: Layer) -> Times
         def both_ways() -> tuple[Tensor, ...]:
             return torch.autograd.grad(function(layer.qkv, layer.table), (layer.qkv, layer.table), weights)
 
-        both, in_a_row = timed(both_ways), timed_in_a_row(both_ways, CALLS)
-    return {"forward": forward, "backward": backward, "both": both, "both in a row": in_a_row}
+        maps = [layer.qkv.detach().clone().requires_grad_() for _ in range(LAYERS)]
+
+        def layers() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(
+                [function(qkv, layer.table) for qkv in maps], [*maps, layer.table], [weights] * LAYERS
+            )
+
+        both, in_a_row = timed(both_ways), timed(layers)
+    per_layer = {name: value / LAYERS for name, value in in_a_row.items()}
+    return {"forward": forward, "backward": backward, "both": both, "layer of twelve": per_layer}
 
 
 def checked_times(function: Callable[[Tensor, Tensor], Tensor], layer: Layer, *, in_graph: bool = False) -> Times:
@@ -272,7 +280,7 @@ def rows(rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False
             "case": f"{name}, batch {batch}, shift 3, {str(layer.qkv.dtype).removeprefix('torch.')}",
             "floor_us": {
                 part: elements * element / rate * 1e6
-                for part, elements in (("forward", 4), ("backward", 7), ("both", 11), ("both in a row", 11))
+                for part, elements in (("forward", 4), ("backward", 7), ("both", 11), ("layer of twelve", 11))
             },
             "times": {label: clock.attempt(partial(times_of, layer, label)) for label in labels},
         }

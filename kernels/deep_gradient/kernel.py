@@ -169,6 +169,54 @@ def deep_gradient_choose(
 
 
 @triton.jit
+def _part(unsent_at, places, numel, MASKED: tl.constexpr):
+    return tl.load(unsent_at + places, mask=places < numel, other=0.0) if MASKED else tl.load(unsent_at + places)
+
+
+@triton.jit
+def _select(
+    row,
+    bounds,
+    place,
+    earlier,
+    between,
+    count,
+    values,
+    found,
+    first_element,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    numel = tl.load(row)
+    momentum_at, unsent_at = pointer_to(row, 1, DTYPE, ALIGNED), pointer_to(row, 2, DTYPE, ALIGNED)
+    low, high = tl.load(bounds), tl.load(bounds + 1)
+    following = _part(unsent_at, place + tl.arange(0, PART), numel, MASKED)
+    for begin in tl.range(0, CHUNK, PART):
+        unsent, places = following, place + begin + tl.arange(0, PART)
+        if begin + PART < CHUNK:  # loaded before this part is looked at
+            following = _part(unsent_at, places + PART, numel, MASKED)
+        bits = _bits(unsent)
+        if tl.max(bits, 0) >= low:
+            is_high, is_low = bits >= high, (bits >= low) & (bits < high)
+            # Both counts in one sum: each is at most PART.
+            both = is_high.to(tl.int32) + (is_low.to(tl.int32) << 16)
+            running = tl.cumsum(both, 0)
+            slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
+            taken = (is_high | is_low) & (slot < count)
+            tl.store(values + slot, unsent, mask=taken)
+            tl.store(found + slot, (first_element + places).to(tl.int32), mask=taken)
+            nothing = tl.zeros([PART], DTYPE)
+            tl.store(unsent_at + places, nothing, mask=taken)
+            tl.store(momentum_at + places, nothing, mask=taken)
+            total = tl.sum(both, 0)
+            earlier += total & 0xFFFF
+            between += total >> 16
+
+
+@triton.jit
 def deep_gradient_select(
     addresses,
     tensor_of_chunk,
@@ -203,30 +251,11 @@ def deep_gradient_select(
     between = tl.load(filled + chunk)
     if (earlier >= count) & (between >= count):
         return
-    row = addresses + tensor * COLUMNS
-    numel = tl.load(row)
-    momentum_at, unsent_at = pointer_to(row, 1, DTYPE, ALIGNED), pointer_to(row, 2, DTYPE, ALIGNED)
-    low, high = tl.load(bounds + 2 * tensor), tl.load(bounds + 2 * tensor + 1)
+    row, mine = addresses + tensor * COLUMNS, bounds + 2 * tensor
     place = (chunk - tl.load(row + 1)) * CHUNK
-    values_at = values + tl.load(slots + tensor)
-    found_at = found + tl.load(slots + tensor)
-    first_element = tl.load(elements + tensor)
-    for begin in tl.range(0, CHUNK, PART):
-        places = place + begin + tl.arange(0, PART)
-        unsent = tl.load(unsent_at + places, mask=places < numel, other=0.0).to(tl.float32)
-        bits = _bits(unsent)
-        if tl.max(bits, 0) >= low:
-            is_high, is_low = bits >= high, (bits >= low) & (bits < high)
-            # Both counts in one sum: each is at most PART.
-            both = is_high.to(tl.int32) + (is_low.to(tl.int32) << 16)
-            running = tl.cumsum(both, 0)
-            slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
-            taken = (is_high | is_low) & (slot < count)
-            tl.store(values_at + slot, unsent, mask=taken)
-            tl.store(found_at + slot, (first_element + places).to(tl.int32), mask=taken)
-            nothing = tl.zeros([PART], DTYPE)
-            tl.store(unsent_at + places, nothing, mask=taken)
-            tl.store(momentum_at + places, nothing, mask=taken)
-            total = tl.sum(both, 0)
-            earlier += total & 0xFFFF
-            between += total >> 16
+    slot, first = tl.load(slots + tensor), tl.load(elements + tensor)
+    to, at = values + slot, found + slot
+    if place + CHUNK <= tl.load(row):
+        _select(row, mine, place, earlier, between, count, to, at, first, DTYPE, ALIGNED, CHUNK, PART, False)
+    else:
+        _select(row, mine, place, earlier, between, count, to, at, first, DTYPE, ALIGNED, CHUNK, PART, True)

@@ -153,17 +153,17 @@ def _plan(
     *,
     backward: bool,
 ) -> launch.Plan:
-    rows, columns, shift_rows, shift_columns = window
     return launch.plan(
         qkv.shape,
+        qkv.dtype,
         table.shape[1],
-        (rows, columns, shift_rows, shift_columns),
-        launch.settings_of(rows * columns, qkv.dtype, backward=backward),
-        rolls_first=rolls_first,
-        cosine=cosine,
-        has_bias=qkv_bias is not None,
-        drops=seed is not None,
-        precision=launch.precision(),
+        tuple(window),
+        backward,
+        rolls_first,
+        cosine,
+        qkv_bias is not None,
+        seed is not None,
+        launch.precision(),
     )
 
 
@@ -306,9 +306,10 @@ class FusedWindowAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _run_forward(*inputs)
-        _save(ctx, inputs, output)
-        return output[0]
+        values, log_sums = _run_forward(*inputs)
+        qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
+        ctx.save_for_backward(log_sums, qkv, table, scale, qkv_bias, seed)
+        return values
 
     @staticmethod
     @once_differentiable

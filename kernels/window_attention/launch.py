@@ -133,10 +133,10 @@ def edges(windows: int, size: int, shift: int, extent: int) -> int:
 @lru_cache(maxsize=1024)
 def plan(
     shape: torch.Size,
+    dtype: torch.dtype,
     heads: int,
-    window: tuple[int, int, int, int],
-    settings: Settings,
-    *,
+    window: tuple[int, ...],
+    backward: bool,
     rolls_first: bool,
     cosine: bool,
     has_bias: bool,
@@ -147,6 +147,7 @@ def plan(
     rows, columns, shift_rows, shift_columns = window
     batch, height, width, channels = shape
     num_tokens = rows * columns
+    settings = settings_of(num_tokens, dtype, backward=backward)
     windows_y, windows_x = num_windows(height, width, window)
     edges_y = edges(windows_y, rows, shift_rows, height)
     edges_x = edges(windows_x, columns, shift_columns, width)

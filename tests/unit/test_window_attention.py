@@ -171,9 +171,10 @@ class TestPlan:
         """Compiled code takes them by place."""
         plan = launch.plan(
             torch.Size([1, 14, 14, 96]),
+            torch.float32,
             2,
             (7, 7, 3, 3),
-            launch.FORWARD,
+            backward=False,
             rolls_first=False,
             cosine=False,
             has_bias=False,

@@ -46,15 +46,12 @@ class Directions:
         out = layer.by_steps(layer.qkv, layer.table)
         self.weights = torch.randn_like(out)
         self.wanted = [out.detach(), *torch.autograd.grad(out, (layer.qkv, layer.table), self.weights)]
-        _, self.log_sums = self.forward()
 
     def forward(self) -> tuple[Tensor, Tensor]:
         return torch.ops.steptune.window_attention(self.qkv, self.table, *self.rest)
 
     def backward(self) -> tuple[Tensor, ...]:
-        return torch.ops.steptune.window_attention_backward(
-            self.weights, self.log_sums, self.qkv, self.table, *self.rest
-        )
+        return torch.ops.steptune.window_attention_backward(self.weights, self.qkv, self.table, *self.rest)
 
     def check(self, backward: bool) -> None:
         pairs = (

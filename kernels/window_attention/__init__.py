@@ -67,7 +67,7 @@ def window_attention(
     if reason is not None:
         raise ValueError(f"window_attention {reason}")
     seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
-    function = _operator if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
+    function = _forward if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
     values: Tensor = function(
         qkv_bhwc,
         table_rh,
@@ -94,11 +94,6 @@ def _is_traced(tensor: Tensor) -> bool:
     )
 
 
-def _operator(*inputs: Any) -> Tensor:
-    values: Tensor = _forward(*inputs)[0]
-    return values
-
-
 def _run_forward(
     qkv: Tensor,
     table: Tensor,
@@ -109,11 +104,10 @@ def _run_forward(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     qkv = launch.dense_map(qkv)
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
-    log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
     plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=False)
     plan.run(
         _kernels().window_attention_forward,
@@ -123,12 +117,11 @@ def _run_forward(
             table.contiguous(),
             scale.contiguous(),
             out,
-            log_sums,
             qkv if seed is None else seed,
         ),
         (dropout, *plan.sizes, qkv.stride(2), out.stride(2)),
     )
-    return out, log_sums
+    return out
 
 
 _forward = torch.library.custom_op("steptune::window_attention", _run_forward, mutates_args=())
@@ -167,13 +160,6 @@ def _plan(
     )
 
 
-def _rows_of_scores(qkv: Tensor, table: Tensor, window: list[int]) -> tuple[int, int, int]:
-    """Give windows, heads and tokens: the shape of what forward leaves to backward."""
-    batch, height, width, _ = qkv.shape
-    windows_y, windows_x = launch.num_windows(height, width, window)
-    return batch * windows_y * windows_x, table.shape[1], window[0] * window[1]
-
-
 @_forward.register_fake
 def _(
     qkv: Tensor,
@@ -185,15 +171,13 @@ def _(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     batch, height, width, channels = qkv.shape
-    log_sums = qkv.new_empty(_rows_of_scores(qkv, table, window), dtype=torch.float32)
-    return qkv.new_empty((batch, height, width, channels // 3)), log_sums
+    return qkv.new_empty((batch, height, width, channels // 3))
 
 
 def _run_backward(
     grad_out: Tensor,
-    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -221,7 +205,6 @@ def _run_backward(
             qkv if qkv_bias is None else qkv_bias.contiguous(),
             table.contiguous(),
             scale.contiguous(),
-            log_sums,
             grad_out,
             grad_qkv,
             bias_parts,
@@ -253,7 +236,7 @@ _backward = torch.library.custom_op(
     "steptune::window_attention_backward",
     _backward_operator,
     mutates_args=(),
-    schema="(Tensor grad_out, Tensor log_sums, Tensor qkv, Tensor table, Tensor scale, Tensor? qkv_bias, Tensor? seed, "
+    schema="(Tensor grad_out, Tensor qkv, Tensor table, Tensor scale, Tensor? qkv_bias, Tensor? seed, "
     "SymInt[] window, bool rolls_first, bool cosine, float dropout) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
@@ -261,7 +244,6 @@ _backward = torch.library.custom_op(
 @_backward.register_fake
 def _(
     grad_out: Tensor,
-    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -278,17 +260,15 @@ def _(
     return qkv.new_empty(qkv.shape), grad_table, grad_scale, grad_bias
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
-    _, log_sums = output
-    ctx.mark_non_differentiable(log_sums)
-    ctx.save_for_backward(log_sums, qkv, table, scale, qkv_bias, seed)
+    ctx.save_for_backward(qkv, table, scale, qkv_bias, seed)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     run = _backward if _is_traced(grad_out) else _run_backward
     grad_qkv, grad_table, grad_scale, grad_bias = run(grad_out, *ctx.saved_tensors, *ctx.settings)
-    has_bias, cosine = ctx.saved_tensors[4] is not None, ctx.settings[2]
+    has_bias, cosine = ctx.saved_tensors[3] is not None, ctx.settings[2]
     return (
         grad_qkv,
         grad_table,
@@ -306,9 +286,8 @@ class FusedWindowAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        values, log_sums = _run_forward(*inputs)
-        qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
-        ctx.save_for_backward(log_sums, qkv, table, scale, qkv_bias, seed)
+        values = _run_forward(*inputs)
+        _save(ctx, inputs, values)
         return values
 
     @staticmethod

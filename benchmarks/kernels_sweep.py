@@ -47,7 +47,7 @@ class Directions:
         self.weights = torch.randn_like(out)
         self.wanted = [out.detach(), *torch.autograd.grad(out, (layer.qkv, layer.table), self.weights)]
 
-    def forward(self) -> tuple[Tensor, Tensor]:
+    def forward(self) -> Tensor:
         return torch.ops.steptune.window_attention(self.qkv, self.table, *self.rest)
 
     def backward(self) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py --out FOLDER --seconds 285          # all rows; needs a CUDA device and timm
     python benchmarks/kernels.py --out FOLDER --only lamb simota
-    python benchmarks/kernels.py --out FOLDER --only window_attention --no-compiled    # not those that are compiled long
+    python benchmarks/kernels.py --out FOLDER --only window_attention --no-compiled  # leaves compilers out
     python benchmarks/kernels.py --out FOLDER --small                # tries the script on a CPU; no figures
 
 The kernels' tests run first: no time is taken of what is wrong, and each formulation's results are compared with the

@@ -54,9 +54,7 @@ class Directions:
         return torch.ops.steptune.window_attention_backward(self.weights, self.qkv, self.table, *self.rest)
 
     def check(self, backward: bool) -> None:
-        pairs = (
-            zip(self.backward(), self.wanted[1:], strict=False) if backward else [(self.forward()[0], self.wanted[0])]
-        )
+        pairs = zip(self.backward(), self.wanted[1:], strict=False) if backward else [(self.forward(), self.wanted[0])]
         for found, wanted in pairs:
             assert error(found, wanted) < TOLERANCE, f"wrong by {error(found, wanted)}"
 

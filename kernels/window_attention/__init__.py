@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -67,7 +68,7 @@ def window_attention(
     if reason is not None:
         raise ValueError(f"window_attention {reason}")
     seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
-    function = _forward if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
+    function: Callable[..., Any] = _forward if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
     values: Tensor = function(
         qkv_bhwc,
         table_rh,

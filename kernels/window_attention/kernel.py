@@ -19,8 +19,10 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are kept times this, so that their exponential is a power of two."""
-TINY, LEAST = tl.constexpr(1e-24), tl.constexpr(-1e30)
+TINY = tl.constexpr(1e-24)
 """Added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
+LEAST = tl.constexpr(-1e30)
+"""Taken for the largest score of a row that sees no token, which is -inf: what is less than it is -inf still."""
 
 
 @triton.jit

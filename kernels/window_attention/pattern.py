@@ -1,5 +1,4 @@
-"""The attention of published Swin models by the kernel: timm's, torchvision's and transformers' (Swin); timm's and
-torchvision's (Swin V2).
+"""The attention of published Swin models by the kernel: timm's, torchvision's and transformers', Swin and Swin V2.
 
 A module that is changed becomes one of a subclass of its own class: parameters, their names, what goes in and what
 comes out stay. Between norm and residual the subclass projects the whole map, calls the kernel and projects the
@@ -271,6 +270,52 @@ def _transformers(cls: type) -> type:
     return Swin
 
 
+def _look_at_transformers_v2(layer: Any) -> str | None:
+    attention = layer.attention.self
+    projections = (attention.query, attention.key, attention.value)
+    bypassed = (layer.attention, attention, *projections, attention.dropout)
+    reason = _reason(_transformers_geometry(layer), attention.num_attention_heads, projections, bypassed)
+    return reason or _scale_reason(attention.logit_scale)
+
+
+def _transformers_v2(cls: type) -> type:
+    class SwinV2(cls):  # type: ignore[misc]
+        def forward(
+            self, hidden_states: Tensor, input_dimensions: tuple[int, int], output_attentions: bool | None = False
+        ) -> Any:
+            if output_attentions:  # which the kernel never has in memory
+                return super().forward(hidden_states, input_dimensions, output_attentions)
+            attention = self.attention.self
+            batch, _, channels = hidden_states.shape
+            projections = (attention.query, attention.key, attention.value)
+            bias = None
+            if attention.query.bias is not None:
+                bias = torch.cat((attention.query.bias, attention.query.bias.new_zeros(channels), attention.value.bias))
+            values = window_attention(
+                functional.linear(
+                    hidden_states.view(batch, *input_dimensions, channels),
+                    torch.cat([p.weight for p in projections]),
+                    bias,
+                ),
+                _cosine_table(
+                    attention.continuous_position_bias_mlp,
+                    attention.relative_coords_table,
+                    attention.num_attention_heads,
+                ),
+                _transformers_geometry(self),
+                scale_h=_cosine_scale(attention.logit_scale),
+                qkv_bias_c=bias,
+                cosine=True,
+                dropout=attention.dropout.p if attention.training else 0.0,
+            )
+            attended = self.attention.output(values.view(batch, -1, channels), hidden_states)
+            hidden_states = hidden_states + self.drop_path(self.layernorm_before(attended))
+            result = self.output(self.intermediate(hidden_states))
+            return (hidden_states + self.drop_path(self.layernorm_after(result)),)
+
+    return SwinV2
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
     """A class of modules: why the kernel cannot compute one, the subclass that calls the kernel, and heads, scale and
@@ -299,5 +344,8 @@ _KINDS: dict[str, _Kind] = {
         look=_look_at_transformers,
         make=_transformers,
         scale=lambda m: (m.attention.num_attention_heads, m.attention.scaling, m.attention.q_proj.weight),
+    ),
+    "transformers.models.swinv2.modeling_swinv2.Swinv2Layer": _Kind(
+        look=_look_at_transformers_v2, make=_transformers_v2
     ),
 }

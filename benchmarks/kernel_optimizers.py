@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from kernel_timing import DEVICE, Clock, Times, error, timed
+from kernel_timing import DEVICE, Clock, Times, error, timed, timed_in_a_row
 from torch import Tensor
 
 from steptune.kernels import lamb, lars
@@ -119,13 +119,7 @@ def by_foreach_lars(parameters: Sequence[Tensor], gradients: Sequence[Tensor], m
 
 def times(function: Callable[[], object]) -> Times:
     """Time a step by itself, with the host's part, and steps in a row, where the host works while the device does."""
-
-    def in_a_row() -> None:
-        for _ in range(STEPS):
-            function()
-
-    row = {name: value / STEPS for name, value in timed(in_a_row).items()}
-    return {"step": timed(function), "in a row": row}
+    return {"step": timed(function), "in a row": timed_in_a_row(function, STEPS)}
 
 
 def checked_lamb(update: Update, clip: float | None) -> Times:

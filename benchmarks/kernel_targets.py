@@ -9,7 +9,7 @@ import torch
 from kernel_timing import DEVICE, Clock, Times, captured, timed
 from torch import Tensor
 
-from steptune.kernels import fcos3d
+from steptune.kernels import compaction, fcos3d
 from steptune.tuner.workloads.zoo.fcos3d import make_points
 from steptune.tuner.workloads.zoo.monocular_3d import STRIDES, RandomRoads
 
@@ -60,14 +60,28 @@ def compaction_rows(rate: float, clock: Clock, boxes: int, sizes: tuple[tuple[in
         each = torch.arange(num_points, device=DEVICE)
         return [pair[each, nearest] for pair in pairs]
 
+    def by_gather() -> list[Tensor]:
+        return [pair.gather(1, nearest[:, None, None].expand(-1, 1, pair.shape[2])).squeeze(1) for pair in pairs]
+
+    def by_kernel() -> list[Tensor]:
+        return compaction.compact((pairs[0], pairs[1]), nearest)
+
+    wanted = compaction.reference(pairs, nearest)
+    for function in (by_range, by_gather, by_kernel):
+        if not all(torch.equal(a, b) for a, b in zip(function(), wanted, strict=True)):
+            raise ValueError(f"{function.__name__} takes other figures")
     return {
-        "kernel": "fcos3d",
-        "case": f"compaction of {num_points} points, {boxes} boxes, plain PyTorch: the kernel has no such step",
+        "kernel": "compaction",
+        "case": f"{num_points} points, {boxes} boxes",
         "floor_us": {"image": num_points * (2 * 13 * 4 + 8) / rate * 1e6},
         "times": {
+            "ours": clock.attempt(lambda: {"image": timed(by_kernel)}),
+            "graph": clock.attempt(lambda: {"image": timed(captured(by_kernel))}),
             "range": clock.attempt(lambda: {"image": timed(by_range)}),
             "arange": clock.attempt(lambda: {"image": timed(by_arange)}),
             "arange, graph": clock.attempt(lambda: {"image": timed(captured(by_arange))}),
+            "gather": clock.attempt(lambda: {"image": timed(by_gather)}),
+            "gather, graph": clock.attempt(lambda: {"image": timed(captured(by_gather))}),
         },
     }
 

@@ -31,6 +31,16 @@ def timed(function: Callable[[], object]) -> dict[str, float]:
     return {"median_us": median * 1e3, "p20_us": low * 1e3, "p80_us": high * 1e3}
 
 
+def timed_in_a_row(function: Callable[[], object], calls: int) -> dict[str, float]:
+    """Time of a call of many in a row, where the host works while the device does."""
+
+    def in_a_row() -> None:
+        for _ in range(calls):
+            function()
+
+    return {name: value / calls for name, value in timed(in_a_row).items()}
+
+
 def captured(function: Callable[[], object]) -> Callable[[], object]:
     """Record a call as a CUDA graph; the first calls compile."""
     if DEVICE.type == "cpu":

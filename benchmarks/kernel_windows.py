@@ -42,6 +42,8 @@ OTHER_FLEX: Plans = (
     ("swin_t 224 stage 1", 128, ("flex decoding",)),
 )
 """Forms of FlexAttention that may be wrong: run last, since what reads beyond its memory ends all that follows."""
+LAYERS = 12
+"""Of a model, whose forward passes follow each other, and whose backward passes are one call: as many as Swin-T has."""
 TOLERANCE = 0.02
 """Of a formulation's values in 16 bits."""
 FLEX = {
@@ -154,14 +156,27 @@ class Layer:
 
 
 def time_of(function: Callable[[Tensor, Tensor], Tensor], layer: Layer) -> Times:
-    """Time both directions, each by itself."""
+    """Time both directions, each by itself and as a training has them: with the graph built anew."""
     with torch.no_grad():
         forward = timed(lambda: function(layer.qkv, layer.table))
     out = function(layer.qkv, layer.table)
     weights = torch.randn_like(out)
     with torch.autograd.set_multithreading_enabled(False):
         backward = timed(lambda: torch.autograd.grad(out, (layer.qkv, layer.table), weights, retain_graph=True))
-    return {"forward": forward, "backward": backward}
+
+        def both_ways() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(function(layer.qkv, layer.table), (layer.qkv, layer.table), weights)
+
+        maps = [layer.qkv.detach().clone().requires_grad_() for _ in range(LAYERS)]
+
+        def layers() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(
+                [function(qkv, layer.table) for qkv in maps], [*maps, layer.table], [weights] * LAYERS
+            )
+
+        both, in_a_row = timed(both_ways), timed(layers)
+    per_layer = {name: value / LAYERS for name, value in in_a_row.items()}
+    return {"forward": forward, "backward": backward, "both": both, "layer of twelve": per_layer}
 
 
 def checked_times(function: Callable[[Tensor, Tensor], Tensor], layer: Layer, *, in_graph: bool = False) -> Times:
@@ -201,12 +216,11 @@ def graph_times(layer: Layer) -> Times:
     window = [geometry.rows, geometry.columns, geometry.shift_rows, geometry.shift_columns]
     rest = (layer.scale_h, None, None, window, False, False, 0.0)
     qkv, table = layer.qkv.detach(), layer.table.detach()
-    out, log_sums = torch.ops.steptune.window_attention(qkv, table, *rest)
-    weights = torch.randn_like(out)
+    weights = torch.randn_like(torch.ops.steptune.window_attention(qkv, table, *rest))
     backward = torch.ops.steptune.window_attention_backward
     return {
         "forward": timed(captured(lambda: torch.ops.steptune.window_attention(qkv, table, *rest))),
-        "backward": timed(captured(lambda: backward(weights, log_sums, qkv, table, *rest))),
+        "backward": timed(captured(lambda: backward(weights, qkv, table, *rest))),
     }
 
 
@@ -250,11 +264,14 @@ def times_of(layer: Layer, label: str) -> Times:
     return checked_times(formulation(layer, label), layer)
 
 
-def rows(rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False) -> Iterator[dict]:
+def rows(
+    rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False, compiled: bool = True
+) -> Iterator[dict]:
     """One row a layer and batch.
 
     Args:
         small: Tries the script on a CPU.
+        compiled: Time formulations that are compiled, too.
     """
     plans = (("swin_t 224 stage 3", 1, ("ours", "graph", "eager", "sdpa")),) if small else plans
     for name, batch, labels in plans:
@@ -263,6 +280,13 @@ def rows(rate: float, clock: Clock, *, plans: Plans = PLANS, small: bool = False
         yield {
             "kernel": "window_attention",
             "case": f"{name}, batch {batch}, shift 3, {str(layer.qkv.dtype).removeprefix('torch.')}",
-            "floor_us": {"forward": 4 * element / rate * 1e6, "backward": 7 * element / rate * 1e6},
-            "times": {label: clock.attempt(partial(times_of, layer, label)) for label in labels},
+            "floor_us": {
+                part: elements * element / rate * 1e6
+                for part, elements in (("forward", 4), ("backward", 7), ("both", 11), ("layer of twelve", 11))
+            },
+            "times": {
+                label: clock.attempt(partial(times_of, layer, label))
+                for label in labels
+                if compiled or label in ("ours", "graph", "eager")
+            },
         }

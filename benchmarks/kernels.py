@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py --out FOLDER --seconds 285          # all rows; needs a CUDA device and timm
     python benchmarks/kernels.py --out FOLDER --only lamb simota
+    python benchmarks/kernels.py --out FOLDER --only window_attention --no-compiled  # leaves compilers out
     python benchmarks/kernels.py --out FOLDER --small                # tries the script on a CPU; no figures
 
 The kernels' tests run first: no time is taken of what is wrong, and each formulation's results are compared with the
@@ -36,7 +37,7 @@ from kernel_timing import ROOT, Clock, copy_rate
 
 TESTS = {  # words in the names of tests, and files beside the contract's
     "deep_gradient": ("deep_gradient or int8_blocks", "tests/unit/test_deep_gradient_kernel.py"),
-    "fcos3d": ("fcos3d", "tests/unit/test_fcos3d.py"),
+    "fcos3d": ("fcos3d or compaction", "tests/unit/test_fcos3d.py"),
     "lamb": (
         "lamb or lars or multi_tensor or fused_optimizers",
         "tests/unit/test_multi_tensor_kernels.py",
@@ -69,9 +70,9 @@ def fill_cache(part: str) -> None:
         kernel_windows.fill_cache(part)
 
 
-def prepare(names: list[str], folder: Path, clock: Clock) -> list[str]:
+def prepare(names: list[str], folder: Path, clock: Clock, compiled: bool) -> list[str]:
     """Run the tests of kernels, and compile their opponents beside them; give the kernels whose tests passed."""
-    parts = [part for name in names for part in COMPILED[name]]
+    parts = [part for name in names for part in COMPILED[name]] if compiled else []
     command = [sys.executable, __file__, "--only-compile"]
     processes = [subprocess.Popen([*command, part], env={**os.environ, **FEW_THREADS}) for part in parts]
     right = tested(names, folder)
@@ -108,7 +109,7 @@ def tested(names: list[str], folder: Path) -> list[str]:
     return [name for name, run in zip(names, runs, strict=True) if run.returncode == 0]
 
 
-def rows(names: list[str], clock: Clock, small: bool) -> Iterator[dict]:
+def rows(names: list[str], clock: Clock, small: bool, compiled: bool) -> Iterator[dict]:
     rate = copy_rate()
     print(f"{clock.passed:5.0f} s  copy {rate / 1e12:.2f} TB/s", flush=True)
     about = stamp(" ".join(["python", *sys.argv])) if small else device_stamp()
@@ -123,10 +124,10 @@ def rows(names: list[str], clock: Clock, small: bool) -> Iterator[dict]:
     if "simota" in names:
         parts.append(kernel_assignment.rows(rate, clock, small=small))
     if "window_attention" in names:
-        parts.append(kernel_windows.rows(rate, clock, small=small))
-    if "lamb" in names and not small:
+        parts.append(kernel_windows.rows(rate, clock, small=small, compiled=compiled))
+    if "lamb" in names and compiled and not small:
         parts.append(kernel_optimizers.compiled_rows(rate, clock))
-    if "window_attention" in names and not small:
+    if "window_attention" in names and compiled and not small:
         parts.append(kernel_windows.rows(rate, clock, plans=kernel_windows.OTHER_FLEX))
     for part in parts:
         for row in part:
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only-compile", help="a formulation, of a process that fills the compiler's cache")
     parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--no-compiled", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of kernels.jsonl")
     arguments = parser.parse_args()
     if arguments.only_compile:
@@ -159,9 +161,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     names = arguments.only
     if not (arguments.no_tests or arguments.small):
-        names = prepare(names, arguments.out, clock)
+        names = prepare(names, arguments.out, clock, not arguments.no_compiled)
     with (arguments.out / "kernels.jsonl").open("a", encoding="utf-8") as file:
-        for row in rows(names, clock, arguments.small):
+        for row in rows(names, clock, arguments.small, not arguments.no_compiled):
             file.write(json.dumps(row) + "\n")
             file.flush()
             tell(row, clock)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from kernel_timing import DEVICE, ROOT, Clock, Times, copy_rate, error, timed
+from kernel_timing import DEVICE, ROOT, Clock, Times, captured, copy_rate, error, timed
 from stamp import device_stamp, stamp
 from torch import Tensor
 from torch.nn import functional
@@ -49,7 +49,13 @@ def both_ways(function: Callable[..., Any], given: list[Tensor]) -> Times:
     leaves = [tensor for tensor in given if tensor.requires_grad]
     with torch.autograd.set_multithreading_enabled(False):
         backward = timed(lambda: torch.autograd.grad(out, leaves, weights, retain_graph=True))
-    return {"forward": forward, "backward": backward}
+
+        def both() -> tuple[Tensor, ...]:
+            again = function(*given)
+            return torch.autograd.grad(again if isinstance(again, tuple) else (again,), leaves, weights)
+
+        replayed = timed(captured(both))
+    return {"forward": forward, "backward": backward, "both, graph": replayed}
 
 
 def norm_rows(rate: float, clock: Clock, small: bool) -> Iterator[dict]:
@@ -66,11 +72,14 @@ def norm_rows(rate: float, clock: Clock, small: bool) -> Iterator[dict]:
         def norm(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
             return functional.layer_norm(x.float(), x.shape[-1:], weight, shift).to(x.dtype)
 
+        def eager_norm(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+            return functional.layer_norm(x, x.shape[-1:], weight.to(x.dtype), shift.to(x.dtype))
+
         one = x.nbytes / rate * 1e6
         yield {
             "kernel": "norm",
             "case": f"dropout, bias, residual, LayerNorm: {tokens} x {width}, bfloat16",
-            "floor_us": {"forward": 4 * one, "backward": 4.5 * one},
+            "floor_us": {"forward": 4 * one, "backward": 4.5 * one, "both, graph": 8.5 * one},
             "times": {
                 "compiled": clock.attempt(
                     lambda f=whole, g=(x, residual, bias, weight, shift): both_ways(compiled(f), list(g))
@@ -80,10 +89,10 @@ def norm_rows(rate: float, clock: Clock, small: bool) -> Iterator[dict]:
         yield {
             "kernel": "norm",
             "case": f"LayerNorm: {tokens} x {width}, bfloat16",
-            "floor_us": {"forward": 2 * one, "backward": 3 * one},
+            "floor_us": {"forward": 2 * one, "backward": 3 * one, "both, graph": 5 * one},
             "times": {
-                label: clock.attempt(lambda f=f, g=(x, weight, shift): both_ways(compiled(f), list(g)))
-                for label, f in {"compiled": norm}.items()
+                label: clock.attempt(lambda f=f, g=(x, weight, shift): both_ways(f, list(g)))
+                for label, f in {"compiled": compiled(norm), "eager": eager_norm}.items()
             },
         }
 

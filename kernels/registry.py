@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptune.kernels import deep_gradient, fcos3d, int8_blocks, lamb, lars, simota, window_attention
+from steptune.kernels import compaction, deep_gradient, fcos3d, int8_blocks, lamb, lars, simota, window_attention
 from steptune.kernels.assigners import assigner_pattern
 from steptune.kernels.base import OPTIMIZER, Case, Kernel, Pattern
 from steptune.kernels.lamb import pattern as lamb_pattern
@@ -49,7 +49,7 @@ def _window_case(
 
 _WINDOW_7 = window_attention.Geometry(rows=7, columns=7)
 _SHIFTED_7 = window_attention.Geometry(rows=7, columns=7, shift_rows=3, shift_columns=3)
-_PLAIN = ("whole", "shifted", "one window", "oblong windows", "no bias")
+_WITHOUT_PADDING = ("whole", "shifted", "one window", "oblong windows", "256 tokens")
 
 WINDOW_ATTENTION = Kernel(
     name="window_attention",
@@ -89,7 +89,8 @@ WINDOW_ATTENTION = Kernel(
     ),
     tolerances={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2},
     without_gradient=frozenset(
-        (label, "scale_h") for label in (*_PLAIN, "padded", "padded after rolling", "256 tokens")
+        [(label, "scale_h") for label in (*_WITHOUT_PADDING, "padded", "padded after rolling", "no bias")]
+        + [(label, "qkv_bias_c") for label in (*_WITHOUT_PADDING, "cosine")]
     ),
     pattern=Pattern(
         what=pattern.WHAT,
@@ -328,6 +329,32 @@ FCOS3D = Kernel(
 )
 
 
+def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
+    """Make a compaction one that returns what it takes of both kinds in one tensor."""
+
+    def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
+        points, num_boxes, _ = distances.shape
+        chosen = torch.arange(points, device=distances.device) * 7 % num_boxes
+        return torch.cat(compact((distances.detach(), boxes.detach()), chosen), 1)
+
+    return function
+
+
+COMPACTION = Kernel(
+    name="compaction",
+    summary="coordinate compaction: of each point the figures of one box, without an index of points",
+    function=_compacted(compaction.compact),
+    reference=_compacted(compaction.reference),
+    cases=(
+        Case(label="several blocks", shapes={"distances": (77, 5, 4), "boxes": (77, 5, 9)}),
+        Case(label="one box", shapes={"distances": (3, 1, 4), "boxes": (3, 1, 9)}),
+        Case(label="other parts", shapes={"distances": (33, 3, 16), "boxes": (33, 3, 1)}),
+    ),
+    tolerances={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
+    has_gradients=False,
+)
+
+
 def _sent(compensate_and_select: Callable[..., deep_gradient.Sent]) -> Callable[..., Tensor]:
     """Make a compensation and selection in place one that returns all that it gives and leaves, in one tensor."""
 
@@ -433,7 +460,7 @@ def _registered() -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, DEEP_GRADIENT, INT8_BLOCKS)
+_OWN = (WINDOW_ATTENTION, LAMB, LARS, SIMOTA, FCOS3D, COMPACTION, DEEP_GRADIENT, INT8_BLOCKS)
 KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from steptune.kernels.deep_gradient.reference import CENTRE, LEVELS, SPACING, Sent, Settings, usable
+from steptune.kernels.deep_gradient.reference import LEVELS, Sent, Settings
 from steptune.kernels.deep_gradient.reference import compensate_and_select as reference
 from steptune.kernels.multi_tensor import prepare
 
 __all__ = ["Sent", "Settings", "compensate_and_select", "reference"]
+
+BLOCK = 128
+"""Chunks whose histograms a program adds up at a time."""
+PART = 512
+"""Elements that a program selects from at a time."""
 
 
 @torch.no_grad()
@@ -35,50 +41,46 @@ def compensate_and_select(
     launch = prepare(
         list(zip(gradients, momenta, unsent, strict=True)), [(s.momentum, float(s.nesterov)) for s in settings]
     )
-    constants = launch.constants
-    powers = torch.tensor(SPACING, dtype=torch.float32).pow(torch.arange(LEVELS) - CENTRE)
-    most = [own.most for own in settings]
-    table = torch.tensor(
-        [
-            most,
-            [0, *itertools.accumulate(most[:-1])],
-            [0, *itertools.accumulate(g.numel() for g in gradients[:-1])],
-        ]
-    ).to(device, non_blocking=True)
-    wanted, slots, elements = table
-    levels = usable(thresholds)[:, None] * powers.to(device, non_blocking=True)
-    counts = torch.empty((launch.num_chunks, LEVELS), dtype=torch.int32, device=device)
-    kernel.deep_gradient_compensate[(launch.num_chunks,)](
-        launch.addresses, launch.numbers, launch.tensor_of_chunk, levels, counts, **constants
+    constants, table, num_chunks = launch.constants, launch.addresses, launch.num_chunks
+    columns = {name: constants[name] for name in ("COLUMNS", "LONGEST")}
+    wanted, slots, elements, no_places = _places(
+        tuple(own.most for own in settings), tuple(g.numel() for g in gradients), device
     )
-    tensor = launch.tensor_of_chunk.long()
-    beyond = torch.zeros((len(settings), LEVELS), dtype=torch.int32, device=device).index_add_(0, tensor, counts)
-    fits = beyond <= wanted[:, None]
-    has_fit = fits.any(1)
-    high = torch.where(has_fit, fits.int().argmax(1), LEVELS - 1)
-    chosen = torch.stack([torch.where(has_fit, (high - 1).clamp(min=0), high), high], 1)
-    own = counts.gather(1, chosen[tensor])
-    own[:, 0] -= own[:, 1]
-    running = own.cumsum(0) - own
-    before = running - running[launch.addresses[:, 1]][tensor]
-    before[:, 0] += beyond.gather(1, high[:, None]).squeeze(1)[tensor]
-    bounds = levels.gather(1, chosen)
-    values = torch.zeros(sum(most), dtype=torch.float32, device=device)
-    places = elements.int().repeat_interleave(wanted, output_size=len(values))
-    kernel.deep_gradient_select[(launch.num_chunks,)](
-        launch.addresses,
+    counts = torch.empty((num_chunks, LEVELS + 1), dtype=torch.int32, device=device)
+    largest, before, filled = torch.empty((3, num_chunks), dtype=torch.int32, device=device)
+    bounds = torch.empty((len(settings), 2), dtype=torch.int32, device=device)
+    thresholds = thresholds.contiguous()
+    next_thresholds = torch.empty_like(thresholds)
+    kernel.deep_gradient_compensate[(num_chunks,)](
+        table, launch.numbers, launch.tensor_of_chunk, thresholds, counts, largest, **constants
+    )
+    kernel.deep_gradient_choose[(len(settings),)](
+        table, thresholds, wanted, counts, largest, bounds, before, filled, next_thresholds, **columns, BLOCK=BLOCK
+    )
+    values, places = torch.zeros(len(no_places), dtype=torch.float32, device=device), no_places.clone()
+    kernel.deep_gradient_select[(num_chunks,)](
+        table,
         launch.tensor_of_chunk,
         bounds,
-        before[:, 1].contiguous(),
-        before[:, 0].contiguous(),
+        before,
+        filled,
         wanted,
         slots,
         elements,
         values,
         places,
-        **constants,
+        **{**constants, "num_warps": 1},
+        PART=PART,
     )
-    sender = torch.arange(len(settings), device=device).repeat_interleave(wanted, output_size=len(values))
-    highest = bounds[:, 1]
-    largest = torch.zeros_like(highest).scatter_reduce(0, sender, values.abs(), "amax")
-    return Sent(values, places, torch.where(has_fit, highest, highest.sqrt() * largest.sqrt()))
+    return Sent(values, places, next_thresholds)
+
+
+@lru_cache(maxsize=64)
+def _places(most: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Give how many elements of each tensor are sent, the first of their places among what is sent, the first element
+    among all, and what the places of elements are where none is sent.
+    """
+    first = [[0, *itertools.accumulate(numbers[:-1])] for numbers in (most, numels)]
+    wanted, slots, elements = torch.tensor([list(most), *first])
+    no_places = elements.int().repeat_interleave(wanted)
+    return tuple(table.to(device) for table in (wanted, slots, elements, no_places))

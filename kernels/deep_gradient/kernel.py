@@ -1,4 +1,8 @@
-"""Triton kernels of deep gradient compression over all tensors: compensation with counts, and selection.
+"""Triton kernels of deep gradient compression over all tensors: compensation with a histogram of each chunk, the choice
+of each tensor's thresholds, and selection.
+
+Magnitudes are compared as bits, which order as the numbers do; those of what is not a number are beyond infinity's.
+Bin 0 of a histogram has what lies beyond no threshold, bin k what lies beyond the first k.
 
 Numbers of a tensor: 0 momentum, 1 Nesterov.
 """
@@ -9,16 +13,29 @@ import triton
 import triton.language as tl
 
 from steptune.kernels.deep_gradient.reference import CENTRE as _CENTRE
+from steptune.kernels.deep_gradient.reference import INFINITE as _INFINITE
+from steptune.kernels.deep_gradient.reference import LEAST as _LEAST
 from steptune.kernels.deep_gradient.reference import LEVELS as _LEVELS
+from steptune.kernels.deep_gradient.reference import SHIFT as _SHIFT
 from steptune.kernels.multi_tensor.kernel import load, pointer_to, store
 
-LEVELS, CENTRE = tl.constexpr(_LEVELS), tl.constexpr(_CENTRE)
+LEVELS, CENTRE, SHIFT = tl.constexpr(_LEVELS), tl.constexpr(_CENTRE), tl.constexpr(_SHIFT)
+BINS, HIGHEST = tl.constexpr(_LEVELS + 1), tl.constexpr((_INFINITE >> _SHIFT) - _LEVELS + 1)
+INFINITE, LEAST = tl.constexpr(_INFINITE), tl.constexpr(_LEAST)
 
 
 @triton.jit
-def _size(numbers):
-    """Magnitudes; of what is not a number infinity, as it would lie beyond no threshold."""
-    return tl.where(numbers == numbers, tl.abs(numbers), float("inf"))
+def _bits(numbers):
+    """Give the bits of magnitudes."""
+    return numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _lowest(thresholds, tensor):
+    """Give the bits of the lowest threshold that is counted for, less the last ones; see `levels_around`."""
+    last = tl.load(thresholds + tensor)
+    usable = tl.where(last < float("inf"), tl.maximum(last, LEAST), LEAST)
+    return tl.minimum((_bits(usable) >> SHIFT) - CENTRE, HIGHEST)
 
 
 @triton.jit
@@ -26,8 +43,9 @@ def _compensate(
     row,
     momentum,
     nesterov,
-    levels,
+    lowest,
     counts,
+    largest,
     place,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -46,17 +64,12 @@ def _compensate(
     unsent = unsent + own + tl.where(ahead, gradient, 0.0)
     store(momentum_at, places, own, numel, DTYPE, MASKED)
     store(unsent_at, places, unsent, numel, DTYPE, MASKED)
-    size = _size(unsent)
+    bits = _bits(unsent)
     if MASKED:
-        size = tl.where(places < numel, size, -1.0)
-    # Four counts in one 64-bit sum: each is at most CHUNK, and a sum over the programs' threads is what costs.
-    for word in tl.static_range(0, LEVELS, 4):
-        beyond = tl.zeros([CHUNK], tl.int64)
-        for part in tl.static_range(4):
-            beyond += (size >= tl.load(levels + word + part)).to(tl.int64) << (16 * part)
-        total = tl.sum(beyond, 0)
-        for part in tl.static_range(4):
-            tl.store(counts + word + part, ((total >> (16 * part)) & 0xFFFF).to(tl.int32))
+        bits = tl.where(places < numel, bits, 0)
+    which = tl.minimum(tl.maximum((bits >> SHIFT) - lowest + 1, 0), LEVELS)
+    tl.store(counts + tl.arange(0, BINS), tl.histogram(which, BINS))
+    tl.store(largest, tl.max(bits, 0))
 
 
 @triton.jit
@@ -64,8 +77,9 @@ def deep_gradient_compensate(
     addresses,
     numbers,
     tensor_of_chunk,
-    levels,
+    thresholds,
     counts,
+    largest,
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
     NUMBERS: tl.constexpr,
@@ -73,25 +87,140 @@ def deep_gradient_compensate(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update u and v, and write of each chunk how many elements lie beyond each threshold (C, LEVELS)."""
+    """Update u and v, and write of each chunk the histogram of v (C, BINS) and the bits of the largest (C)."""
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
     own = numbers + tl.load(row + 3) * NUMBERS
     place = (chunk - tl.load(row + 1)) * CHUNK
     momentum, nesterov = tl.load(own), tl.load(own + 1)
-    mine, found = levels + tensor * LEVELS, counts + chunk * LEVELS
+    lowest, mine, most = _lowest(thresholds, tensor), counts + chunk * BINS, largest + chunk
     if place + CHUNK <= tl.load(row):
-        _compensate(row, momentum, nesterov, mine, found, place, DTYPE, ALIGNED, CHUNK, False)
+        _compensate(row, momentum, nesterov, lowest, mine, most, place, DTYPE, ALIGNED, CHUNK, False)
     else:
-        _compensate(row, momentum, nesterov, mine, found, place, DTYPE, ALIGNED, CHUNK, True)
+        _compensate(row, momentum, nesterov, lowest, mine, most, place, DTYPE, ALIGNED, CHUNK, True)
+
+
+@triton.jit
+def deep_gradient_choose(
+    addresses,
+    thresholds,
+    wanted,
+    counts,
+    largest,
+    bounds,
+    before,
+    filled,
+    next_thresholds,
+    COLUMNS: tl.constexpr,
+    LONGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Choose a tensor's thresholds by the histograms of its chunks, and where each chunk's elements go.
+
+    Args:
+        wanted: (T), how many are sent.
+        bounds: (T, 2), receives the bits of the lower threshold, which fills what the higher one leaves free, and of
+            the higher one.
+        before: (C), receives how many elements of the tensor's earlier chunks lie beyond the higher one; `filled`, how
+            many of the whole tensor do, and of earlier chunks between both. Where a chunk has none: `wanted`.
+        next_thresholds: (T), receives the next step's.
+    """
+    tensor = tl.program_id(0)
+    row = addresses + tensor * COLUMNS
+    first, num_chunks = tl.load(row + 1), tl.load(row + 2)
+    count = tl.load(wanted + tensor).to(tl.int32)
+    which = tl.arange(0, BINS)
+    sums, top = tl.zeros([BINS], tl.int32), tl.zeros([BLOCK], tl.int32)
+    for begin in tl.range(0, LONGEST, BLOCK):
+        if begin < num_chunks:
+            chunk = begin + tl.arange(0, BLOCK)
+            is_own = chunk < num_chunks
+            at = counts + (first + chunk)[:, None] * BINS + which[None, :]
+            sums += tl.sum(tl.load(at, mask=is_own[:, None], other=0), 0)
+            top = tl.maximum(top, tl.load(largest + first + chunk, mask=is_own, other=0))
+    beyond = tl.sum(sums, 0) - tl.cumsum(sums, 0) + sums
+    fits = tl.min(tl.where((beyond <= count) & (which > 0), which, BINS), 0)
+    high = tl.minimum(fits, LEVELS)
+    low = tl.where(fits < BINS, tl.maximum(high - 1, 1), high)
+    lowest = _lowest(thresholds, tensor)
+    high_bits = (lowest + high - 1) << SHIFT
+    tl.store(bounds + 2 * tensor, (lowest + low - 1) << SHIFT)
+    tl.store(bounds + 2 * tensor + 1, high_bits)
+    level = high_bits.to(tl.float32, bitcast=True)
+    longest = tl.minimum(tl.max(top, 0), INFINITE).to(tl.float32, bitcast=True)
+    tl.store(next_thresholds + tensor, tl.where(fits < BINS, level, tl.sqrt_rn(level) * tl.sqrt_rn(longest)))
+    above_before = count * 0
+    between_before = tl.sum(tl.where(which == high, beyond, 0), 0)
+    for begin in tl.range(0, LONGEST, BLOCK):
+        if begin < num_chunks:
+            chunk = begin + tl.arange(0, BLOCK)
+            is_own = chunk < num_chunks
+            at = counts + (first + chunk)[:, None] * BINS + which[None, :]
+            own = tl.load(at, mask=is_own[:, None], other=0)
+            above = tl.sum(tl.where((which >= high)[None, :], own, 0), 1)
+            between = tl.sum(tl.where(((which >= low) & (which < high))[None, :], own, 0), 1)
+            earlier = above_before + tl.cumsum(above, 0) - above
+            tl.store(before + first + chunk, tl.where(above > 0, earlier, count), mask=is_own)
+            earlier = between_before + tl.cumsum(between, 0) - between
+            tl.store(filled + first + chunk, tl.where(between > 0, earlier, count), mask=is_own)
+            above_before += tl.sum(above, 0)
+            between_before += tl.sum(between, 0)
+
+
+@triton.jit
+def _part(unsent_at, places, numel, MASKED: tl.constexpr):
+    return tl.load(unsent_at + places, mask=places < numel, other=0.0) if MASKED else tl.load(unsent_at + places)
+
+
+@triton.jit
+def _select(
+    row,
+    bounds,
+    place,
+    earlier,
+    between,
+    count,
+    values,
+    found,
+    first_element,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    numel = tl.load(row)
+    momentum_at, unsent_at = pointer_to(row, 1, DTYPE, ALIGNED), pointer_to(row, 2, DTYPE, ALIGNED)
+    low, high = tl.load(bounds), tl.load(bounds + 1)
+    following = _part(unsent_at, place + tl.arange(0, PART), numel, MASKED)
+    for begin in tl.range(0, CHUNK, PART):
+        unsent, places = following, place + begin + tl.arange(0, PART)
+        if begin + PART < CHUNK:  # loaded before this part is looked at
+            following = _part(unsent_at, places + PART, numel, MASKED)
+        bits = _bits(unsent)
+        if tl.max(bits, 0) >= low:
+            is_high, is_low = bits >= high, (bits >= low) & (bits < high)
+            # Both counts in one sum: each is at most PART.
+            both = is_high.to(tl.int32) + (is_low.to(tl.int32) << 16)
+            running = tl.cumsum(both, 0)
+            slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
+            taken = (is_high | is_low) & (slot < count)
+            tl.store(values + slot, unsent, mask=taken)
+            tl.store(found + slot, (first_element + places).to(tl.int32), mask=taken)
+            nothing = tl.zeros([PART], DTYPE)
+            tl.store(unsent_at + places, nothing, mask=taken)
+            tl.store(momentum_at + places, nothing, mask=taken)
+            total = tl.sum(both, 0)
+            earlier += total & 0xFFFF
+            between += total >> 16
 
 
 @triton.jit
 def deep_gradient_select(
     addresses,
     tensor_of_chunk,
-    thresholds,
+    bounds,
     before,
     filled,
     wanted,
@@ -105,38 +234,28 @@ def deep_gradient_select(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Move what lies beyond a threshold to `values` and `found`, and leave zeros in u and v.
 
+    A program looks at its chunk part by part: in most parts nothing is sent.
+
     Args:
-        thresholds: (T, 2), the lower one, which fills what the higher one leaves free, and the higher one.
-        before: (C), how many elements of the tensor's earlier chunks lie beyond the higher one; `filled`, how many of
-            the whole tensor do, and of earlier chunks between both.
-        wanted: (T), how many are sent; `slots`, the first of its places among what is sent; `elements`, the first of
-            its elements among all.
+        bounds: (T, 2), as `before`, `filled` and `wanted` of `deep_gradient_choose`.
+        slots: (T), the first of a tensor's places among what is sent; `elements`, the first of its elements among all.
     """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
-    count = tl.load(wanted + tensor)
+    count = tl.load(wanted + tensor).to(tl.int32)
     earlier = tl.load(before + chunk)
     between = tl.load(filled + chunk)
     if (earlier >= count) & (between >= count):
         return
-    row = addresses + tensor * COLUMNS
-    numel = tl.load(row)
-    places = (chunk - tl.load(row + 1)) * CHUNK + tl.arange(0, CHUNK)
-    unsent_at = pointer_to(row, 2, DTYPE, ALIGNED)
-    unsent = tl.load(unsent_at + places, mask=places < numel, other=0.0).to(tl.float32)
-    size = tl.where(places < numel, _size(unsent), -1.0)
-    is_high = size >= tl.load(thresholds + 2 * tensor + 1)
-    is_low = (size >= tl.load(thresholds + 2 * tensor)) & (size < tl.load(thresholds + 2 * tensor + 1))
-    # Both counts in one sum: each is at most CHUNK.
-    running = tl.cumsum(is_high.to(tl.int32) + (is_low.to(tl.int32) << 16), 0)
-    slot = tl.where(is_high, earlier + (running & 0xFFFF), between + (running >> 16)) - 1
-    taken = (is_high | is_low) & (slot < count)
-    out = tl.load(slots + tensor) + slot
-    tl.store(values + out, unsent, mask=taken)
-    tl.store(found + out, (tl.load(elements + tensor) + places).to(tl.int32), mask=taken)
-    nothing = tl.zeros([CHUNK], DTYPE)
-    tl.store(unsent_at + places, nothing, mask=taken)
-    tl.store(pointer_to(row, 1, DTYPE, ALIGNED) + places, nothing, mask=taken)
+    row, mine = addresses + tensor * COLUMNS, bounds + 2 * tensor
+    place = (chunk - tl.load(row + 1)) * CHUNK
+    slot, first = tl.load(slots + tensor), tl.load(elements + tensor)
+    to, at = values + slot, found + slot
+    if place + CHUNK <= tl.load(row):
+        _select(row, mine, place, earlier, between, count, to, at, first, DTYPE, ALIGNED, CHUNK, PART, False)
+    else:
+        _select(row, mine, place, earlier, between, count, to, at, first, DTYPE, ALIGNED, CHUNK, PART, True)

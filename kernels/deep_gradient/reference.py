@@ -8,11 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEVELS = 32
+LEVELS = 31
 """Thresholds that are counted for: of each tensor around the last step's."""
-SPACING = 2.0 ** (1 / 32)
-"""Between neighbouring thresholds."""
+SHIFT = 18
+"""Thresholds are the FP32 numbers whose last bits, this many, are zero: 32 an octave."""
+SPACING = 1 + 1 / 32
+"""Largest ratio of neighbouring thresholds."""
 CENTRE = LEVELS // 2
+INFINITE = 0x7F800000
+"""Bits of infinity in FP32; those of what is not a number are larger."""
 LEAST = 1e-30
 """No threshold is lower: one of zero would stay so."""
 
@@ -54,7 +58,7 @@ def compensate_and_select(
     more than `most` elements. Those are taken, and the first of the elements between it and the next lower one, up to
     `most`: without these a step in which elements lie close together would send next to nothing, and so would all
     later ones, as the threshold rises with the elements. Where more lie beyond the highest, the first `most` of them
-    are taken, and the next step's threshold is half way, in octaves, to the largest of those. Elements that are taken
+    are taken, and the next step's threshold is half way, in octaves, to the largest element. Elements that are taken
     become zero in u and v. What is not a number counts as infinite, so that it is seen and not kept for ever.
 
     Args:
@@ -69,9 +73,7 @@ def compensate_and_select(
         else:
             v.add_(u.mul_(own.momentum).add_(g))
         flat_u, flat_v = u.view(-1), v.view(-1)
-        levels = usable(thresholds[n]) * torch.tensor(SPACING, dtype=thresholds.dtype).pow(
-            torch.arange(LEVELS, device=g.device) - CENTRE
-        )
+        levels = levels_around(thresholds[n]).to(v.dtype)
         size = flat_v.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         beyond = (size >= levels[:, None]).sum(1)
         fits = (beyond <= own.most).nonzero().flatten()
@@ -81,12 +83,15 @@ def compensate_and_select(
         taken = torch.cat([above.nonzero(), between.nonzero()]).flatten()[: own.most]
         values.append(torch.nn.functional.pad(flat_v[taken], (0, own.most - len(taken))))
         places.append(torch.nn.functional.pad(taken, (0, own.most - len(taken))) + offset)
-        found.append(level if len(fits) else level.sqrt() * values[-1].abs().amax().sqrt())
+        found.append(level if len(fits) else level.sqrt() * size.amax().sqrt())
         flat_v[taken], flat_u[taken] = 0.0, 0.0
         offset += g.numel()
     return Sent(torch.cat(values), torch.cat(places).int(), torch.stack(found))
 
 
-def usable(thresholds: Tensor) -> Tensor:
-    """Give thresholds that others can be made of: one that an overflow left begins at the least again."""
-    return thresholds.nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST)
+def levels_around(threshold: Tensor) -> Tensor:
+    """Give the thresholds that are counted for; around one that an overflow left they begin at the least again."""
+    usable = threshold.nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST).float()
+    lowest = ((usable.view(torch.int32) >> SHIFT) - CENTRE).clamp(max=(INFINITE >> SHIFT) - LEVELS + 1)
+    number = torch.arange(LEVELS, dtype=torch.int32, device=threshold.device)
+    return ((lowest + number) << SHIFT).view(torch.float32)

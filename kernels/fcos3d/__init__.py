@@ -40,16 +40,21 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
             f"FCOS3D needs at most {MAX_BOXES} boxes of an image, not "
             f"{scenes.label.shape[1]}: leave the kernel out, or boxes"
         )
-    table = torch.cat([points.xy, torch.stack([points.stride, points.low, points.high], 1).to(points.xy)], 1)
     found: tuple[Tensor, ...] = _targets(
-        table, *(getattr(scenes, name) for name in Scenes.__dataclass_fields__), num_classes, num_attributes
+        *(getattr(points, name) for name in Points.__dataclass_fields__),
+        *(getattr(scenes, name) for name in Scenes.__dataclass_fields__),
+        num_classes,
+        num_attributes,
     )
     return Targets(*found)
 
 
 @torch.library.custom_op("steptune::fcos3d_targets", mutates_args=())
 def _targets(
-    points: Tensor,
+    xy: Tensor,
+    stride: Tensor,
+    low: Tensor,
+    high: Tensor,
     corners: Tensor,
     label: Tensor,
     attribute: Tensor,
@@ -62,7 +67,7 @@ def _targets(
     from steptune.kernels.fcos3d import kernel
 
     batch, num_boxes = label.shape
-    num_points, device = len(points), points.device
+    num_points, device = len(xy), xy.device
     box = box.float().contiguous()
     found = (
         torch.empty((batch, num_points), dtype=label.dtype, device=device),
@@ -80,7 +85,7 @@ def _targets(
     block_g = max(2, 1 << (num_boxes - 1).bit_length())
     block_p = max(16, PAIRS // block_g)
     kernel.fcos3d_targets[(-(-num_points // block_p), batch)](
-        points.float().contiguous(),
+        *(own.float().contiguous() for own in (xy, stride, low, high)),
         corners.float().contiguous(),
         label.contiguous(),
         attribute.contiguous(),
@@ -101,7 +106,10 @@ def _targets(
 
 @_targets.register_fake
 def _(
-    points: Tensor,
+    xy: Tensor,
+    stride: Tensor,
+    low: Tensor,
+    high: Tensor,
     corners: Tensor,
     label: Tensor,
     attribute: Tensor,
@@ -111,11 +119,11 @@ def _(
     num_classes: int,
     num_attributes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    shape = (len(label), len(points))
+    shape = (len(label), len(xy))
     return (
         label.new_empty(shape),
         attribute.new_empty(shape),
-        points.new_empty((*shape, 4), dtype=torch.float32),
-        points.new_empty((*shape, 9), dtype=torch.float32),
-        points.new_empty(shape, dtype=torch.float32),
+        xy.new_empty((*shape, 4), dtype=torch.float32),
+        xy.new_empty((*shape, 9), dtype=torch.float32),
+        xy.new_empty(shape, dtype=torch.float32),
     )

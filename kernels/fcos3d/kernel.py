@@ -16,7 +16,10 @@ WIDTH = tl.constexpr(_DIAGONAL)
 
 @triton.jit
 def fcos3d_targets(
-    points,
+    xy,
+    strides,
+    lows,
+    highs,
     corners,
     labels,
     attributes,
@@ -40,11 +43,11 @@ def fcos3d_targets(
     image = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points
-    x = tl.load(points + p * 5, mask=is_there, other=0.0)
-    y = tl.load(points + p * 5 + 1, mask=is_there, other=0.0)
-    stride = tl.load(points + p * 5 + 2, mask=is_there, other=1.0)
-    low = tl.load(points + p * 5 + 3, mask=is_there, other=0.0)
-    high = tl.load(points + p * 5 + 4, mask=is_there, other=0.0)
+    x = tl.load(xy + p * 2, mask=is_there, other=0.0)
+    y = tl.load(xy + p * 2 + 1, mask=is_there, other=0.0)
+    stride = tl.load(strides + p, mask=is_there, other=1.0)
+    low = tl.load(lows + p, mask=is_there, other=0.0)
+    high = tl.load(highs + p, mask=is_there, other=0.0)
 
     g = tl.arange(0, BLOCK_G)
     first = image * num_boxes

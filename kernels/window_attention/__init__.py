@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from steptune.kernels.window_attention import launch
 from steptune.kernels.window_attention.geometry import Geometry
 from steptune.kernels.window_attention.reference import window_attention as reference
-
-if TYPE_CHECKING:
-    from steptune.kernels.window_attention.launch import Plan
 
 __all__ = ["Geometry", "reference", "unsupported", "window_attention"]
 
@@ -49,7 +52,8 @@ def window_attention(
         table_rh: Bias by relative position, of shape ((2 rows - 1) (2 columns - 1), heads).
         geometry: Windows, shift and padding.
         scale_h: Factor of the products, one a head, FP32. It gets a gradient only with `cosine`.
-        qkv_bias_c: What a token of the padding has for q, k and v, of shape (3C,); zeros where it is None.
+        qkv_bias_c: What a token of the padding has for q, k and v, of shape (3C,); zeros where it is None. It gets a
+            gradient only where there is padding.
         cosine: Whether queries and keys are normalised to length 1 (Swin V2).
         dropout: Probability of dropping a pair of tokens, by the generator of the device.
 
@@ -64,12 +68,12 @@ def window_attention(
     if reason is not None:
         raise ValueError(f"window_attention {reason}")
     seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
-    values: Tensor
-    values, _ = _forward(
+    function: Callable[..., Any] = _forward if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
+    values: Tensor = function(
         qkv_bhwc,
         table_rh,
         scale_h,
-        qkv_bias_c,
+        qkv_bias_c if launch.is_padded(qkv_bhwc.shape, (geometry.rows, geometry.columns)) else None,
         seed,
         [geometry.rows, geometry.columns, geometry.shift_rows, geometry.shift_columns],
         geometry.rolls_before_padding,
@@ -79,8 +83,19 @@ def window_attention(
     return values
 
 
-@torch.library.custom_op("steptune::window_attention", mutates_args=())
-def _forward(
+def _is_traced(tensor: Tensor) -> bool:
+    """Tell whether calls are recorded or transformed, which needs the operator: dispatching it takes the host longer
+    than the device takes a small batch.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or torch._C._are_functorch_transforms_active()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+    )
+
+
+def _run_forward(
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -90,29 +105,35 @@ def _forward(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
-    from steptune.kernels.window_attention import kernel, launch
-
+) -> Tensor:
     qkv = launch.dense_map(qkv)
     batch, height, width, channels = qkv.shape
     out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
-    log_sums = torch.empty(_rows_of_scores(qkv, table, window), dtype=torch.float32, device=qkv.device)
     plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=False)
     plan.run(
-        kernel.window_attention_forward,
-        qkv,
-        qkv if qkv_bias is None else qkv_bias.contiguous(),
-        table.contiguous(),
-        scale.contiguous(),
-        out,
-        log_sums,
-        qkv if seed is None else seed,
-        dropout,
-        *plan.sizes,
-        qkv.stride(2),
-        out.stride(2),
+        _kernels().window_attention_forward,
+        (
+            qkv,
+            qkv if qkv_bias is None else qkv_bias.contiguous(),
+            table.contiguous(),
+            scale.contiguous(),
+            out,
+            qkv if seed is None else seed,
+        ),
+        (dropout, *plan.sizes, qkv.stride(2), out.stride(2)),
     )
-    return out, log_sums
+    return out
+
+
+_forward = torch.library.custom_op("steptune::window_attention", _run_forward, mutates_args=())
+
+
+@cache
+def _kernels() -> ModuleType:
+    """Load the kernels, and Triton with them."""
+    from steptune.kernels.window_attention import kernel
+
+    return kernel
 
 
 def _plan(
@@ -125,30 +146,19 @@ def _plan(
     seed: Tensor | None,
     *,
     backward: bool,
-) -> Plan:
-    from steptune.kernels.window_attention import launch
-
-    rows, columns, shift_rows, shift_columns = window
+) -> launch.Plan:
     return launch.plan(
         qkv.shape,
+        qkv.dtype,
         table.shape[1],
-        (rows, columns, shift_rows, shift_columns),
-        launch.settings_of(rows * columns, qkv.dtype, backward=backward),
-        rolls_first=rolls_first,
-        cosine=cosine,
-        has_bias=qkv_bias is not None,
-        drops=seed is not None,
-        precision=launch.precision(),
+        tuple(window),
+        backward,
+        rolls_first,
+        cosine,
+        qkv_bias is not None,
+        seed is not None,
+        launch.precision(),
     )
-
-
-def _rows_of_scores(qkv: Tensor, table: Tensor, window: list[int]) -> tuple[int, int, int]:
-    """Give windows, heads and tokens: the shape of what forward leaves to backward."""
-    from steptune.kernels.window_attention import launch
-
-    batch, height, width, _ = qkv.shape
-    windows_y, windows_x = launch.num_windows(height, width, window)
-    return batch * windows_y * windows_x, table.shape[1], window[0] * window[1]
 
 
 @_forward.register_fake
@@ -162,16 +172,13 @@ def _(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     batch, height, width, channels = qkv.shape
-    log_sums = qkv.new_empty(_rows_of_scores(qkv, table, window), dtype=torch.float32)
-    return qkv.new_empty((batch, height, width, channels // 3)), log_sums
+    return qkv.new_empty((batch, height, width, channels // 3))
 
 
-@torch.library.custom_op("steptune::window_attention_backward", mutates_args=())
-def _backward(
+def _run_backward(
     grad_out: Tensor,
-    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -181,55 +188,63 @@ def _backward(
     rolls_first: bool,
     cosine: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from steptune.kernels.window_attention import kernel, launch
-
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     qkv = launch.dense_map(qkv)
     grad_out = launch.dense_map(grad_out)
     plan = _plan(qkv, table, window, rolls_first, cosine, qkv_bias, seed, backward=True)
     heads, num_tokens = table.shape[1], window[0] * window[1]
     grad_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     parts: dict[str, Any] = {"dtype": torch.float32, "device": qkv.device}
-    programs, is_padded = plan.grid[1], plan.constants["PADDED"]
+    programs = plan.grid[1]
     bias_parts = torch.empty((programs, heads, num_tokens, num_tokens), **parts)
-    padding_parts = torch.empty((programs, 2, qkv.shape[-1] // 3), **parts) if is_padded else None
+    padding_parts = torch.empty((programs, 2, qkv.shape[-1] // 3), **parts) if plan.constants["PADDED"] else None
     scale_parts = torch.empty((programs, heads), **parts) if cosine else None
     plan.run(
-        kernel.window_attention_backward,
-        qkv,
-        qkv if qkv_bias is None else qkv_bias.contiguous(),
-        table.contiguous(),
-        scale.contiguous(),
-        log_sums,
-        grad_out,
-        grad_qkv,
-        bias_parts,
-        bias_parts if padding_parts is None else padding_parts,
-        bias_parts if scale_parts is None else scale_parts,
-        qkv if seed is None else seed,
-        dropout,
-        *plan.sizes,
-        qkv.stride(2),
-        grad_out.stride(2),
-        grad_qkv.stride(2),
+        _kernels().window_attention_backward,
+        (
+            qkv,
+            qkv if qkv_bias is None else qkv_bias.contiguous(),
+            table.contiguous(),
+            scale.contiguous(),
+            grad_out,
+            grad_qkv,
+            bias_parts,
+            bias_parts if padding_parts is None else padding_parts,
+            bias_parts if scale_parts is None else scale_parts,
+            qkv if seed is None else seed,
+        ),
+        (dropout, *plan.sizes, qkv.stride(2), grad_out.stride(2), grad_qkv.stride(2)),
     )
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
     launch.plan_of_table_gradient(heads, window[0], window[1], programs).run(
-        kernel.window_attention_table_gradient, bias_parts, grad_table
+        _kernels().window_attention_table_gradient, (bias_parts, grad_table)
     )
-    grad_scale = scale.new_empty(0) if scale_parts is None else scale_parts.sum(0).to(scale.dtype)
-    if qkv_bias is None:
-        return grad_qkv, grad_table, grad_scale, qkv.new_empty(0)
-    grad_bias = torch.zeros_like(qkv_bias)
-    if padding_parts is not None:
-        grad_bias[qkv_bias.shape[0] // 3 :] = padding_parts.sum(0).flatten()
+    grad_scale = None if scale_parts is None else scale_parts.sum(0).to(scale.dtype)
+    grad_bias = None
+    if qkv_bias is not None:
+        grad_bias = torch.zeros_like(qkv_bias)
+        if padding_parts is not None:
+            grad_bias[qkv_bias.shape[0] // 3 :] = padding_parts.sum(0).flatten()
     return grad_qkv, grad_table, grad_scale, grad_bias
+
+
+def _backward_operator(*inputs: Any) -> tuple[Tensor, ...]:
+    """An operator has a tensor in each place: an empty one for a gradient that is none."""
+    return tuple(inputs[0].new_empty(0) if gradient is None else gradient for gradient in _run_backward(*inputs))
+
+
+_backward = torch.library.custom_op(
+    "steptune::window_attention_backward",
+    _backward_operator,
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor qkv, Tensor table, Tensor scale, Tensor? qkv_bias, Tensor? seed, "
+    "SymInt[] window, bool rolls_first, bool cosine, float dropout) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @_backward.register_fake
 def _(
     grad_out: Tensor,
-    log_sums: Tensor,
     qkv: Tensor,
     table: Tensor,
     scale: Tensor,
@@ -240,32 +255,43 @@ def _(
     cosine: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_bias = qkv.new_empty(0) if qkv_bias is None else torch.empty_like(qkv_bias)
+    grad_bias = grad_out.new_empty(0) if qkv_bias is None else torch.empty_like(qkv_bias)
     grad_table = torch.empty_like(table, memory_format=torch.contiguous_format)
-    grad_scale = torch.empty_like(scale) if cosine else scale.new_empty(0)
+    grad_scale = torch.empty_like(scale) if cosine else grad_out.new_empty(0)
     return qkv.new_empty(qkv.shape), grad_table, grad_scale, grad_bias
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     qkv, table, scale, qkv_bias, seed, *ctx.settings = inputs
-    _, log_sums = output
-    ctx.mark_non_differentiable(log_sums)
-    ctx.save_for_backward(log_sums, qkv, table, scale, qkv_bias, seed)
+    ctx.save_for_backward(qkv, table, scale, qkv_bias, seed)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    log_sums, qkv, table, scale, qkv_bias, seed = ctx.saved_tensors
-    grad_qkv, grad_table, grad_scale, grad_bias = _backward(
-        grad_out, log_sums, qkv, table, scale, qkv_bias, seed, *ctx.settings
-    )
-    cosine = ctx.settings[2]
+def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    run = _backward if _is_traced(grad_out) else _run_backward
+    grad_qkv, grad_table, grad_scale, grad_bias = run(grad_out, *ctx.saved_tensors, *ctx.settings)
+    has_bias, cosine = ctx.saved_tensors[3] is not None, ctx.settings[2]
     return (
         grad_qkv,
         grad_table,
         grad_scale if cosine else None,
-        None if qkv_bias is None else grad_bias,
+        grad_bias if has_bias else None,
         *[None] * (1 + len(ctx.settings)),
     )
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class FusedWindowAttention(torch.autograd.Function):
+    """The operator without the dispatcher, by whose name a profile shows it."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        values = _run_forward(*inputs)
+        _save(ctx, inputs, values)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, grad_out)

@@ -21,6 +21,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are kept times this, so that their exponential is a power of two."""
 TINY = tl.constexpr(1e-24)
 """Added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
+LEAST = tl.constexpr(-1e30)
+"""Taken for the largest score of a row that sees no token, which is -inf: what is less than it is -inf still."""
 
 
 @triton.jit
@@ -167,7 +169,6 @@ def window_attention_forward(
     table,
     scales,
     out,
-    log_sums,
     seed_pointer,
     dropout,
     batch,
@@ -268,8 +269,6 @@ def window_attention_forward(
             largest = tl.max(scores, axis=1)
             p = tl.exp2(scores - largest[:, None])
             total = tl.sum(p, axis=1)
-            to_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS + i
-            tl.store(to_sums, largest + tl.log2(total), mask=(i < NUM_TOKENS) & inside)
             if DROPS:
                 p *= _kept(seed, window, head, i, j, dropout, HEADS, NUM_TOKENS)
             values = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * (1.0 / total)[:, None]
@@ -291,7 +290,6 @@ def window_attention_backward(
     qkv_bias,
     table,
     scales,
-    log_sums,
     grad_out,
     grad_qkv,
     bias_parts,
@@ -365,7 +363,6 @@ def window_attention_backward(
         window, pixel, inside = _window_at(
             first + step, first_y, first_x, columns, windows, batch, height, width, windows_y, windows_x, ROWS, COLUMNS
         )
-        own_sums = log_sums + (window.to(tl.int64) * HEADS + head) * NUM_TOKENS
         from_q = qkv + pixel * qkv_stride
         from_k = from_q + CHANNELS
         from_v = from_k + CHANNELS
@@ -411,13 +408,15 @@ def window_attention_backward(
             q_raw = _load_tile(from_q, offset_i, on_map_i & inside, i, channel, qkv_bias, NUM_TOKENS, PADDED)
             from_out = grad_out + pixel * out_stride + out_offset_i
             grad_values = tl.load(from_out, mask=(on_map_i & inside)[:, None], other=0.0).to(v.dtype)
-            log_sum = tl.load(own_sums + i, mask=(i < NUM_TOKENS) & inside, other=0.0)
             q = q_raw
             if COSINE:
                 inverse_q = _inverse_length(q_raw)
                 q = (q_raw.to(tl.float32) * inverse_q[:, None]).to(q_raw.dtype)
             products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            p = tl.exp2(products * (plain_scale * LOG2_E) + bias - log_sum[:, None])
+            # Computed again, sums too: that costs less than to keep them. A row of no token may see none.
+            scores = products * (plain_scale * LOG2_E) + bias
+            p = tl.exp2(scores - tl.maximum(tl.max(scores, axis=1), LEAST)[:, None])
+            p *= (1.0 / tl.maximum(tl.sum(p, axis=1), TINY))[:, None]
             grad_p = tl.dot(grad_values, tl.trans(v), input_precision=PRECISION)
             kept_p = p
             if DROPS:

@@ -58,25 +58,35 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def run(self, kernel: Any, *arguments: Any) -> None:
+    def run(self, kernel: Any, tensors: Sequence[Tensor], numbers: Sequence[float] = ()) -> None:
         """Launch a kernel, always the same of a plan.
 
         Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
-        than the device. Here the code is found by those that can still differ.
+        than the device. Here the code is found by those that can still differ, and launched as Triton does it.
 
         Args:
-            arguments: The first is a tensor.
+            tensors: First arguments; `numbers`, the others.
         """
-        device = torch.cuda.current_device() if arguments[0].is_cuda else None
-        seen = [(a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in arguments]
-        key = (device, *seen)
+        device = torch.cuda.current_device() if tensors[0].is_cuda else -1
+        key = (device, *numbers, *[(a.dtype, a.data_ptr() % 16) for a in tensors])
         code = self.compiled.get(key)
-        if code is not None:
-            code[self.grid](*arguments, *self.constants.values())
+        if code is None:
+            code = kernel[self.grid](*tensors, *numbers, **self.constants, **self.options)
+            if code is not None:  # the interpreter has none
+                self.compiled[key] = code
             return
-        code = kernel[self.grid](*arguments, **self.constants, **self.options)
-        if code is not None:  # the interpreter has none
-            self.compiled[key] = code
+        code.run(
+            *self.grid,
+            torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0,
+            code.function,
+            code.packed_metadata,
+            None,
+            None,
+            None,
+            *tensors,
+            *numbers,
+            *self.constants.values(),
+        )
 
 
 def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:
@@ -108,6 +118,11 @@ def num_windows(height: int, width: int, window: Sequence[int]) -> tuple[int, in
     return -(-height // window[0]), -(-width // window[1])
 
 
+def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
+    """Tell whether windows reach beyond a map (B, H, W, channels)."""
+    return bool(shape[1] % window[0] or shape[2] % window[1])
+
+
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
     """Count the last rows (columns) of windows that differ from those before: where the map wraps, and where it ends
     within a window. A shift moves the latter one row further up.
@@ -118,10 +133,10 @@ def edges(windows: int, size: int, shift: int, extent: int) -> int:
 @lru_cache(maxsize=1024)
 def plan(
     shape: torch.Size,
+    dtype: torch.dtype,
     heads: int,
-    window: tuple[int, int, int, int],
-    settings: Settings,
-    *,
+    window: tuple[int, ...],
+    backward: bool,
     rolls_first: bool,
     cosine: bool,
     has_bias: bool,
@@ -132,6 +147,7 @@ def plan(
     rows, columns, shift_rows, shift_columns = window
     batch, height, width, channels = shape
     num_tokens = rows * columns
+    settings = settings_of(num_tokens, dtype, backward=backward)
     windows_y, windows_x = num_windows(height, width, window)
     edges_y = edges(windows_y, rows, shift_rows, height)
     edges_x = edges(windows_x, columns, shift_columns, width)
@@ -142,7 +158,6 @@ def plan(
     ):
         per_program *= 2
     block_j = max(16, next_power_of_two(num_tokens))
-    is_padded = (windows_y * rows, windows_x * columns) != (height, width)
     constants = {
         "HEADS": heads,
         "HEAD_DIM": channels // 3 // heads,
@@ -153,7 +168,7 @@ def plan(
         "ROLLS_FIRST": rolls_first,
         "EDGES_Y": edges_y,
         "EDGES_X": edges_x,
-        "PADDED": is_padded and has_bias,
+        "PADDED": is_padded(shape, window) and has_bias,
         "COSINE": cosine,
         "DROPS": drops,
         "PER_PROGRAM": per_program,

@@ -30,13 +30,14 @@ def torchvision_model(version: int):
     return swin.SwinTransformer(*sizes, stochastic_depth_prob=0.0, num_classes=3, **parts)
 
 
-def transformers_model():
+def transformers_model(version: int):
     transformers = pytest.importorskip("transformers", minversion="5.20")
+    model, config = {
+        1: (transformers.SwinForImageClassification, transformers.SwinConfig),
+        2: (transformers.Swinv2ForImageClassification, transformers.Swinv2Config),
+    }[version]
     sizes = {"embed_dim": 16, "depths": [2], "num_heads": [1], "window_size": 4, "num_labels": 3}
-    model = transformers.SwinForImageClassification(
-        transformers.SwinConfig(image_size=20, patch_size=4, drop_path_rate=0.0, **sizes)
-    )
-    return Logits(model)
+    return Logits(model(config(image_size=20, patch_size=4, drop_path_rate=0.0, **sizes)))
 
 
 class Logits(torch.nn.Module):
@@ -53,7 +54,8 @@ MODELS = {  # made when they are used; the size of their images, which leaves wi
     "timm V2": (lambda: timm_model("swinv2_tiny_window8_256", 32), (32, 32)),
     "torchvision": (lambda: torchvision_model(1), (28, 20)),
     "torchvision V2": (lambda: torchvision_model(2), (28, 20)),
-    "transformers": (transformers_model, (20, 20)),
+    "transformers": (lambda: transformers_model(1), (20, 20)),
+    "transformers V2": (lambda: transformers_model(2), (20, 20)),
 }
 
 
@@ -84,8 +86,9 @@ def test_a_model_with_the_kernel_trains_as_published(name):
         assert float((found[parameter] - gradient).norm()) <= 1e-4 * float(gradient.norm()) + 1e-6 * largest, parameter
 
 
-def test_a_model_with_the_kernel_is_one_graph():
-    make, size = MODELS["transformers"]
+@pytest.mark.parametrize("name", ["transformers", "transformers V2"])
+def test_a_model_with_the_kernel_is_one_graph(name):
+    make, size = MODELS[name]
     model = use_kernel(make().to(DEVICE), NAME)
     images = torch.randn(1, 3, *size, device=DEVICE)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

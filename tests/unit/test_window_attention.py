@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ON_DEVICE = torch.cuda.is_available()
 if not ON_DEVICE:
@@ -18,6 +19,7 @@ from steptune.kernels.window_attention import (  # noqa: E402
     reference,
     window_attention,
 )
+from steptune.kernels.window_attention.pattern import OPERATORS  # noqa: E402
 
 DEVICE = "cuda" if ON_DEVICE else "cpu"
 
@@ -128,6 +130,47 @@ def test_transformers_layers_have_the_same_answer(block: int, side: int) -> None
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
+class Operators(TorchDispatchMode):
+    """Notes the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.names.append(function.name())
+        return function(*arguments, **(options or {}))
+
+
+class TestWithoutTheDispatcher:
+    geometry = Geometry(rows=4, columns=4, shift_rows=2, shift_columns=2)
+
+    def attended(self) -> tuple[torch.Tensor, ...]:
+        """Inputs, the values, and the inputs' gradients, of a padded map."""
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        shapes = ((2, 7, 8, 96), (49, 2), (96,))
+        given = [torch.randn(s, device=DEVICE, generator=generator).requires_grad_() for s in shapes]
+        scale = torch.full((2,), 0.25, device=DEVICE)
+        out = window_attention(given[0], given[1], self.geometry, scale_h=scale, qkv_bias_c=given[2])
+        return out, *torch.autograd.grad(out.square().sum(), given, retain_graph=True)
+
+    def test_calls_that_are_watched_are_the_operator_and_give_the_same_bits(self) -> None:
+        found = self.attended()
+        with Operators() as operators:
+            watched = self.attended()
+        assert {"steptune::window_attention", "steptune::window_attention_backward"} <= set(operators.names)
+        assert all(torch.equal(a, b) for a, b in zip(found, watched, strict=True))
+        assert any(name in found[0].grad_fn.name() for name in OPERATORS)  # what a profile shows
+
+    def test_a_second_derivative_is_refused(self) -> None:
+        qkv = torch.randn(1, 4, 4, 48, device=DEVICE, requires_grad=True)
+        table = torch.zeros(49, 1, device=DEVICE)
+        out = window_attention(qkv, table, Geometry(rows=4, columns=4), scale_h=torch.ones(1, device=DEVICE))
+        (gradient,) = torch.autograd.grad(out.square().sum(), qkv, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
 class Compiler:
     """Stands for a kernel of Triton's: counts what it compiles, and notes what the code is launched with."""
 
@@ -147,28 +190,34 @@ class Code:
     def __init__(self, launched: list[tuple[object, ...]]) -> None:
         self.launched = launched
 
-    def __getitem__(self, grid: tuple[int, int, int]):
-        return lambda *arguments: self.launched.append(arguments)
+    function, packed_metadata = "function", "metadata"
+
+    def run(self, *arguments: object) -> None:
+        self.launched.append(arguments)
 
 
 class TestPlan:
     def test_code_is_compiled_once_for_what_it_is_specialised_on(self) -> None:
         plan, compiler = launch.Plan(grid=(1, 1, 1), sizes=(), constants={"N": 4}), Compiler()
         whole = torch.zeros(64)
-        plan.run(compiler, whole, 3)
-        plan.run(compiler, whole.clone(), 3)
-        assert (compiler.num_compiled, [launched[1:] for launched in compiler.launched]) == (1, [(3, 4)])
-        for arguments in ((whole, 16), (whole[1:], 3), (whole.half(), 3)):  # size, alignment, dtype
-            plan.run(compiler, *arguments)
+        plan.run(compiler, (whole,), (3,))
+        plan.run(compiler, (whole.clone(),), (3,))
+        assert compiler.num_compiled == 1
+        [(*grid, _, function, metadata, _, _, _, tensor, size, constant)] = compiler.launched
+        assert (grid, function, metadata) == ([1, 1, 1], "function", "metadata")
+        assert (tensor.shape, size, constant) == (whole.shape, 3, 4)
+        for tensor, size in ((whole, 16), (whole[1:], 3), (whole.half(), 3)):  # size, alignment, dtype
+            plan.run(compiler, (tensor,), (size,))
         assert compiler.num_compiled == 4
 
     def test_constants_follow_the_kernels_declaration(self) -> None:
         """Compiled code takes them by place."""
         plan = launch.plan(
             torch.Size([1, 14, 14, 96]),
+            torch.float32,
             2,
             (7, 7, 3, 3),
-            launch.FORWARD,
+            backward=False,
             rolls_first=False,
             cosine=False,
             has_bias=False,

@@ -1,0 +1,22 @@
+"""Coordinate compaction in plain PyTorch: of each point the figures of the one box that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def compact(pairs: Sequence[Tensor], chosen: Tensor) -> list[Tensor]:
+    """Take of each point the figures of one box.
+
+    mmdetection3d indexes with a Python `range`, which becomes a list, a tensor on the host and a copy in every call;
+    here the index is made on the device.
+
+    Args:
+        pairs: Figures of points and boxes, each (P, G, parts).
+        chosen: (P), the box of each point.
+    """
+    each = torch.arange(len(chosen), device=chosen.device)
+    return [pair[each, chosen] for pair in pairs]

@@ -6,12 +6,23 @@
     python benchmarks/known_answers.py --small --device cpu --out small.jsonl      # a dry run
 
 Eight causes in three kinds of step (`known_steps.py`), each pair in a fresh process, as a trial is. Both sides are
-timed in turn without the profiler: the share that is saved without the cause is the truth. Then the side with the cause
-is captured as a trial's profile is, and analysed with its mean step time. Without a finding of the cause, the statement
-is that nothing is saved; a finding without a replay states a range, of which the farther end is compared.
+timed in turn without the profiler (`known_truth.py`): the share that is saved without the cause is the truth, and it
+has an interval. Then the side with the cause is captured as a trial's profile is, and analysed with its mean step time
+just before. Without a finding of the cause, the statement is that nothing is saved; a finding without a replay states a
+range, of which the farther end is compared.
 
-One JSON line a pair is appended to the results file. Pairs that are there already, without an error and of the same
-device, are not run again; those that fail have their error in the line. The last line of a pair counts.
+Rules of the table, set before any pair was measured by them:
+
+- A pair costs more than two points where its whole interval lies above them; one whose interval holds them is undecided
+  and counted in neither group.
+- A statement is within five points where its distance from the middle of the interval is; how many are so wherever in
+  the interval the truth lies is said beside it.
+- A bound reaches the truth where it is at least the upper end of the interval, and misses it where it is below the
+  lower end; between them the pair does not decide.
+
+One JSON line a pair is appended to the results file. Pairs that are there already, with an interval, without an error
+and of the same device, are not run again, so that a run can be continued; those that fail have their error in the line.
+The last line of a pair counts.
 """
 
 from __future__ import annotations
@@ -21,17 +32,15 @@ import gzip
 import multiprocessing
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from known_answers_table import summary
 from known_steps import CAUSES, PAIRS, Cause, Pair, Step
+from known_truth import SMALL, Windows, in_turns, uncollected
 from result_lines import append, kept_lines
 from stamp import RESULTS, stamp
 
@@ -45,23 +54,10 @@ from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import RankAnalysis
 from steptune.tuner.trials.capture import num_profiled_steps, record_profile
 
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 """For a pair; a dry run on a busy CPU takes longer than a GPU."""
-LEAST_STEPS = 10
-"""Of a window: it begins without a lead of the host, and in its first steps a device waits that otherwise would not."""
 LEAST_SHARE = {"host_stall": STALL_THRESHOLDS[0], **{rule.name: rule.thresholds[0] for rule in RULES}}
 """From which share of the step on a finding speaks: its silence says that there is less."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """How both sides are timed: windows of whole steps, in turns."""
-
-    turns: int = 9
-    length_s: float = 0.12
-
-
-SMALL = Windows(turns=5, length_s=0.02)
 
 
 def measured(pair: Pair, *, device: torch.device, small: bool, windows: Windows, traces: Path | None = None) -> dict:
@@ -73,53 +69,22 @@ def measured(pair: Pair, *, device: torch.device, small: bool, windows: Windows,
     step = Step(pair.family, pair.kind, device, small=small)
     cause = CAUSES[pair.cause]
     sides = cause.sides(step)
-    with_s, without_s = in_turns(sides, step.synchronise, windows)
-    saved = [1 - after / before for before, after in zip(with_s, without_s, strict=True)]
-    unprofiled_ns = round(statistics.fmean(with_s) * 1e9)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        record_profile(sides[0], num_profiled_steps(unprofiled_ns), device, path)
-        analysis = analyse_rank(path, unprofiled_ns)
+        with uncollected():
+            truth = in_turns(sides, step.seconds, windows)
+            record_profile(sides[0], num_profiled_steps(truth.unprofiled_ns), device, path)
+        analysis = analyse_rank(path, truth.unprofiled_ns)
         if traces is not None:
             _keep(path, _trace_of(pair.name, traces))
-    after_s, _ = in_turns(sides, step.synchronise, replace(windows, turns=3))
     return {
         "batch": step.batch,
         "host_ms": round(step.host_s * 1e3, 4),
+        "device_ms": round(step.device_s * 1e3, 4),
         "step_ms": round(step.step_s * 1e3, 4),
-        "with_ms": round(statistics.median(with_s) * 1e3, 4),
-        "without_ms": round(statistics.median(without_s) * 1e3, 4),
-        "after_ms": round(statistics.median(after_s) * 1e3, 4),  # with the cause, after the capture
-        "unprofiled_ns": unprofiled_ns,
-        "true": round(statistics.median(saved), 4),
-        "true_of_turns": [round(share, 4) for share in saved],
+        **truth.row(),
         **stated(analysis, cause),
     }
-
-
-def in_turns(
-    sides: Sequence[Callable[[], None]], synchronise: Callable[[], None], windows: Windows
-) -> list[list[float]]:
-    """Seconds per step of each side in every turn; who begins alternates."""
-
-    def window(side: Callable[[], None], count: int) -> float:
-        synchronise()
-        began = time.perf_counter()
-        for _ in range(count):
-            side()
-        synchronise()
-        return (time.perf_counter() - began) / count
-
-    counts = []
-    for side in sides:
-        window(side, 3)
-        counts.append(max(LEAST_STEPS, round(windows.length_s / window(side, 3))))
-    times: list[list[float]] = [[] for _ in sides]
-    for turn in range(windows.turns):
-        order = range(len(sides))
-        for number in order if turn % 2 else reversed(order):
-            times[number].append(window(sides[number], counts[number]))
-    return times
 
 
 def stated(analysis: RankAnalysis, cause: Cause) -> dict:
@@ -204,7 +169,7 @@ def main() -> None:
 
 def restate(arguments: argparse.Namespace, head: dict) -> None:
     """Appends a line for every measured pair whose trace is kept, with what is stated of it now."""
-    last = {row["pair"]: row for row in kept_lines(arguments.out, small=arguments.small) if "error" not in row}
+    last = {row["pair"]: row for row in kept_lines(arguments.out, small=arguments.small) if "half_width" in row}
     for name, row in last.items():
         trace = _trace_of(name, arguments.traces)
         if trace.exists():
@@ -224,7 +189,7 @@ def measure(arguments: argparse.Namespace, head: dict) -> None:
     done = {
         row["pair"]
         for row in kept_lines(arguments.out, small=arguments.small)
-        if "error" not in row and row["hardware"]["devices"] == machine["devices"]
+        if "half_width" in row and row["hardware"]["devices"] == machine["devices"]
     }
     for pair in PAIRS:
         if pair.name in done or (arguments.only and pair.name not in arguments.only) or time.monotonic() > deadline:

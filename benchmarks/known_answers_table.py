@@ -11,13 +11,18 @@ COSTS, WITHIN, WANTED = 0.02, 0.05, 0.85
 
 
 def error_of(row: Mapping) -> float:
-    """Share of the step by which the statement misses the truth; of a range, its farther end."""
+    """Share of the step by which the statement misses the middle of the truth; of a range, its farther end."""
     return max(abs(end - row["true"]) for end in row["stated"])
+
+
+def interval(row: Mapping) -> tuple[float, float]:
+    """Ends between which the truth lies."""
+    return row["true"] - row["half_width"], row["true"] + row["half_width"]
 
 
 def summary(rows: Sequence[Mapping]) -> str:
     """A line a pair, and how many of them reach what is wanted."""
-    last = {row["pair"]: row for row in rows}
+    last = {row["pair"]: row for row in rows if "error" in row or "half_width" in row}
     lines = [_line(pair, last.get(pair.name)) for pair in PAIRS]
     good = [row for row in last.values() if "error" not in row]
     if not good:
@@ -28,18 +33,25 @@ def summary(rows: Sequence[Mapping]) -> str:
 def _judged(rows: Sequence[Mapping]) -> list[str]:
     errors = [error_of(row) for row in rows]
     replayed = [abs(row["replayed"] - row["true"]) for row in rows if row["replayed"] is not None]
-    scatter = [np.subtract(*np.quantile(row["true_of_turns"], [0.8, 0.2])) / 2 for row in rows]
-    costly = [row for row in rows if row["true"] > COSTS]
+    widths = [row["half_width"] for row in rows]
+    costly = [row for row in rows if interval(row)[0] > COSTS]
+    undecided = [row["pair"] for row in rows if interval(row)[0] <= COSTS < interval(row)[1]]
     named = f"named first, of those that cost more than {COSTS:.0%}"
+    surely = sum(error_of(row) + row["half_width"] <= WITHIN for row in rows)
+    reached = sum(row["bound"] >= interval(row)[1] for row in rows)
+    missed = [row["pair"] for row in rows if row["bound"] < interval(row)[0]]
     return [
         f"{len(rows)} of {len(PAIRS)} pairs; findings miss the saved share by {_quantiles(errors)}",
-        f"three fifths of its turns lie within {np.median(scatter) * 100:.1f} points of a true share (median pair)",
+        f"a true share is known within {_quantiles(widths)}",
         f"{len(replayed)} replays miss it by {_quantiles(replayed)}" if replayed else "nothing was replayed",
         _counted(f"within {WITHIN:.0%} of the step", sum(error <= WITHIN for error in errors), len(rows)),
+        f"the same wherever in its interval the truth lies: {surely} of {len(rows)}",
         _counted(named, sum(row["place"] == 1 for row in costly), len(costly)),
         f"the same among findings that state a saving: {sum(_leads(row) for row in costly)} of {len(costly)}",
         f"named at all: {sum(row['place'] is not None for row in costly)} of {len(costly)}",
-        f"bound reaches the truth: {sum(row['bound'] >= row['true'] for row in rows)} of {len(rows)}",
+        f"may cost more than {COSTS:.0%}, or less: {', '.join(undecided) or 'none'}",
+        f"bound reaches the upper end of the truth: {reached} of {len(rows)}",
+        f"bound below the lower end of it: {', '.join(missed) or 'none'}",
     ]
 
 
@@ -56,7 +68,8 @@ def _line(pair: Pair, row: Mapping | None) -> str:
     said = f"{low:.1%}" if low == high else f"{low:.1%} to {high:.1%}"
     first = next((finding["rule"] for finding in row["findings"]), "nothing")
     why = f"; not replayed: {row['not_replayed']}" if row["not_replayed"] else ""
-    return f"{head} {row['with_ms']:8.2f} ms, saves {row['true']:6.1%}, said {said}, first {first}{why}"
+    saves = f"saves {row['true']:6.1%} +- {row['half_width']:.1%}"
+    return f"{head} {row['with_ms']:8.2f} ms, {saves}, said {said}, first {first}{why}"
 
 
 def _quantiles(errors: Sequence[float]) -> str:

@@ -1,8 +1,8 @@
 """Training steps with causes of lost time that can be left out: the pairs of `known_answers.py`.
 
-Three families of models in three kinds of step. On a GPU the batch makes the kind: it grows until a step takes so many
-times as long as its dispatch. Batches are random numbers. Of a read of the device only the wait is left out: the value
-is computed on both sides. A pause is so many times as long as the step without it.
+Three families of models in three kinds of step. On a GPU the batch makes the kind: it grows until the device works so
+many times as long on a step as its dispatch takes. Batches are random numbers. Of a read of the device only the wait is
+left out: the value is computed on both sides. A pause is so many times as long as the step without it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from known_models import FAMILIES
@@ -21,18 +22,23 @@ from steptune.tuner.profiling.replay.answers import DISPATCH, STALLS, SYNCHRONIS
 
 Act = Callable[[torch.Tensor], object]
 NUM_BATCHES = 4
-GROWTH = 1.5
+LEAST_GROWTH, MOST_GROWTH = 1.2, 3.0
 LARGEST_BATCH = 1 << 17
 LEAST_PAUSE_S = 0.002
 KINDS = {"launch-bound": 0.0, "balanced": 1.15, "compute-bound": 3.0}
-"""Least time of a step over the time in which the host dispatches it."""
+"""Least time that the device works on a step over the time in which the host dispatches it."""
+CYCLES_PER_S = 2e9
+"""No device counts faster: a wait of so many cycles lasts at least a second."""
+DISPATCHES = 9
 
 
 class Step:
     """A training step of a family, in bfloat16 autocast on a GPU.
 
     Attributes:
-        host_s, step_s: Time in which the host dispatches a step to an idle device, and time of one of many steps.
+        host_s: Time in which the host dispatches a step to an idle device.
+        device_s: Time that the device works on a step that was dispatched before it began; 0 on a CPU.
+        step_s: Time of one of many steps.
     """
 
     def __init__(self, family: str, kind: str, device: torch.device, *, small: bool) -> None:
@@ -43,13 +49,15 @@ class Step:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=self._cuda)
         self._number = 0
         self._resize(2 << list(KINDS).index(kind) if small else 8)
-        while not small and self.step_s < KINDS[kind] * self.host_s:
+        while not small and self.device_s < KINDS[kind] * self.host_s:
             if self.batch > LARGEST_BATCH:
                 raise RuntimeError(
-                    f"a batch of {self.batch} samples takes {self.step_s / self.host_s:.2f} times as "
-                    f"long as its dispatch; {kind} requires {KINDS[kind]}: use a wider model"
+                    f"a batch of {self.batch} samples keeps the device busy {self.device_s / self.host_s:.2f} times as "
+                    f"long as its dispatch takes; {kind} requires {KINDS[kind]}: use a wider model"
                 )
-            self._resize(-(-int(GROWTH * self.batch) // 8) * 8)
+            # Doubling the batch does not quite double the device's time: no step is larger than it must be.
+            growth = min(MOST_GROWTH, max(LEAST_GROWTH, KINDS[kind] * self.host_s / self.device_s))
+            self._resize(-(-int(growth * self.batch) // 8) * 8)
 
     def synchronise(self) -> None:
         if self._cuda:
@@ -108,17 +116,47 @@ class Step:
         ]
         for _ in range(3):
             self.train(self.next_batch())
-        self.host_s = statistics.median(self._timed(1, dispatch_only=True) for _ in range(5))
-        self.step_s = statistics.median(self._timed(3) for _ in range(3))
-
-    def _timed(self, count: int, *, dispatch_only: bool = False) -> float:
         self.synchronise()
-        began = time.perf_counter()
+        self.host_s = statistics.median(self._dispatch_s() for _ in range(DISPATCHES))
+        self.device_s = min(self._busy_s() for _ in range(3)) if self._cuda else 0.0
+        self.step_s = statistics.median(self.seconds(lambda: self.train(self.next_batch()), 3, 1) for _ in range(3))
+
+    def seconds(self, act: Callable[[], None], count: int, num_warm: int) -> float:
+        """Time of one of some steps that follow others of their kind: the host has its usual lead."""
+        self.synchronise()
+        for _ in range(num_warm):
+            act()
+        began = self._mark()
         for _ in range(count):
-            self.train(self.next_batch())
-        if not dispatch_only:
-            self.synchronise()
-        return (time.perf_counter() - began) / count
+            act()
+        ended = self._mark()
+        self.synchronise()
+        if isinstance(began, float):
+            return (ended - began) / count
+        return began.elapsed_time(ended) / 1e3 / count
+
+    def _mark(self) -> Any:
+        """A moment of the device, on a CPU of the clock."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _dispatch_s(self) -> float:
+        began = time.perf_counter()
+        self.train(self.next_batch())
+        took = time.perf_counter() - began
+        self.synchronise()
+        return took
+
+    def _busy_s(self) -> float:
+        torch.cuda._sleep(int(2 * self.host_s * CYCLES_PER_S))
+        began = self._mark()
+        self.train(self.next_batch())
+        ended = self._mark()
+        self.synchronise()
+        return began.elapsed_time(ended) / 1e3
 
 
 def _nothing(value: torch.Tensor) -> None:

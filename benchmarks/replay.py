@@ -36,11 +36,12 @@ from steptune.tuner.costs.categories import HOST_CATEGORIES, Category  # noqa: E
 from steptune.tuner.profiling import analysis  # noqa: E402
 from steptune.tuner.profiling.analysis import analyse_rank, analyse_trace, analyse_traces  # noqa: E402
 from steptune.tuner.profiling.capture import link  # noqa: E402
+from steptune.tuner.profiling.gains import REPLAY_MARGIN  # noqa: E402
 from steptune.tuner.profiling.rank_comparison import compare_ranks, late_part  # noqa: E402
 from steptune.tuner.profiling.reader import read_trace  # noqa: E402
 from steptune.tuner.profiling.replay.answers import replay, replay_ranks  # noqa: E402
 from steptune.tuner.profiling.replay.graph import build_graph  # noqa: E402
-from steptune.tuner.records import Breakdown  # noqa: E402
+from steptune.tuner.records import Breakdown, Replay  # noqa: E402
 
 TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "traces")
 CAPTURES = ROOT / "tests" / "captures"
@@ -119,6 +120,7 @@ def answered(pair: Pair) -> dict:
         "cause": pair.cause,
         "true": round(1 - after / before, 4),
         "replay": round(said["calibrated"].saved.get(pair.cause, 0.0), 4),
+        "bound": round(bound_of(said["calibrated"], pair.cause), 4),
         "not_calibrated": round(said["as_recorded"].saved.get(pair.cause, 0.0), 4),
         "subtraction": round(subtracted(pair, analysed), 4),
         "refusal": said["calibrated"].refusal,
@@ -128,6 +130,11 @@ def answered(pair: Pair) -> dict:
     }
     print(row, flush=True)
     return row
+
+
+def bound_of(said: Replay, cause: str) -> float:
+    """The bound that a finding of the cause has, also where it is too small for one."""
+    return min(1.0, said.saved.get(cause, 0.0) + REPLAY_MARGIN + said.uncertain.get(cause, 0.0))
 
 
 def worth(pair: Pair, before: float, options: dict) -> dict[str, float]:
@@ -165,7 +172,8 @@ def summary(rows: list[dict]) -> dict:
     found = {}
     for cause in ("all", *dict.fromkeys(row["cause"] for row in rows)):
         own = [row for row in rows if cause in ("all", row["cause"])]
-        found[cause] = {"pairs": len(own)}
+        reached = sum(row["bound"] >= row["true"] for row in own)
+        found[cause] = {"pairs": len(own), "bound_reaches_truth": reached}
         for how in ("replay", "not_calibrated", "subtraction"):
             errors = [abs(row[how] - row["true"]) for row in own]
             gains = [(1 - row["true"]) / (1 - min(0.999, row[how])) for row in own]

@@ -105,6 +105,11 @@ class Rank:
             event = {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "tid": thread}
             self.events.append({**event, "pid": 100 + self.number, "args": args})
 
+    def record_inner(self, name: str, outer: float, called: float) -> None:
+        """Record the operator that another one holds: the other one was recorded first."""
+        begin = min(outer + 0.5 + self.machine.event_cost, called)
+        self.record("cpu_op", name, begin, self.time - 0.2)
+
     def enqueue(self, stream: int, length: float, after: float = 0.0, between: float = BETWEEN) -> tuple[float, float]:
         """When an operation of a stream that was just launched begins and ends."""
         begin = max(self.time + LATENCY, self.ends.get(stream, -math.inf) + between, after)
@@ -159,7 +164,7 @@ def _launch(rank: Rank, do: Do, *, stream: int = COMPUTE, kernel: str = "") -> M
     rank.record("cuda_runtime", "cudaLaunchKernel", called, rank.time, correlation=rank.correlation)
     rank.spend(1.0, 0)
     rank.record("cpu_op", do.name, begin, rank.time)
-    rank.record("cpu_op", "aten::inner", begin + 0.5, rank.time - 0.2)
+    rank.record_inner("aten::inner", begin, called)
     at = {"device": rank.number, "stream": stream, "correlation": rank.correlation}
     rank.record("kernel", kernel or _kernel(do.name), start, end, 1000 + stream, **at)
     return
@@ -186,6 +191,7 @@ def _copied(rank: Rank, name: str, device: float, *, blocks: bool) -> tuple[floa
 def _read(rank: Rank, do: Do) -> Meeting:
     begin = rank.time
     rank.spend(rank.varied(do.host or 6.0), 2)
+    copied = rank.time
     _, end = _copied(rank, "Memcpy DtoH (Device -> Pageable)", 1.5, blocks=False)
     called = rank.time
     rank.spend(2.0, 1)
@@ -193,7 +199,7 @@ def _read(rank: Rank, do: Do) -> Meeting:
     rank.record("cuda_runtime", "cudaStreamSynchronize", called, rank.time, correlation=rank.correlation + 10**6)
     rank.spend(1.0)
     rank.record("cpu_op", "aten::item", begin, rank.time)
-    rank.record("cpu_op", "aten::_local_scalar_dense", begin + 0.5, rank.time - 0.2)
+    rank.record_inner("aten::_local_scalar_dense", begin, copied)
     return
     yield
 

@@ -400,6 +400,15 @@ class TestClosures:
         assert found.per_step_ns["optimizer"] == 50_000
         assert found.per_step_ns["compute_matmul"] == 560_000
 
+    def test_an_operator_that_began_before_the_step_hides_none_inside(self, tmp_path):
+        """Another thread's backward operator reaches into the step, and ends after the one that lies in it."""
+        events = [
+            *self.FORWARD_AND_BACKWARD,
+            operator("autograd::engine::evaluate_function: AddBackward0", 50, 890, 2),
+        ]
+        found = breakdown_in(tmp_path, events)
+        assert found.per_step_ns["optimizer"] == 120_000
+
 
 def test_a_fused_update_is_what_ran_and_no_function_of_that_name(tmp_path):
     """With stacks a trace names `_multi_tensor_adam` of torch.optim, which is the foreach implementation."""

@@ -105,3 +105,13 @@ def test_a_small_gain_that_others_have_to_precede_stays_small() -> None:
 
 def test_a_stall_that_gains_nothing_states_no_gain() -> None:
     assert ordered(finding("host_stall", 0.0, expected=0.3), finding("unfused", 0.2)) == ["unfused", "host_stall"]
+
+
+def test_a_bound_leaves_room_for_what_the_profilers_cost_leaves_open() -> None:
+    said = Replay(
+        recorded_ns=100, step_time_ns=100, saved={"stalls": 0.3}, uncertain={"stalls": 0.04}, unprofiled_error=0.01
+    )
+    gain = gain_of(said, "stalls", share=0.2)
+    assert gain is not None
+    assert (gain.low, gain.high) == (0.3, 0.3)
+    assert gain.bound == pytest.approx(0.3 + REPLAY_MARGIN + 0.04)

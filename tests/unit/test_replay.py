@@ -15,10 +15,10 @@ from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.replay.answers import LATE_RANKS, NO_LAUNCHES, SYNCHRONISATION, replay, replay_ranks
-from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns
+from steptune.tuner.profiling.replay.calibration import ALL, USUAL, at_level, cost_at, levels
 from steptune.tuner.profiling.replay.chain import SYNC
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
-from steptune.tuner.profiling.replay.scenarios import without_synchronisation
+from steptune.tuner.profiling.replay.scenarios import stalls, without_synchronisation
 from steptune.tuner.profiling.replay.simulate import simulate, step_time_ns
 
 CAPTURES = sorted((Path(__file__).parents[1] / "captures").glob("*.json.gz"))
@@ -106,9 +106,97 @@ def test_the_profilers_cost_is_found(cost_us: float, tmp_path: Path) -> None:
     machine = Machine(noise=0.0, event_cost=cost_us, kernel_cost=0.0)
     (path,) = write_traces(tmp_path, program, machine, num_steps=4)
     graph, unprofiled_ns = graph_of(path), 1000 * step_time(program, machine)
-    cost = event_cost_ns(lambda c: step_time_ns(calibrated(graph, c)), unprofiled_ns)
-    assert step_time_ns(calibrated(graph, cost)) == pytest.approx(unprofiled_ns, rel=0.02)
-    assert cost == pytest.approx(1000 * cost_us, abs=300)
+    found = levels(lambda level: step_time_ns(at_level(graph, level)), unprofiled_ns)
+    assert step_time_ns(at_level(graph, found.taken)) == pytest.approx(unprofiled_ns, rel=0.02)
+    cost = cost_at(graph, found.taken)
+    assert cost.event_ns == pytest.approx(1000 * cost_us, abs=300)
+    assert cost.slowdown == 1
+
+
+def test_events_cost_no_more_than_an_operator_that_holds_another_one_shows(tmp_path: Path) -> None:
+    """Where the host took twice as long, but events are cheap, all that it did was slower."""
+    program = training(host=20.0, device=4.0, operations=100)
+    machine = Machine(noise=0.0, event_cost=0.5, kernel_cost=0.0)
+    (path,) = write_traces(tmp_path, program, machine, num_steps=4)
+    graph, unprofiled_ns = graph_of(path), 500 * step_time(program, machine)
+    found = levels(lambda level: step_time_ns(at_level(graph, level)), unprofiled_ns)
+    assert step_time_ns(at_level(graph, found.taken)) == pytest.approx(unprofiled_ns, rel=0.02)
+    cost = cost_at(graph, found.taken)
+    assert cost.event_ns == pytest.approx(2 * 1200, abs=10)  # 0.7 us of its own, and the cost of recording
+    assert 1.2 < cost.slowdown < 2.0
+
+
+def test_a_sleep_is_no_slower_under_the_profiler(tmp_path: Path) -> None:
+    pause = training(
+        host=20.0,
+        device=4.0,
+        operations=100,
+        extra=lambda rank, number, place: [Do(kind="pause", host=3000.0, cause="stalls")] if place == 50 else [],
+    )
+    (path,) = write_traces(tmp_path, pause, Machine(noise=0.0, event_cost=0.5), num_steps=4)
+    graph = graph_of(path)
+    longest = int(graph.chain.gap.argmax())
+    slower = at_level(graph, ALL)
+    assert slower.chain.gap[longest] == pytest.approx(graph.chain.gap[longest], rel=0.01)
+    assert np.median(slower.chain.gap) < 0.4 * np.median(graph.chain.gap)
+
+
+def test_all_costs_agree_where_the_device_sets_the_pace(tmp_path: Path) -> None:
+    program = training(host=12.0, device=60.0, operations=100)
+    (path,) = write_traces(tmp_path, program, Machine(noise=0.0, kernel_cost=0.0), num_steps=4)
+    graph = graph_of(path)
+    found = levels(lambda level: step_time_ns(at_level(graph, level)), graph.recorded_ns)
+    assert (found.least, found.taken, found.largest) == (0.0, USUAL, ALL)
+
+
+def test_an_answer_says_how_far_the_profilers_cost_leaves_it_open(tmp_path: Path) -> None:
+    """A host that is hardly faster than the device: a synchronisation costs what its pace afterwards makes of it."""
+    program = training(
+        host=15.0,
+        device=18.0,
+        operations=100,
+        extra=lambda rank, number, place: [Do(kind="read", cause="synchronisation")] if place == 101 else [],
+    )
+    machine = Machine(noise=0.0, kernel_cost=0.0)
+    (path,) = write_traces(tmp_path, program, machine, num_steps=5)
+    said = replay(graph_of(path), 1000 * step_time(program, machine))
+    assert said.uncertain[SYNCHRONISATION] > 0.001
+    truth = 1 - step_time(program, machine, without=frozenset({"synchronisation"})) / step_time(program, machine)
+    assert abs(said.saved[SYNCHRONISATION] - truth) <= said.uncertain[SYNCHRONISATION] + 0.005
+    assert not replay(graph_of(path)).uncertain  # of the recorded steps themselves nothing is open
+
+
+def test_a_call_that_sets_memory_never_waits(tmp_path: Path) -> None:
+    """However long it takes: nothing of the host's is copied."""
+    waits = {}
+    for call in ("cudaMemsetAsync", "cudaMemcpyAsync"):
+        events: list[Event] = []
+        for number in range(3):
+            begin = 1000 * number
+            events += [
+                step(number, begin, begin + 1000),
+                *launched("gemm", begin + 100, begin + 110, begin + 130, 1 + number),
+            ]
+            events += [
+                runtime(call, begin + 300, begin + 330, 11 + number),
+                kernel("set", begin + 310, begin + 315, 11 + number),
+            ]
+        waits[call] = len(graph_of(write_trace(tmp_path / "trace.json", events)).chain.waits)
+    assert waits == {"cudaMemsetAsync": 0, "cudaMemcpyAsync": 3}
+
+
+def test_the_host_part_of_an_optimizer_is_no_stall(tmp_path: Path) -> None:
+    """The same silence is one outside it."""
+    found = {}
+    for name in ("Optimizer.step#AdamW.step", "evaluate"):
+        events: list[Event] = []
+        for number in range(3):
+            begin = 5000 * number
+            events += [step(number, begin, begin + 5000), event("user_annotation", name, begin + 980, begin + 4450)]
+            for place, at in enumerate((*range(100, 1000, 100), 4500)):
+                events += launched("gemm", begin + at, begin + at + 10, begin + at + 30, 20 * number + place + 1)
+        found[name] = len(stalls(graph_of(write_trace(tmp_path / "trace.json", events)).chain))
+    assert found == {"Optimizer.step#AdamW.step": 0, "evaluate": 3}
 
 
 def test_no_answer_is_longer_than_the_steps_are(tmp_path: Path) -> None:

@@ -395,5 +395,5 @@ def test_a_stall_in_few_steps_costs_its_mean_share(every: int, tmp_path: Path) -
     findings = analyse_traces(paths, round(1000 * step_time(program, MACHINE))).findings
     stall = next(finding for finding in findings if finding.rule == "host_stall")
     assert stall.evidence["expected"] == pytest.approx(truth, abs=0.1)
-    assert stall.bound - REPLAY_MARGIN == pytest.approx(stall.evidence["expected"], abs=0.001)
+    assert 0 <= stall.bound - REPLAY_MARGIN - stall.evidence["expected"] + 1e-3 < 0.01  # beside what is left open
     assert findings[0] == stall

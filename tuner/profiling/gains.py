@@ -39,17 +39,19 @@ class Gain:
         low, high: The same where it was replayed.
         expected: Of a replay, between them; None where the categories only bound the gain.
         why_range: Why it is no more than a range; empty where it was replayed.
+        uncertain: By how much the replay depends on what the profiler cost.
     """
 
     low: float
     high: float
     expected: float | None
     why_range: str
+    uncertain: float = 0.0
 
     @property
     def bound(self) -> float:
         """The most that removing the cause could save."""
-        return min(1.0, self.high + REPLAY_MARGIN) if self.high > 0 else 0.0
+        return min(1.0, self.high + REPLAY_MARGIN + self.uncertain) if self.high > 0 else 0.0
 
     @property
     def share(self) -> str:
@@ -82,7 +84,13 @@ def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) 
         return Gain(low=0.0, high=share, expected=None, why_range=why_range)
     low, high = simulated
     expected = replay.saved[cause]
-    return Gain(low=low, high=max(expected, min(high, idle)), expected=expected, why_range=why_range)
+    return Gain(
+        low=low,
+        high=max(expected, min(high, idle)),
+        expected=expected,
+        why_range=why_range,
+        uncertain=replay.uncertain.get(cause, 0.0),
+    )
 
 
 def bound_of(gain: Gain | None, most: float, share: float) -> float:

@@ -87,11 +87,17 @@ class Regions:
     def _after_closures(self, trace: Trace, updates: Ints) -> Ints:
         """Ends of the backward pass inside each step of an optimizer, on whatever thread it ran."""
         host, backward = trace.host, self.backward.rows
-        start = host.start[updates].copy()
-        began, ended = host.start[backward], host.end[backward]
-        for n, row in enumerate(updates.tolist()):
-            inside = (began >= host.start[row]) & (ended <= host.end[row])
-            start[n] = ended[inside].max(initial=start[n])
+        order = np.argsort(host.end[backward], kind="stable")
+        began, ended = host.start[backward][order], host.end[backward][order]
+        start: Ints = host.start[updates].copy()
+        last = np.searchsorted(ended, host.end[updates], side="right") - 1
+        waiting = np.arange(len(updates))
+        while len(waiting := waiting[last[waiting] >= 0]):
+            waiting = waiting[ended[last[waiting]] > start[waiting]]
+            inside = began[last[waiting]] >= start[waiting]
+            found, waiting = waiting[inside], waiting[~inside]
+            start[found] = ended[last[found]]
+            last[waiting] -= 1  # it began before the step: one that ended earlier may lie inside
         return start
 
     def _recomputed(self, trace: Trace) -> Ints:

@@ -115,8 +115,11 @@ class Replay(Record):
         step_time_ns: The same simulated, without the profiler's cost where the unprofiled step is known.
         error: Of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded step.
         event_cost_ns: What the profiler cost for every event; None where the unprofiled step is not known.
+        host_slowdown: How many times as long the rest of the host's work took beside that; None like the cost.
         unprofiled_error: Of the replay without the profiler's cost, as a share of the unprofiled step.
         saved: By cause: the share of the step that is saved without it.
+        uncertain: By cause: by how much that depends on the profiler's cost, as far as the unprofiled step leaves it
+            open.
         refusal: Why the steps cannot be replayed; empty where they can.
     """
 
@@ -124,8 +127,10 @@ class Replay(Record):
     step_time_ns: int | None = None
     error: float | None = None
     event_cost_ns: int | None = None
+    host_slowdown: float | None = None
     unprofiled_error: float | None = None
     saved: dict[str, float] = field(default_factory=dict)
+    uncertain: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
 
 

@@ -14,7 +14,15 @@ import numpy as np
 from steptune.tuner.costs.categories import COMPUTING
 from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.replay import ranks as several
-from steptune.tuner.profiling.replay.calibration import calibrated, event_cost_ns, with_unprofiled_pace
+from steptune.tuner.profiling.replay.calibration import (
+    Cost,
+    Levels,
+    at_level,
+    calibrated,
+    cost_at,
+    levels,
+    with_unprofiled_pace,
+)
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, SYNC
 from steptune.tuner.profiling.replay.graph import LEAST_STEPS, Graph
 from steptune.tuner.profiling.replay.scenarios import (
@@ -52,6 +60,9 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 """Causes beside which the host's launches are no reason for a wait."""
+CAUGHT_UP = (SYNCHRONISATION, STALLS)
+FAR_APART = 0.1
+"""Levels of cost that are closer give the same answers."""
 NO_LAUNCHES = "no marked steps with work that they launch are recorded"
 Edit = Callable[[Graph], Graph]
 
@@ -69,25 +80,46 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
         refusal = f"the replay of the unchanged steps takes {1 + error:.2f} times what was recorded"
     if refusal:
         return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
-    cost = 0.0
+    recorded, found = graph, Levels()
     if unprofiled_ns:
-        cost = event_cost_ns(lambda c: step_time_ns(calibrated(graph, c)), unprofiled_ns)
-    graph = calibrated(graph, cost)
-    if unprofiled_ns:
-        graph = with_unprofiled_pace(graph, step_time_ns, unprofiled_ns)
+        found = levels(lambda level: step_time_ns(at_level(recorded, level)), unprofiled_ns)
+    graph = _unprofiled(recorded, found.taken, unprofiled_ns)
     whole = step_time_ns(graph)
     edits = _edits(graph, workers=workers)
     saved = {cause: 1 - step_time_ns(edit(graph)) / whole for cause, edit in edits.items()}
     unhindered = _unhindered(graph, edits)
     saved[DISPATCH] = (step_time_ns(unhindered) - step_time_ns(without_launches(unhindered))) / whole
+    cost = cost_at(recorded, found.taken)
     return Replay(
         recorded_ns=round(graph.recorded_ns),
         step_time_ns=round(whole),
         error=error,
-        event_cost_ns=round(cost) if unprofiled_ns else None,
+        event_cost_ns=round(cost.event_ns) if unprofiled_ns else None,
+        host_slowdown=round(cost.slowdown, 3) if unprofiled_ns else None,
         unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
         saved={cause: max(0.0, share) for cause, share in saved.items()},
+        uncertain=_uncertain(recorded, found, edits, unprofiled_ns) if unprofiled_ns else {},
     )
+
+
+def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Graph:
+    """The graph without the profiler's cost of a level, at the pace of the unprofiled steps."""
+    graph = at_level(graph, level)
+    return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
+
+
+def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
+    """Half of what lies between the saved shares at both ends of the costs that agree with the unprofiled step.
+
+    Of causes that only cost something as long as the host catches up: what they cost depends on its pace.
+    """
+    causes = [cause for cause in CAUGHT_UP if cause in edits]
+    if not causes or found.largest - found.least < FAR_APART:
+        return {}
+    ends = [_unprofiled(graph, level, unprofiled_ns) for level in (found.least, found.largest)]
+    wholes = [step_time_ns(end) for end in ends]
+    shares = {c: [1 - step_time_ns(edits[c](e)) / t for e, t in zip(ends, wholes, strict=True)] for c in causes}
+    return {cause: round(abs(least - largest) / 2, 4) for cause, (least, largest) in shares.items()}
 
 
 def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
@@ -106,7 +138,8 @@ def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Gr
     Args:
         replay: Of this graph, without a refusal.
     """
-    graph = calibrated(graph, replay.event_cost_ns or 0.0)
+    cost = Cost(event_ns=replay.event_cost_ns or 0.0, slowdown=replay.host_slowdown or 1.0)
+    graph = calibrated(graph, cost)
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
@@ -228,11 +261,12 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
 
     recorded_ranks = joint
 
-    def at_cost(cost_ns: float) -> several.Ranks:
-        return _of_each(recorded_ranks, lambda graph: calibrated(graph, cost_ns))
+    def at(level: float) -> several.Ranks:
+        return _of_each(recorded_ranks, lambda graph: at_level(graph, level))
 
-    cost = event_cost_ns(lambda c: several.step_time_ns(at_cost(c)), unprofiled_ns) if unprofiled_ns else 0.0
-    joint = at_cost(cost)
+    level = levels(lambda c: several.step_time_ns(at(c)), unprofiled_ns).taken if unprofiled_ns else 0.0
+    joint = at(level)
+    costs = [cost_at(graph, level) for graph in recorded_ranks.graphs]
     whole = several.step_time_ns(joint)
     punctual = several.without_late_ranks(joint)
     unhindered = _of_each(punctual, lambda graph: _unhindered(graph, _edits(graph, workers=workers)))
@@ -246,7 +280,8 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         recorded_ns=round(recorded),
         step_time_ns=round(whole),
         error=error,
-        event_cost_ns=round(cost) if unprofiled_ns else None,
+        event_cost_ns=round(max(cost.event_ns for cost in costs)) if unprofiled_ns else None,
+        host_slowdown=round(max(cost.slowdown for cost in costs), 3) if unprofiled_ns else None,
         unprofiled_error=abs(whole / unprofiled_ns - 1) if unprofiled_ns else None,
         saved={cause: max(0.0, share) for cause, share in saved.items()},
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Ints, pieces, union
+from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.regions import ALLOCATION_CALLS, SYNC_CALLS, joined
 from steptune.tuner.profiling.trace import Kind
 
@@ -23,8 +24,13 @@ PACED = 0.25
 """Workers set the pace where the host waits for them in at least this share of the batches, and twice: several of them
 deliver their batches close together.
 """
+RECORDING_NS = 1_600.0, 6_000.0
+"""The most that recording one event costs: 0.8 to 1.6 us on hosts of H200s, 0.7 to 5.2 us on one of an H100."""
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
+FEW_HOLDERS = 30
+HELD_TIMES = 2.0
+"""Recording an event costs at most so many times what an operator itself takes that only holds another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +44,14 @@ class Chain:
         step: int64 by node: number of its step, from 0.
         gap: float64 by node: the host's own time between the node before and this one.
         length: float64 by node: the host's own time in it, without what it waits for.
+        silent: float64 by node: the part of the gap in which no optimizer's step runs.
         gap_events, length_events: float64 by node: events that the profiler recorded in them.
         tail, tail_events: The same after the last node, until its step ends.
         waits: By node, streams whose last operation before it the host waits for.
         returns: float64 by node: from the end of what it waits for until the host goes on.
         period: Time between two batches, where workers set the pace; else 0.
         queue: Launches that the devices' queues hold before a launch waits for a place.
+        recording_ns: The most that the profiler can have taken for an event.
     """
 
     kind: npt.NDArray[np.int8]
@@ -53,6 +61,7 @@ class Chain:
     step: Ints
     gap: Floats
     length: Floats
+    silent: Floats
     gap_events: Floats
     length_events: Floats
     tail: float
@@ -61,6 +70,7 @@ class Chain:
     returns: Floats
     period: float
     queue: int
+    recording_ns: float = RECORDING_NS[1]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -120,6 +130,7 @@ def host_chain(capture: Capture) -> Chain | None:
         step=np.searchsorted(steps.host_starts, start, side="right") - 1,
         gap=(begin - reached).astype(np.float64),
         length=length,
+        silent=_silent(capture, threads, reached, begin),
         gap_events=_count(events, reached, begin),
         length_events=_count(events, begin, np.maximum(begin, end)),
         tail=float(max(0, high - last)),
@@ -128,7 +139,34 @@ def host_chain(capture: Capture) -> Chain | None:
         returns=np.zeros(len(kind)),
         period=period,
         queue=0,
+        recording_ns=_recording_ns(capture, mine),
     )
+
+
+def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
+    """The part of each stretch that no optimizer's step covers; what it does on the host is no stall."""
+    parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
+    busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
+    low, high, whole, _ = pieces(start, end, busy)
+    covered = np.bincount(whole, weights=(high - low).astype(np.float64), minlength=len(start))
+    return np.asarray(1.0 - covered / np.maximum(1, end - start))
+
+
+def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
+    """The most that recording an event can have cost, by operators that do nothing but hold another one."""
+    host = capture.trace.host
+    rows = np.flatnonzero(mine & np.isin(host.kind, (Kind.OPERATOR, Kind.RUNTIME)) & (host.end > host.start))
+    rows = rows[host.thread[rows] == capture.steps.thread]
+    rows = rows[np.lexsort((-host.end[rows], host.start[rows]))]
+    nested = nest(host.start[rows], host.end[rows])
+    inner = np.flatnonzero(nested.parent >= 0)
+    alone = np.bincount(nested.parent[inner], minlength=len(rows))[nested.parent[inner]] == 1
+    operators = host.kind[rows] == Kind.OPERATOR
+    inner = inner[alone & operators[inner] & operators[nested.parent[inner]]]
+    if len(inner) < FEW_HOLDERS:
+        return RECORDING_NS[1]
+    length = nested.end - nested.start
+    return float(np.clip(HELD_TIMES * np.median(length[nested.parent[inner]] - length[inner]), *RECORDING_NS))
 
 
 def _calls(capture: Capture, pattern: str, mine: npt.NDArray[np.bool_]) -> Ints:

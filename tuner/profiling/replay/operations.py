@@ -242,7 +242,7 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
     trace = capture.trace
     calls = chain.kind == LAUNCH
     usual_call = float(np.median(chain.length[calls]))
-    copies = trace.names_matching(r"Memcpy|Memset")[trace.host.name[np.maximum(chain.row, 0)]] & calls
+    copies = trace.names_matching(r"Memcpy")[trace.host.name[np.maximum(chain.row, 0)]] & calls
     named = trace.names_matching(r"StreamSynchronize|EventSynchronize")
     length, returns = chain.length.copy(), chain.returns.copy()
     waits: dict[int, tuple[int, ...]] = {}

@@ -33,9 +33,12 @@ def pace_ns(chain: Chain) -> float:
 
 
 def stalls(chain: Chain) -> Ints:
-    """Nodes before which the host launches nothing for so long that it cannot be dispatching operators."""
+    """Nodes before which the host launches nothing for so long that it cannot be dispatching operators.
+
+    What an optimizer's step does before it launches is none: it has a category of its own.
+    """
     limit = float(np.clip(PACES * pace_ns(chain), LEAST_NS, MOST_NS))
-    found: Ints = np.flatnonzero(chain.gap > limit)
+    found: Ints = np.flatnonzero(chain.gap * chain.silent > limit)
     return found
 
 

@@ -1,41 +1,43 @@
-"""A plain training script whose samples come from slow storage, for which a sleep stands: its step waits for data.
+"""A small model whose samples come from slow storage, for which a sleep stands: every step waits for its data.
 
-    steptune tune --budget 4m -- python examples/slow_storage.py
+    steptune tune examples/slow_storage.py:SlowStorage --only data_loading --trials 3 --budget 4m
 
-The wait does not depend on how busy the machine is, so that the answer does not, either.
+The wait itself needs no processor: the loader's workers wait side by side, on two cores as on many.
 """
 
 import time
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-NUM_SAMPLES = 20_000
+import steptune
+
+NUM_SAMPLES = 2_000
 
 
-class SlowStorage(torch.utils.data.Dataset):
+class Stored(torch.utils.data.Dataset):
+    """Samples that take 40 ms each to come."""
+
     def __len__(self):
         return NUM_SAMPLES
 
     def __getitem__(self, index):
-        time.sleep(0.01)  # a request to the storage
+        time.sleep(0.04)
         sample = torch.full((64,), index / NUM_SAMPLES)
         return sample, sample[:8]
 
 
-def main():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(SlowStorage(), batch_size=8, shuffle=True)
-    for _ in range(10):
-        for samples, targets in loader:
-            loss = nn.functional.mse_loss(model(samples), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+class SlowStorage(steptune.Workload):
+    """Today's settings load in the main process, one sample after the other."""
 
+    global_batch = 8
 
-if __name__ == "__main__":
-    main()
+    def model(self):
+        return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    def dataset(self):
+        return Stored()
+
+    def loss(self, model, batch):
+        samples, targets = batch
+        return nn.functional.mse_loss(model(samples), targets)

@@ -72,6 +72,7 @@ def main() -> None:
             "libraries": {name: exporter_named(formats[0]).version for name, formats in TARGETS.items()},
             "hardware": hardware(Environment(hardware=recommendation.hardware)),
             **summary(recommendation, rates),
+            "workload": EXAMPLES[example],
             "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
         }
         print(json.dumps({name: value for name, value in report.items() if name != "blocks"}, indent=2))
@@ -176,7 +177,6 @@ def summary(recommendation: Recommendation, blocks: list[dict[str, float]]) -> d
     gain = recommendation.gain
     stated = None if gain is None else {"ratio": gain.ratio, "prediction": [gain.prediction.low, gain.prediction.high]}
     return {
-        "workload": recommendation.workload,
         "candidate": recommendation.candidate.label,
         "recommended": {"units_per_s": round(recommendation.units_per_s, 1), "gain": stated},
         "carries": {name: [exporter_named(f).carries(recommendation) for f in TARGETS[name]] for name in TARGETS},

@@ -24,7 +24,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed
 
 demo: install
-	$(BIN)/steptune tune examples/digits_vit.py:DigitsViT --budget 4m --database sqlite:///steptune.db --output demo-results
+	$(BIN)/steptune tune examples/slow_storage.py:SlowStorage --only data_loading --trials 3 --budget 4m \
+		--database sqlite:///steptune.db --output demo-results
 
 test: install .venv-kernels/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests; status=$$?; \
@@ -57,11 +58,11 @@ check: install
 	$(BIN)/python docs/docstrings.py
 
 # The documentation as a site with search, in build/site. Its generator has an environment of its own.
-SITE_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+SITE_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
 .venv-site/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv-site
-	.venv-site/bin/python -m pip install --quiet "$$(.venv-site/bin/python -c '$(SITE_NEEDS)')"
+	.venv-site/bin/python -c '$(SITE_NEEDS)' | .venv-site/bin/python -m pip install --quiet --requirement /dev/stdin
 	@touch $@
 
 site: .venv-site/.installed

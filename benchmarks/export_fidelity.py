@@ -1,18 +1,19 @@
-"""Do exports run as fast as what was recommended?
+"""Do exports run as fast as what was recommended, in the loops of the libraries that they are for?
 
-    make export-environments && python benchmarks/export_fidelity.py digits photo gpt
+    make export-environments && python benchmarks/export_fidelity.py digits photo
 
-A study of each example recommends. Then three scripts train the same model, in blocks of one process each,
-in random order: `steptune.apply` with today's settings, `steptune.apply` with the recommended ones, and an Accelerate
-script under `accelerate launch` with the exported YAML and the exported settings. The ratios of the last two to the
-first should fall into the recommendation's prediction interval. The search is kept to strategies that Accelerate has
-words for; what its exports list as not said is printed beside the figures.
+A study of each example recommends. Then the same model is trained by `steptune.apply` and in the loops of Accelerate
+(under `accelerate launch`), of the Trainer of transformers and of Lightning: each once with the export of today's
+settings and once with that of the recommended ones, in blocks of one process each, in random order. The gain that
+arrives in a library is the ratio of its two; `share_of_gain` compares its logarithm with that of `steptune.apply`,
+and `carries` is what the export itself says. The search leaves out what needs a step of Steptune's own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -32,17 +33,27 @@ from steptune.tuner.strategies import STRATEGIES
 EXAMPLES = {
     "digits": "examples/digits_vit.py:DigitsViT",
     "photo": "examples/photo_resnet.py:PhotoResNet",
-    "gpt": "examples/char_gpt.py:CharGPT",
 }
 SCRIPTS = ROOT / "benchmarks" / "fidelity"
 BIN = ROOT / ".venv-exports-accelerate" / "bin"
-EXPORTS = ("json", "accelerate", "accelerate_python")
-SIDES = ("today", "apply", "accelerate")
+TARGETS = {
+    "accelerate": ("accelerate", "accelerate_python"),
+    "transformers": ("transformers",),
+    "lightning": ("lightning",),
+}
+"""Formats that a script of each library uses."""
+LIBRARIES = ("apply", *TARGETS)
+SIDES = tuple(f"{library}{today}" for library in LIBRARIES for today in ("", "_today"))
+NEEDS_STEP = ("micro_batch", "activation_checkpointing", "gradient_compression", "ddp_buckets")
+"""Strategies without a meaning, or without the same one, in every one of the loops."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="+", choices=EXAMPLES)
+    parser.add_argument(
+        "--only", action="append", help="strategies that the study may try; default: all that exports say"
+    )
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of the study")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--warm-up", type=float, default=4.0, help="seconds; twice that where something is compiled")
@@ -53,14 +64,15 @@ def main() -> None:
         parser.error("no .venv-exports-accelerate: `make export-environments` makes it")
     for example in arguments.examples:
         with tempfile.TemporaryDirectory() as folder:
-            recommendation = recommended(example, Path(folder), arguments.budget)
+            recommendation = recommended(example, Path(folder), arguments)
             rates = measure(example, recommendation, Path(folder), arguments)
         report = {
-            "question": "speed of exports over today's settings, against the recommendation's prediction interval",
+            "question": "the part of a recommendation's gain that arrives in other libraries' own loops",
             **stamp(" ".join(["python", "benchmarks/export_fidelity.py", *sys.argv[1:]]), ("tuner", "benchmarks")),
-            "accelerate": exporter_named("accelerate").version,
+            "libraries": {name: exporter_named(formats[0]).version for name, formats in TARGETS.items()},
             "hardware": hardware(Environment(hardware=recommendation.hardware)),
             **summary(recommendation, rates),
+            "workload": EXAMPLES[example],
             "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
         }
         print(json.dumps({name: value for name, value in report.items() if name != "blocks"}, indent=2))
@@ -75,10 +87,10 @@ def keep(report: dict, path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in [*others, report]))
 
 
-def recommended(example: str, folder: Path, budget_s: float) -> Recommendation:
+def recommended(example: str, folder: Path, arguments: argparse.Namespace) -> Recommendation:
     """Recommendation of a study of the strategies that Accelerate can express."""
     known = exporter_named("accelerate_python").rules  # type: ignore[attr-defined]
-    only = tuple(strategy.name for strategy in STRATEGIES if strategy.name in known)
+    only = tuple(s.name for s in STRATEGIES if s.name in known and s.name not in NEEDS_STEP)
     command = [
         sys.executable,
         "-m",
@@ -86,10 +98,10 @@ def recommended(example: str, folder: Path, budget_s: float) -> Recommendation:
         "tune",
         EXAMPLES[example],
         "--budget",
-        f"{budget_s:.0f}s",
+        f"{arguments.budget:.0f}s",
     ]
     command += ["--database", f"sqlite:///{folder / 'study.db'}", "--output", str(folder / "results")]
-    command += [word for name in only for word in ("--only", name)]
+    command += [word for name in arguments.only or only for word in ("--only", name)]
     variables = {**os.environ, "STEPTUNE_DATA_DIRECTORY": str(folder / "data"), "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL)
     found = load_recommendation(folder / "results" / "steptune.json")
@@ -101,18 +113,16 @@ def measure(
     example: str, recommendation: Recommendation, folder: Path, arguments: argparse.Namespace
 ) -> list[dict[str, float]]:
     """Samples (tokens) per second of every script, by block."""
-    for name in EXPORTS:
-        exporter = exporter_named(name)
-        (folder / exporter.file_name(recommendation)).write_text(exporter.export(recommendation))
-    (folder / "today.json").write_text(exporter_named("json").export(today(recommendation)))
     compiles = recommendation.choices["compile"]["mode"] is not None
     times = [str(arguments.warm_up * (2 if compiles else 1)), str(arguments.measure)]
-    apply = [str(BIN / "python"), str(SCRIPTS / "plain.py")]
-    launch = [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml")]
+    settings = {"": recommendation, "_today": today(recommendation)}
     commands = {
-        "today": [*apply, str(folder / "today.json"), EXAMPLES[example], *times],
-        "apply": [*apply, str(folder / "steptune.json"), EXAMPLES[example], *times],
-        "accelerate": [*launch, str(SCRIPTS / f"{example}_accelerate.py"), str(folder), *times],
+        f"{library}{suffix}": [
+            *command(library, example, exported(library, chosen, folder / f"{library}{suffix}")),
+            *times,
+        ]
+        for library in LIBRARIES
+        for suffix, chosen in settings.items()
     }
     order = random.Random(0)
     blocks = []
@@ -121,6 +131,24 @@ def measure(
         blocks.append(block)
         print(f"{number:3d}  " + "  ".join(f"{side} {block[side]:.1f}/s" for side in SIDES), flush=True)
     return blocks
+
+
+def exported(library: str, recommendation: Recommendation, folder: Path) -> Path:
+    """A folder with the files that a script of the library uses."""
+    folder.mkdir()
+    for name in TARGETS.get(library, ("json",)):
+        exporter = exporter_named(name)
+        (folder / exporter.file_name(recommendation)).write_text(exporter.export(recommendation))
+    return folder
+
+
+def command(library: str, example: str, folder: Path) -> list[str]:
+    if library == "apply":
+        return [str(BIN / "python"), str(SCRIPTS / "plain.py"), str(folder / "steptune.json"), EXAMPLES[example]]
+    begun = [str(BIN / "python")]
+    if library == "accelerate":
+        begun = [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml")]
+    return [*begun, str(SCRIPTS / f"{library}_script.py"), str(folder), example]
 
 
 def today(recommendation: Recommendation) -> Recommendation:
@@ -141,32 +169,38 @@ def rate(command: list[str]) -> float:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["units_per_s"])
+    printed = next(line for line in done.stdout.splitlines() if line.startswith('{"units_per_s"'))
+    return float(json.loads(printed)["units_per_s"])
 
 
 def summary(recommendation: Recommendation, blocks: list[dict[str, float]]) -> dict:
     gain = recommendation.gain
     stated = None if gain is None else {"ratio": gain.ratio, "prediction": [gain.prediction.low, gain.prediction.high]}
     return {
-        "workload": recommendation.workload,
         "candidate": recommendation.candidate.label,
         "recommended": {"units_per_s": round(recommendation.units_per_s, 1), "gain": stated},
-        "not_expressible": {name: exporter_named(name).not_expressible(recommendation) for name in EXPORTS},
-        "measured": {side: figures(recommendation, blocks, side) for side in SIDES},
+        "carries": {name: [exporter_named(f).carries(recommendation) for f in TARGETS[name]] for name in TARGETS},
+        "measured": {library: figures(recommendation, blocks, library) for library in LIBRARIES},
     }
 
 
-def figures(recommendation: Recommendation, blocks: list[dict[str, float]], side: str) -> dict:
+def figures(recommendation: Recommendation, blocks: list[dict[str, float]], library: str) -> dict:
     """Medians and spread (the smallest and the largest block)."""
-    rates = [block[side] for block in blocks]
-    found: dict = {"units_per_s": spread(rates, 1)}
-    if side != "today":
-        ratios = [block[side] / block["today"] for block in blocks]
-        found["over_today"] = spread(ratios, 4)
-        if recommendation.gain is not None:
-            interval = recommendation.gain.prediction
-            found["inside_prediction"] = interval.low <= statistics.median(ratios) <= interval.high
+    gain = gain_in(blocks, library)
+    found: dict = {
+        "today_units_per_s": spread([block[f"{library}_today"] for block in blocks], 1),
+        "units_per_s": spread([block[library] for block in blocks], 1),
+        "over_today": spread([block[library] / block[f"{library}_today"] for block in blocks], 4),
+        "share_of_gain": round(math.log(gain) / math.log(gain_in(blocks, "apply")), 3),
+    }
+    if recommendation.gain is not None:
+        interval = recommendation.gain.prediction
+        found["inside_prediction"] = interval.low <= gain <= interval.high
     return found
+
+
+def gain_in(blocks: list[dict[str, float]], library: str) -> float:
+    return statistics.median(block[library] / block[f"{library}_today"] for block in blocks)
 
 
 def spread(values: list[float], digits: int) -> dict:

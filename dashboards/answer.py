@@ -11,6 +11,7 @@ from steptune.dashboards.epochs import EpochInfo
 from steptune.dashboards.gains import GainRow
 from steptune.dashboards.headline import Fact, HeadlineInfo
 from steptune.tuner.errors import ChoiceError, RecommendationError
+from steptune.tuner.export.carried import carried
 from steptune.tuner.records import Choice, Finding, Recommendation, Study, choice_label
 from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.strategies import STRATEGIES, strategy_named
@@ -74,9 +75,9 @@ def get_uses(recommendation: Recommendation) -> list[Use]:
     if recommendation.candidate.is_baseline:
         return []
     if is_command(recommendation.workload):
-        uses = [*_script_changes(recommendation), Use("One line in the script", _ENABLE, "makes all changes")]
+        uses = _in_script(recommendation)
     else:
-        uses = [Use("In your script", _APPLY, "workload: yours, as it was tuned")]
+        uses = [Use("In your script", _APPLY, _and("workload: yours, as it was tuned", carried(recommendation, ())))]
     if recommendation.environment_variables:
         lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
         uses.append(Use("Environment", "\n".join(lines), "before torch is imported"))
@@ -90,18 +91,28 @@ for batch in job.loader:
     loss = job.step(batch)"""
 
 
-def _script_changes(recommendation: Recommendation) -> list[Use]:
-    """Options and lines of the script, where the script is here and was not edited since."""
+def _in_script(recommendation: Recommendation) -> list[Use]:
+    """Options and lines of the script, where the script is here and was not edited since, and the line for the rest.
+    Each says the part of the gain that it carries; options and a diff together.
+    """
+    everything = _and("makes all changes", carried(recommendation, ()))
     try:
         found = script_diff(recommendation)
-    except RecommendationError:
-        return []
+    except RecommendationError as error:
+        return [Use("One line in the script", _ENABLE, f"{everything}. There is no diff here: {error}")]
+    part = carried(recommendation, tuple(found.left_out), way="the line below")
     uses = []
     if found.options:
-        uses.append(Use("Arguments", " ".join(found.options), "add them to the command"))
+        together = f"with the diff {part}" if found.diff and part else part
+        uses.append(Use("Arguments", " ".join(found.options), _and("add them to the command", together)))
     if found.diff:
-        uses.append(Use("Diff", found.diff, "git apply, in the script's folder"))
-    return uses
+        together = f"with the arguments {part}" if found.options and part else part
+        uses.append(Use("Diff", found.diff, _and("git apply, in the script's folder", together)))
+    return [*uses, Use("One line in the script", _ENABLE, everything)]
+
+
+def _and(said: str, part: str) -> str:
+    return f"{said}; {part}" if part else said
 
 
 def screen_facts(

@@ -97,6 +97,7 @@ class Download(NamedTuple):
     usage: str
     href: str
     not_expressible: tuple[str, ...] = ()
+    carries: str = ""
     problem: str = ""
 
 
@@ -276,6 +277,7 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
             usage=exporter.usage,
             href=_export_url(exporter, recommendation, site),
             not_expressible=exporter.not_expressible(recommendation),
+            carries="" if why_not_exported(exporter, recommendation) else exporter.carries(recommendation),
             problem=why_not_exported(exporter, recommendation) or "",
         )
         for exporter in EXPORTERS

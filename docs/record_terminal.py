@@ -1,7 +1,7 @@
 """Records a command on a terminal, and draws the recording as a moving picture (SVG) for README.
 
     python docs/record_terminal.py record demo.cast COMMAND ARGUMENTS    # runs it on a terminal of 96 x 24
-    python docs/record_terminal.py draw demo.cast docs/images/tune.svg   # needs pyte
+    python docs/record_terminal.py draw demo.cast docs/images/tune.svg   # needs the extra `docs`
 
 The recording is an asciicast (version 2) of all that the command printed. In the picture pauses of more than a second
 are shortened, and nothing else is changed.

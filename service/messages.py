@@ -374,6 +374,7 @@ class ExportFormat(Record):
         file_name: A usual name for it.
         media_type: Of the text.
         not_expressible: What of this recommendation the format cannot express, one sentence each.
+        carries: Part of the gain that the file carries; empty where none is claimed.
     """
 
     name: str
@@ -383,6 +384,7 @@ class ExportFormat(Record):
     file_name: str
     media_type: str
     not_expressible: tuple[str, ...]
+    carries: str = ""
 
 
 class ExportList(Record):

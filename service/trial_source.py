@@ -147,7 +147,7 @@ class KeptTrials:
         key = trial.trial_id, kept and kept.digest, lanes and lanes.digest
         known = self._profiles.get(key)
         if known is None or known[0] != trial.result:
-            path = f"/api/v1/trials/{trial.trial_id}" if kept is not None or lanes is not None else ""
+            path = f"/api/v1/trials/{trial.trial_id}" if self._is_here(lanes or kept) else ""
             profile = self._profile(trial.result, kept, path)
             known = trial.result, None if profile is None else Fragment.of(profile)
             size = 0 if known[1] is None else len(known[1].plain) + len(known[1].packed)
@@ -177,6 +177,14 @@ class KeptTrials:
 
     def _kept(self, trial_id: str, kind: str) -> ArtifactInfo | None:
         return outcomes.find_artifact(self._store.engine, trial_id, kind)
+
+    def _is_here(self, kept: ArtifactInfo | None) -> bool:
+        """Say whether the file of a row is in the data directory of this process."""
+        if kept is None:
+            return False
+        with contextlib.suppress(*UNREADABLE), self._artifacts.open(kept.digest):
+            return True
+        return False
 
     def _profile(self, result: TrialResult, kept: ArtifactInfo | None, lanes: Sequence[Lane] | str) -> Markup | None:
         return render_profile(result, None if kept is None else self._analysis(kept), lanes)

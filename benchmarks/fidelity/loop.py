@@ -12,8 +12,6 @@ def train(
     *,
     loss: Callable[[Any, Any], Any],
     count: Callable[[Any], int],
-    scheduler: Any = None,
-    max_grad_norm: float | None = None,
 ) -> Iterator[int]:
     """Endless epochs; after every update, what `count` said of its batches."""
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -22,13 +20,9 @@ def train(
         for batch in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(loss(model, batch))
-                if max_grad_norm is not None and accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
             done += count(batch)
             if accelerator.sync_gradients:
-                if scheduler is not None:
-                    scheduler.step()
                 yield done
                 done = 0

@@ -195,4 +195,5 @@ def _format(exporter: Exporter, recommendation: Recommendation) -> ExportFormat:
         file_name=file_name,
         media_type=_media_type(file_name),
         not_expressible=exporter.not_expressible(recommendation),
+        carries=exporter.carries(recommendation),
     )

@@ -17,6 +17,7 @@ from steptune.service.messages import ExportFormat
 from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError
 from steptune.tuner.export import exported, exporter_named, exporters_for
 from steptune.tuner.export.base import headline, one_line
+from steptune.tuner.export.carried import carried
 from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
@@ -37,6 +38,7 @@ class Exported:
         content: What is in it.
         usage: One line: how to use it.
         not_expressible: What it leaves out, one sentence each.
+        carries: The part of the gain that it carries; empty where none is claimed.
     """
 
     format: str
@@ -44,6 +46,7 @@ class Exported:
     content: bytes
     usage: str
     not_expressible: tuple[str, ...] = ()
+    carries: str = ""
 
 
 def export_local(
@@ -141,6 +144,7 @@ def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]
             content=exported(exporter, recommendation).encode(),
             usage=exporter.how_to_use(recommendation),
             not_expressible=exporter.not_expressible(recommendation),
+            carries=exporter.carries(recommendation),
         )
         for exporter in chosen
     ]
@@ -158,6 +162,8 @@ def _diff(recommendation: Recommendation) -> Exported:
     left_out += tuple(f"{option}, an option of the script: add it to the command" for option in found.options)
     said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
     said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
+    carries = carried(recommendation, tuple(found.left_out), way="steptune.enable")
+    said += [f"This {carries}."] if carries else []
     said += [f"Not expressed here: {sentence}" for sentence in left_out]
     comments = "".join(f"# {one_line(line)}\n" for line in said)
     return Exported(
@@ -168,6 +174,7 @@ def _diff(recommendation: Recommendation) -> Exported:
         if found.diff
         else f"Add to the command: {' '.join(found.options)}",
         not_expressible=left_out,
+        carries=carries,
     )
 
 
@@ -194,6 +201,7 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
         content=client.export(study_id, known.name, trial).encode(),
         usage=known.usage,
         not_expressible=known.not_expressible,
+        carries=known.carries,
     )
 
 
@@ -216,7 +224,13 @@ def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None,
     """Where everything is, how it is used, and what it leaves out."""
     if as_json:
         exports = [
-            {"format": file.format, "path": str(path), "usage": file.usage, "not_expressible": file.not_expressible}
+            {
+                "format": file.format,
+                "path": str(path),
+                "usage": file.usage,
+                "carries": file.carries,
+                "not_expressible": file.not_expressible,
+            }
             for file, path in zip(files, paths, strict=True)
         ]
         print_json({"report": str(report) if report else None, "exports": exports})
@@ -225,5 +239,7 @@ def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None,
         output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
     for file, path in zip(files, paths, strict=True):
         output.print(f"{path}  {file.usage}", soft_wrap=True, markup=False)
+        if file.not_expressible and file.carries:
+            say(f"  {file.carries}", style="yellow")
         for sentence in file.not_expressible:
             say(f"  not expressed: {sentence}", style="yellow")

@@ -2,6 +2,7 @@
 
 In a workload file:      `steptune.Workload`
 In a training script:    `steptune.apply(recommendation, workload)`, `steptune.launch_environment(recommendation)`,
+                         `steptune.cached(dataset)`, `steptune.compile_blocks(model)`,
                          `steptune.watch(loader)`, `steptune.enable("steptune.json")`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steptune._version import __version__
     from steptune.tuner.export.apply import apply, launch_environment
+    from steptune.tuner.export.in_loops import cached, compile_blocks
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.scripts.enable import enable
@@ -26,6 +28,8 @@ __all__ = [
     "__version__",
     "analyse_traces",
     "apply",
+    "cached",
+    "compile_blocks",
     "enable",
     "launch_environment",
     "load_recommendation",
@@ -37,6 +41,8 @@ _MODULES = {
     "__version__": "steptune._version",
     "analyse_traces": "steptune.tuner.profiling.analysis",
     "apply": "steptune.tuner.export.apply",
+    "cached": "steptune.tuner.export.in_loops",
+    "compile_blocks": "steptune.tuner.export.in_loops",
     "enable": "steptune.tuner.scripts.enable",
     "launch_environment": "steptune.tuner.export.apply",
     "load_recommendation": "steptune.tuner.export.native",

@@ -545,6 +545,7 @@ def test_every_format_is_listed_and_can_be_saved(quick: Served, name: str) -> No
     assert answer.status_code == 200
     assert answer.headers["content-disposition"] == f'attachment; filename="{listed[name]["file_name"]}"'
     assert answer.headers["content-type"].startswith(listed[name]["media_type"])
+    assert listed[name]["carries"].startswith("carries ")
 
 
 def test_the_configuration_of_a_trial_is_exported_in_place_of_the_recommended_one(quick: Served) -> None:

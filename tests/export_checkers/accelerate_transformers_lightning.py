@@ -118,13 +118,30 @@ def code_settings(module) -> dict:
         torch.set_flush_denormal(False)
 
 
+def preparations(module) -> dict:
+    """The model and the dataset after both functions."""
+    parameter = next(module["prepared"](torch.nn.Conv2d(3, 4, 3)).parameters())
+    dataset = module["prepared_dataset"]([1, 2])
+    return {
+        "channels_last": parameter.is_contiguous(memory_format=torch.channels_last),
+        "cached": getattr(dataset, "where", None),
+        "samples": [dataset[0], dataset[1]],
+    }
+
+
 def accelerate_python(path: str):
     os.environ["OMP_NUM_THREADS"] = "1"  # as accelerate launch does
     module = runpy.run_path(path)
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, **module["ACCELERATOR"])
-    found = {**code_settings(module), "accumulation": accelerator.gradient_accumulation_steps, "ddp": {}, "hook": None}
+    found = {
+        **code_settings(module),
+        "prepared": preparations(module),
+        "accumulation": accelerator.gradient_accumulation_steps,
+        "ddp": {},
+        "hook": None,
+    }
     if accelerator.ddp_handler is None:
         return found
     handler = accelerator.ddp_handler
@@ -150,7 +167,8 @@ def transformers_arguments(path: str):
             **{name: value for name, value in made.fsdp_plugin_args.items() if name != "transformer_cls_names_to_wrap"}
         )
         found["plugin"] = {"version": plugin.fsdp_version, "reshard": plugin.reshard_after_forward}
-    return {**found, "tf32": arguments.get("tf32"), "settings": code_settings({"set_up": module["set_up"]})}
+    settings = code_settings({"set_up": module["set_up"]})
+    return {**found, "tf32": arguments.get("tf32"), "settings": settings, "prepared": preparations(module)}
 
 
 def lightning(path: str):
@@ -186,7 +204,8 @@ def lightning(path: str):
     fitted = module["prepared"](torch.nn.Linear(2, 2))
     found["benchmark"] = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
-    return {**found, "compiled": isinstance(fitted, torch._dynamo.OptimizedModule), "settings": code_settings(module)}
+    compiled = isinstance(fitted, torch._dynamo.OptimizedModule)
+    return {**found, "compiled": compiled, "settings": code_settings(module), "prepared": preparations(module)}
 
 
 def optuna(path: str):

@@ -100,7 +100,13 @@ def run_checker(environment: str, asked: list[dict[str, str]], folder: Path) -> 
         capture_output=True,
         text=True,
         timeout=800,
-        env={**variables, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
+        env={
+            **variables,
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "HOME": str(folder),
+            "PYTHONPATH": str(ROOT / "src"),
+        },
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -185,7 +191,7 @@ def test_a_script_under_accelerate_launch_trains_with_yaml_and_settings(tmp_path
     done = subprocess.run(
         [
             *(str(python.with_name("accelerate")), "launch", "--config_file", str(tmp_path / "accelerate.yaml")),
-            *(str(fidelity / "digits_accelerate.py"), str(tmp_path), "0.1", "0.1"),
+            *(str(fidelity / "accelerate_script.py"), str(tmp_path), "digits", "0.1", "0.1"),
         ],
         env={
             **variables,
@@ -287,7 +293,13 @@ def ddp_arguments(recommendation: Recommendation) -> dict[str, Any]:
     return {argument: buckets[name] for name, argument in names.items() if buckets[name] != plain[name]}
 
 
+def preparations_mean(found: dict, recommendation: Recommendation) -> None:
+    layout, where = (recommendation.choices[n][p] for n, p in (("memory_format", "layout"), ("dataset_cache", "where")))
+    assert found == {"channels_last": layout == "channels_last", "cached": where, "samples": [1, 2]}
+
+
 def accelerate_python_means(found: dict, recommendation: Recommendation) -> None:
+    preparations_mean(found["prepared"], recommendation)
     settings_mean(found, recommendation)
     loader_means(found["loader"], recommendation)
     assert found["accumulation"] == pieces_of(recommendation)[1]
@@ -305,6 +317,7 @@ def accelerate_python_means(found: dict, recommendation: Recommendation) -> None
 
 
 def transformers_means(found: dict, recommendation: Recommendation) -> None:
+    preparations_mean(found["prepared"], recommendation)
     choices = recommendation.choices
     size, pieces = pieces_of(recommendation)
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == (size, pieces)
@@ -331,6 +344,7 @@ def transformers_means(found: dict, recommendation: Recommendation) -> None:
 
 
 def lightning_means(found: dict, recommendation: Recommendation) -> None:
+    preparations_mean(found["prepared"], recommendation)
     choices = recommendation.choices
     precision, level = choices["precision"], choices["precision"]["level"]
     short = {"bfloat16": "bf16", "float16": "16"}.get(precision["dtype"], "32")

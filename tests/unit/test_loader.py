@@ -218,9 +218,7 @@ class TestArguments:
 
 
 def cached(dataset: Any, where: str, directory: Path) -> CachedDataset:
-    workload = Four()
-    workload.directory = directory
-    return CachedDataset(dataset, where, workload)
+    return CachedDataset(dataset, where, directory)
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

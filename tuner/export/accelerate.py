@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from steptune.tuner.export import python_code
+from steptune.tuner.export import prepared_code, python_code
+from steptune.tuner.export.prepared_code import preparations
 from steptune.tuner.export.python_code import constant, imports, set_up_code
 from steptune.tuner.export.settings import threads_lost
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, reduced_by_fsdp, sharding_of
@@ -20,12 +21,15 @@ from steptune.tuner.export.translation import Rule, Said, Sections, TranslatingE
 from steptune.tuner.records import Choice, Recommendation
 from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
 from steptune.tuner.strategies.allocator.choice import AllocatorSetting
+from steptune.tuner.strategies.attention_backend.choice import AttentionBackendSetting
 from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
 from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
+from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
 from steptune.tuner.strategies.nccl_settings.strategy import VARIABLES
@@ -65,14 +69,14 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
         "dynamo_use_fullgraph": False,
         "dynamo_use_regional_compilation": regional,
     }
-    missing = {}
+    differs = {}
     if choice["dynamic"] is None:  # the launcher takes a missing key for False
-        missing["mode"] = "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"
+        differs["mode"] = "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"
     else:
         keys["dynamo_use_dynamic"] = choice["dynamic"]
     if regional:
-        missing["scope"] = "it compiles what stands beside the repeated blocks too"
-    return Said(sections={"dynamo_config": keys}, missing=missing)
+        differs["scope"] = "it compiles what stands beside the repeated blocks too"
+    return Said(sections={"dynamo_config": keys}, differs=differs)
 
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -96,7 +100,7 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.first_bucket(choice)})
+    return Said(missing=dict.fromkeys(choice, _IN_CODE), differs=python_code.first_bucket(choice))
 
 
 def _compression(choice: Choice, recommendation: Recommendation) -> Said:
@@ -109,6 +113,10 @@ def _elsewhere(*parameters: str) -> Rule:
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={"implementation": _IN_CODE, "contiguous": python_code.NO_LAYOUT})
+
+
+def _memory_format(choice: Choice, recommendation: Recommendation) -> Said:
+    return Said(missing={"layout": _IN_CODE, "batch_second": prepared_code.NO_ORDER})
 
 
 def _fsdp1(recommendation: Recommendation) -> Said:
@@ -167,6 +175,7 @@ class _Yaml(TranslatingExporter):
     version = VERSION
     comment = "#"
     lacks = _NOWHERE
+    beside = frozenset({_IN_CODE})
     shared: ClassVar[Mapping[str, Rule]] = {
         DataLoadingSetting.strategy: _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
         CpuThreadsSetting.strategy: _elsewhere("num_threads", "bind"),
@@ -174,6 +183,9 @@ class _Yaml(TranslatingExporter):
         NcclSetting.strategy: _elsewhere(*VARIABLES),
         BackendFlagsSetting.strategy: _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
         OptimizerImplementationSetting.strategy: _optimizer,
+        DatasetCacheSetting.strategy: _elsewhere("where"),
+        MemoryFormatSetting.strategy: _memory_format,
+        AttentionBackendSetting.strategy: _elsewhere("backend"),
         PrecisionSetting.strategy: _precision,
         CompileSetting.strategy: _compile,
         ActivationCheckpointingSetting.strategy: _checkpointing,
@@ -274,8 +286,8 @@ def _said_in_yaml(rule: Rule | None) -> Rule:
     """Not said in code: the YAML says it, or says why not."""
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
-        there = rule(choice, recommendation).missing if rule else {}
-        return Said(missing={**dict.fromkeys(choice, _IN_YAML), **there})
+        there = rule(choice, recommendation) if rule else Said()
+        return Said(missing={**dict.fromkeys(choice, _IN_YAML), **there.missing}, differs=there.differs)
 
     return missing
 
@@ -314,15 +326,20 @@ class AccelerateCode(TranslatingExporter):
     name = "accelerate_python"
     summary = "what an Accelerate script sets in code, beside the YAML"
     version = VERSION
-    usage = "In train.py, first: from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, set_up"
+    usage = (
+        "In train.py, first: from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, "
+        "prepared, prepared_dataset, set_up"
+    )
     comment = "#"
     lacks = _NOWHERE
+    beside = frozenset({_IN_YAML})
     rules: ClassVar[Mapping[str, Rule]] = {
         DataLoadingSetting.strategy: python_code.data_loading,
         CpuThreadsSetting.strategy: python_code.cpu_threads,
         AllocatorSetting.strategy: python_code.allocator,
         NcclSetting.strategy: python_code.nccl_settings,
         BackendFlagsSetting.strategy: python_code.backend_flags,
+        **prepared_code.RULES,
         PrecisionSetting.strategy: _code_precision,
         CompileSetting.strategy: _said_in_yaml(_compile),
         OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
@@ -346,6 +363,7 @@ class AccelerateCode(TranslatingExporter):
             + constant("OPTIMIZER", optimizer, "the class of your optimizer(parameters, ..., **OPTIMIZER)")
             + "\n\n"
             + set_up_code(sections)
+            + preparations(sections)
         )
         more = ["from accelerate import DistributedDataParallelKwargs"] if sections.get("DDP") else []
         more += ["from accelerate.utils import DDPCommunicationHookType"] if "DDPCommunication" in code else []

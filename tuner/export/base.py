@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from steptune.tuner.export.carried import carried
 from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import Recommendation, Verdict
 from steptune.tuner.speeds import answer_of, proven_gain
@@ -59,11 +60,24 @@ class Exporter(ABC):
         """Settings that the target cannot express, one sentence each. Nothing is approximated instead."""
         return ()
 
+    def lost(self, recommendation: Recommendation) -> tuple[str, ...]:
+        """Strategies of which the target misses a part."""
+        return ()
+
+    def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
+        """Strategies that the target follows otherwise than it was measured."""
+        return ()
+
+    def carries(self, recommendation: Recommendation) -> str:
+        """Part of the gain that the file carries, in half a sentence; empty where the answer claims none."""
+        return carried(recommendation, self.lost(recommendation), self.otherwise(recommendation))
+
     def header(self, recommendation: Recommendation) -> str:
         """The comment lines that open the text."""
         lines = [
             f"Steptune for {recommendation.workload}: {headline(recommendation)}.",
             f"For {self.version}. {self.usage}",
+            *([f"This {carries.replace('×', 'x')}."] if (carries := self.carries(recommendation)) else []),
             *(f"Not expressed here: {sentence}" for sentence in self.not_expressible(recommendation)),
         ]
         return "".join(f"{self.comment} {one_line(line)}\n" for line in lines)

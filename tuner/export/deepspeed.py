@@ -47,7 +47,7 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": pieces,
     }
-    return Said(sections={"": sizes}, missing=token_weights(recommendation, pieces))
+    return Said(sections={"": sizes}, differs=token_weights(recommendation, pieces))
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from steptune.tuner.export import python_code
+from steptune.tuner.export import prepared_code, python_code
+from steptune.tuner.export.prepared_code import preparations
 from steptune.tuner.export.python_code import constant, imports, literal, set_up_code
 from steptune.tuner.export.sharding import STRATEGY, reduced_by_fsdp, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
@@ -46,8 +47,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["mode"] is None:
         return Said()
     if choice["scope"] == "regional":
-        reason = "Lightning has no setting for single blocks: call compile() on them; this compiles nothing"
-        return Said(missing=dict.fromkeys(choice, reason))
+        return prepared_code.compile_blocks(choice)
     dynamic = {} if choice["dynamic"] is None else {"dynamic": choice["dynamic"]}
     return Said(sections={"COMPILE": {"mode": choice["mode"], **dynamic}})
 
@@ -91,7 +91,7 @@ class LightningTrainer(TranslatingExporter):
     name = "lightning"
     summary = "a Trainer of Lightning, as a Python function"
     version = "lightning 2.6.6"
-    usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(dataset, **DATALOADER)): the recipe stays yours"
+    usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(prepared_dataset(dataset), **DATALOADER))"
     comment = "#"
     lacks = "Lightning has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
@@ -100,6 +100,7 @@ class LightningTrainer(TranslatingExporter):
         AllocatorSetting.strategy: python_code.allocator,
         NcclSetting.strategy: python_code.nccl_settings,
         BackendFlagsSetting.strategy: _backend_flags,
+        **prepared_code.RULES,
         PrecisionSetting.strategy: _precision,
         CompileSetting.strategy: _compile,
         OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
@@ -131,9 +132,7 @@ class LightningTrainer(TranslatingExporter):
             '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
             "    set_up()\n"
             f'    return Trainer(**{{**TRAINER, "strategy": {strategy}, **recipe}})\n'
-            "\n\ndef prepared(module):\n"
-            '    """The LightningModule as it is fitted."""\n'
-            + (f"    return torch.compile(module, {_arguments(compiled)})\n" if compiled else "    return module\n")
+            + preparations(sections, f"torch.compile(model, {_arguments(compiled)})" if compiled else "model")
         )
         more = ["from lightning.pytorch import Trainer"]
         more += [f"from lightning.pytorch.strategies import {name}"] if arguments else []

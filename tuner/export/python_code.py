@@ -97,7 +97,7 @@ def ddp_buckets(section: str) -> Rule:
         for name, argument in DDP_FLAGS.items():
             if choice[name]:
                 arguments[argument] = True
-        return Said(sections={section: arguments}, missing=first_bucket(choice))
+        return Said(sections={section: arguments}, differs=first_bucket(choice))
 
     return rule
 
@@ -114,7 +114,7 @@ def compression_missing(choice: Choice) -> dict[str, str]:
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:
-    """Parts that are missing where a target sets the size of all buckets only."""
+    """Parts that differ where a target sets the size of all buckets only."""
     sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
     return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
 
@@ -139,14 +139,14 @@ def accumulation(section: str, key: str) -> Rule:
         size, pieces = found
         return Said(
             sections={"DATALOADER": {"batch_size": size}, section: {key: pieces}},
-            missing=token_weights(recommendation, pieces),
+            differs=token_weights(recommendation, pieces),
         )
 
     return rule
 
 
 def token_weights(recommendation: Recommendation, pieces: int) -> dict[str, str]:
-    """Parts that are missing where a target gives every micro-batch the same weight."""
+    """Parts that differ where a target gives every micro-batch the same weight."""
     if recommendation.sample_unit is SampleUnit.TOKEN and pieces > 1:
         return {"num_micro_batches": TOKEN_WEIGHTS}
     return {}
@@ -202,6 +202,6 @@ def imports(recommendation: Recommendation, code: str, *more: str, above: str = 
         above: Statements before it, beyond the recommendation's variables.
     """
     above = environment_code(recommendation) + above
-    names_torch = re.search(r"^ +(return )?torch\.", code, re.MULTILINE)
-    lines = [*(["import torch"] if names_torch else []), *more]
+    used = [name for name in ("steptune", "torch") if re.search(rf"^ +[^\"#]*\b{name}\.", code, re.MULTILINE)]
+    lines = [*(f"import {name}" for name in used), *more]
     return (f"import os\n{above}\n" if above else "") + "".join(f"{line}\n" for line in lines)

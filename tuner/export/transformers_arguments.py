@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from steptune.tuner.export import python_code
+from steptune.tuner.export import prepared_code, python_code
+from steptune.tuner.export.prepared_code import preparations
 from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
 from steptune.tuner.export.settings import batch_per_rank, choice_of
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, sharding_of
@@ -60,20 +61,27 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["mode"] is None:
         return _said(torch_compile=False)
     if choice["scope"] == "regional":
-        reason = "TrainingArguments compile the whole model or nothing; this compiles nothing"
-        return _said(dict.fromkeys(choice, reason), torch_compile=False)
+        blocks = prepared_code.compile_blocks(choice)
+        return Said(sections={**blocks.sections, _ARGUMENTS: {"torch_compile": False}})
     automatic = choice["dynamic"] is None
-    missing = {} if automatic else {"dynamic": "TrainingArguments leave it to PyTorch, which decides by what it sees"}
-    return _said(missing, torch_compile=True, torch_compile_backend="inductor", torch_compile_mode=choice["mode"])
+    differs = {} if automatic else {"dynamic": "TrainingArguments leave it to PyTorch, which decides by what it sees"}
+    arguments = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": choice["mode"]}
+    return Said(sections={_ARGUMENTS: arguments}, differs=differs)
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
-    missing = {"contiguous": NO_LAYOUT}
-    if choice["implementation"] == "fused":
-        reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with fused=True, to Trainer"
-        return _said({"implementation": reason, **missing}, optim="adamw_torch_fused")
-    reason = "optim leaves the implementation to PyTorch; pass an optimizer that is made with it to Trainer"
-    return _said({"implementation": reason, **missing}, optim="adamw_torch")
+    fused = choice["implementation"] == "fused"
+    reason = "optim leaves the implementation to PyTorch; pass an optimizer that is made with **OPTIMIZER to Trainer"
+    if fused:
+        reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with **OPTIMIZER, to Trainer"
+    return Said(
+        sections={
+            _ARGUMENTS: {"optim": "adamw_torch_fused" if fused else "adamw_torch"},
+            **python_code.optimizer_implementation(choice, recommendation).sections,
+        },
+        missing={"contiguous": NO_LAYOUT},
+        differs={"implementation": reason},
+    )
 
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -102,10 +110,10 @@ def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
     arguments: dict[str, Any] = {f"ddp_{name}": choice[part] for name, part in _DDP_FLAGS.items()}
     if (choice["bucket_cap_mb"], choice["first_bucket_mb"]) != (25, 1):
         arguments["ddp_bucket_cap_mb"] = choice["bucket_cap_mb"]
-    missing = python_code.first_bucket(choice)
+    missing = {}
     if choice["bucket_views"]:
         missing["bucket_views"] = "TrainingArguments have no setting for it; steptune.apply runs it"
-    return _said(missing, **arguments)
+    return Said(sections={_ARGUMENTS: arguments}, missing=missing, differs=python_code.first_bucket(choice))
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
@@ -132,7 +140,10 @@ class TransformersArguments(TranslatingExporter):
     name = "transformers"
     summary = "TrainingArguments of Hugging Face transformers, as a Python function"
     version = "transformers 5.23.0"
-    usage = 'Trainer(model, training_arguments("out", max_grad_norm=..., learning_rate=...)): the recipe stays yours'
+    usage = (
+        'Trainer(prepared(model), training_arguments("out", max_grad_norm=..., learning_rate=...), '
+        "train_dataset=prepared_dataset(dataset)): the recipe stays yours"
+    )
     comment = "#"
     lacks = "TrainingArguments have no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
@@ -141,6 +152,7 @@ class TransformersArguments(TranslatingExporter):
         AllocatorSetting.strategy: python_code.allocator,
         NcclSetting.strategy: python_code.nccl_settings,
         BackendFlagsSetting.strategy: _backend_flags,
+        **prepared_code.RULES,
         PrecisionSetting.strategy: _precision,
         CompileSetting.strategy: _compile,
         OptimizerImplementationSetting.strategy: _optimizer,
@@ -156,14 +168,16 @@ class TransformersArguments(TranslatingExporter):
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(recommendation)
         arguments = {**sections[_ARGUMENTS], "use_cpu": recommendation.hardware.device_kind == "cpu"}
+        optimizer = sections.get("OPTIMIZER", {})
         code = (
             constant(_ARGUMENTS, arguments, "What decides speed and numerics; the recipe is not among it.")
+            + constant("OPTIMIZER", optimizer, "an optimizer of yours, for Trainer(optimizers=...): its **OPTIMIZER")
             + "\n\n"
             + set_up_code(sections)
             + "\n\ndef training_arguments(output_dir, **recipe):\n"
             '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
             "    set_up()\n"
-            "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n"
+            "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n" + preparations(sections)
         )
         above = imports(recommendation, code, "from transformers import TrainingArguments")
         return f"{self.header(recommendation)}\n{above}\n{code}"

@@ -26,11 +26,13 @@ class Said:
 
     Attributes:
         sections: Keys and values, by section of the file.
-        missing: Parameters that are not said, or not in full, and why.
+        missing: Parameters that are not said, and why.
+        differs: Parameters that are said, but that the target makes otherwise than it was measured, and how.
     """
 
     sections: Sections = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    differs: Mapping[str, str] = field(default_factory=dict)
 
 
 Rule = Callable[[Choice, Recommendation], Said]
@@ -42,10 +44,12 @@ class TranslatingExporter(Exporter):
     Attributes:
         rules: By strategy.
         lacks: Why a strategy without a rule cannot be said.
+        beside: Reasons that name another file of the same target, which says it.
     """
 
     rules: ClassVar[Mapping[str, Rule]]
     lacks: ClassVar[str]
+    beside: ClassVar[frozenset[str]] = frozenset()
 
     def sections(self, recommendation: Recommendation) -> Sections:
         """Settings of all rules together."""
@@ -59,12 +63,25 @@ class TranslatingExporter(Exporter):
         sentences = []
         for strategy, settings in grouped(settings_of(recommendation)).items():
             by_reason: dict[str, list[Setting]] = {}
-            reasons = self._missing(strategy, settings, recommendation)
+            reasons = {**self._differs(strategy, recommendation), **self._missing(strategy, settings, recommendation)}
             for setting in settings:
                 if setting.parameter in reasons:
                     by_reason.setdefault(reasons[setting.parameter], []).append(setting)
             sentences += [sentence(listed, reason) for reason, listed in by_reason.items()]
         return (*sentences, *self.notes(recommendation))
+
+    def lost(self, recommendation: Recommendation) -> tuple[str, ...]:
+        found = []
+        for strategy, settings in grouped(settings_of(recommendation)).items():
+            missing = self._missing(strategy, settings, recommendation)
+            reasons = {missing[setting.parameter] for setting in settings if setting.parameter in missing}
+            if reasons - self.beside:
+                found.append(strategy)
+        return tuple(found)
+
+    def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
+        by_strategy = grouped(settings_of(recommendation))
+        return tuple(strategy for strategy in by_strategy if self._differs(strategy, recommendation))
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
         """Differences between the target and what was measured, whatever the choices."""
@@ -80,6 +97,10 @@ class TranslatingExporter(Exporter):
         if reason is not None:
             raise RecommendationError(f"{self.name}: {reason}")
         return recommendation
+
+    def _differs(self, strategy: str, recommendation: Recommendation) -> Mapping[str, str]:
+        rule = self.rules.get(strategy)
+        return rule(choice_of(recommendation, strategy), recommendation).differs if rule else {}
 
     def _missing(self, strategy: str, settings: list[Setting], recommendation: Recommendation) -> Mapping[str, str]:
         if is_knob(strategy):

@@ -26,7 +26,6 @@ from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
-    from steptune.tuner.workloads.workload import Workload
 
 CROWDING_PART = 0.1
 MEMORY_SHARE = 0.5
@@ -74,7 +73,7 @@ class DatasetCache(Strategy):
             where = str(choice["where"])
 
             def cache_samples(dataset: Any, workload: Workload) -> CachedDataset:
-                return CachedDataset(dataset, where, workload)
+                return CachedDataset(dataset, where, workload.directory / "sample_cache")
 
             plan.dataset.append(cache_samples)
 
@@ -101,12 +100,12 @@ class CachedDataset:
     disk cache is shared by all processes at any time: one tensor file per sample.
     """
 
-    def __init__(self, dataset: Any, where: str, workload: Workload) -> None:
+    def __init__(self, dataset: Any, where: str, directory: Path) -> None:
         self.dataset = dataset
         self.where = where
         self.splits = hasattr(dataset, "load") and hasattr(dataset, "augment")
         self._memory: dict[int, Any] = {}
-        self._directory = Path(workload.directory) / "sample_cache"
+        self._directory = directory
         if where == "disk":
             self._directory.mkdir(parents=True, exist_ok=True)
 

@@ -1,0 +1,78 @@
+"""The part of a gain that an export says it carries."""
+
+from __future__ import annotations
+
+from report_builders import make_recommendation, without_gain
+
+from steptune.tuner.export import exporter_named
+from steptune.tuner.export.carried import carried
+from steptune.tuner.records import Candidate, Interval, Part, Recommendation
+
+
+def recommended(cache_gain: float | None = 1.6) -> Recommendation:
+    """Of three parts at 2.42, with the contribution of the cache."""
+    choices = {
+        "data_loading": {"num_workers": 2},
+        "dataset_cache": {"where": "memory"},
+        "device_prefetch": {"ahead": True},
+    }
+    gains = {"data_loading": 1.5, "dataset_cache": cache_gain, "device_prefetch": 1.21}
+    parts = tuple(
+        Part(
+            strategy=name,
+            choice=choices[name],
+            gain=gain,
+            interval=None if gain is None else Interval(low=gain - 0.05, high=gain + 0.05),
+            num_blocks=0 if gain is None else 4,
+            bound=0.5,
+            numerics="exact",
+            reason="waits for data",
+        )
+        for name, gain in gains.items()
+    )
+    return make_recommendation(Candidate(choices=choices), parts=parts)
+
+
+def test_with_nothing_left_out_it_is_all_of_the_gain() -> None:
+    assert carried(recommended(), ()) == "carries all of the gain of 2.42×"
+
+
+def test_without_a_part_it_is_the_gain_over_its_contribution() -> None:
+    said = carried(recommended(), ("device_prefetch",))
+    assert said.startswith("carries about 2.00× of 2.42×: without device_prefetch (1.21×)")
+    assert said.endswith("steptune.apply with the Workload carries all")
+
+
+def test_a_contribution_that_was_not_measured_makes_it_a_bound() -> None:
+    said = carried(recommended(cache_gain=None), ("dataset_cache", "device_prefetch"), way="steptune.enable")
+    assert said.startswith("carries at most 2.00× of 2.42×: without dataset_cache (not measured), device_prefetch")
+    assert said.endswith("steptune.enable carries all")
+
+
+def test_without_all_parts_it_is_nothing() -> None:
+    assert carried(recommended(), ("data_loading", "dataset_cache", "device_prefetch")).startswith("carries nothing")
+
+
+def test_a_part_that_is_made_otherwise_is_named() -> None:
+    assert carried(recommended(), (), ("data_loading",)).endswith("data_loading otherwise than measured")
+
+
+def test_no_claim_has_no_parts() -> None:
+    assert carried(without_gain(), ("data_loading",)) == ""
+
+
+def test_a_cache_in_memory_arrives_in_every_loop_of_python_and_a_prefetcher_in_none() -> None:
+    for name in ("accelerate_python", "transformers", "lightning"):
+        exporter = exporter_named(name)
+        assert exporter.lost(recommended()) == ("device_prefetch",)
+        assert "This carries about 2.00x of 2.42x" in exporter.export(recommended())
+    assert set(exporter_named("deepspeed").lost(recommended())) == set(recommended().candidate.choices)
+
+
+def test_what_the_other_file_of_a_target_says_is_not_lost() -> None:
+    """The YAML has no key for the loader; the settings in code beside it say it."""
+    assert exporter_named("accelerate").lost(recommended()) == ("device_prefetch",)
+
+
+def test_steptunes_own_formats_carry_everything() -> None:
+    assert exporter_named("json").carries(recommended()) == "carries all of the gain of 2.42×"

@@ -1,0 +1,84 @@
+"""Shared parts of the Python exports: changes to the model and to the dataset, which no target has words for.
+
+A module has `prepared(model)` and `prepared_dataset(dataset)`, which give back what the training loop takes in place of
+its own. Where they need more than PyTorch, they call Steptune (`in_loops.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from steptune.tuner.export.python_code import literal
+from steptune.tuner.export.settings import choice_of
+from steptune.tuner.export.translation import Rule, Said, Sections
+from steptune.tuner.records import Choice, Recommendation
+from steptune.tuner.strategies.attention_backend.choice import AttentionBackendSetting
+from steptune.tuner.strategies.compile.choice import CompileSetting
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
+from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
+from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
+
+NO_ORDER = "the order of dimensions inside of blocks is changed by steptune.apply only"
+_SDP = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+"""In the words of torch.backends.cuda, which are the CPU's too."""
+
+
+def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
+    """The weights' layout: convolutions give their input the layout of their weight."""
+    line = "model = model.to(memory_format=torch.channels_last)"
+    lines = {"layout": line} if choice["layout"] == "channels_last" else {}
+    return Said(sections={"model": lines}, missing={"batch_second": NO_ORDER} if choice["batch_second"] else {})
+
+
+def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
+    """Workers share what was stored before they were started, so with workers all of it is read first."""
+    if choice["where"] is None:
+        return Said()
+    workers = int(choice_of(recommendation, DataLoadingSetting.strategy)["num_workers"] or 0)
+    filled = ", fill=True" if choice["where"] == "memory" and workers else ""
+    line = f"dataset = steptune.cached(dataset, {literal(choice['where'])}{filled})"
+    return Said(sections={"dataset": {"where": line}})
+
+
+def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
+    """All back ends but one are switched off."""
+    if choice["backend"] is None:
+        return Said()
+    switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")'
+    names = ", ".join(map(literal, _SDP.values()))
+    lines = {"backend": f"for name in ({names}):\n        {switch}(name == {literal(_SDP[str(choice['backend'])])})"}
+    if choice_of(recommendation, CompileSetting.strategy)["mode"] is not None:
+        tag = literal(f"attention_backend={choice['backend']}")
+        lines["cache"] = f"torch.compiler.config.cache_key_tag = {tag}  # the caches take no notice of the back end"
+    return Said(sections={"set_up": lines})
+
+
+def compile_blocks(choice: Choice) -> Said:
+    """Compilation of the repeated blocks alone, for targets that compile whole models only."""
+    arguments = f"mode={literal(choice['mode'])}, dynamic={literal(choice['dynamic'])}"
+    return Said(sections={"model": {"compile": f"steptune.compile_blocks(model, {arguments})"}})
+
+
+RULES: Mapping[str, Rule] = {
+    MemoryFormatSetting.strategy: memory_format,
+    DatasetCacheSetting.strategy: dataset_cache,
+    AttentionBackendSetting.strategy: attention_backend,
+}
+
+
+def preparations(sections: Sections, returned: str = "model") -> str:
+    """Both functions.
+
+    Args:
+        returned: An expression of `model`, which `prepared` gives back.
+    """
+    model = "".join(f"    {line}\n" for line in sections.get("model", {}).values())
+    dataset = "".join(f"    {line}\n" for line in sections.get("dataset", {}).values())
+    return (
+        "\n\ndef prepared(model):\n"
+        '    """The model to train, before anything wraps it."""\n'
+        f"{model}    return {returned}\n"
+        "\n\ndef prepared_dataset(dataset):\n"
+        '    """The dataset to load from."""\n'
+        f"{dataset}    return dataset\n"
+    )

@@ -7,7 +7,8 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+# More than cores: much of a test's time is waiting, for windows, leases, links and services.
+JOBS ?= 4
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
 .PHONY: install demo test export-environments check format bench soak gpu-test site wheelhouse offline-install clean

@@ -1,14 +1,13 @@
-"""The schema of a database: making it, checking it, and opening a store on it."""
+"""The schema of a database: making it, checking it, and opening a store on it.
+
+Alembic is imported by what migrates only: every command checks the schema, and few find one to change.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, func, inspect, select
+from sqlalchemy import Connection, Engine, column, func, inspect, select, table
 
 from steptune._version import __version__
 from steptune.service import advisory_locks
@@ -21,6 +20,7 @@ __all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_
 
 MIGRATIONS = PACKAGE / "migrations"
 """Beside the package, in a checkout as in an installation."""
+_AT = table("alembic_version", column("version_num"))
 
 
 class _Schema(Enum):
@@ -80,9 +80,7 @@ def migrate(database: Engine | str) -> str | None:
         # Another process may have migrated it while this one waited for its turn.
         before = _revision(connection, place_of(database))
         if _state(connection, place_of(database)) is not _Schema.CURRENT:
-            config = _alembic_config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            _upgrade(connection)
     return before
 
 
@@ -105,8 +103,9 @@ def check_schema(engine: Engine) -> None:
 
 
 def known_revisions() -> tuple[str, ...]:
-    """The revisions that this version knows, the newest first."""
-    return tuple(script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions())
+    """The revisions that this version knows, the newest first: their files' names begin with them."""
+    files = (MIGRATIONS / "versions").glob("[0-9]*_*.py")
+    return tuple(sorted((file.name.partition("_")[0] for file in files), reverse=True))
 
 
 def revision_of(engine: Engine) -> str | None:
@@ -143,14 +142,19 @@ def _state(connection: Connection, place: str) -> _Schema:
 
 
 def _revision(connection: Connection, place: str) -> str | None:
-    revision = MigrationContext.configure(connection).get_current_revision()
-    tables = inspect(connection).get_table_names() if revision is None else []
+    inspector = inspect(connection)
+    revision = connection.scalar(select(_AT.c.version_num)) if inspector.has_table(_AT.name) else None
+    tables = inspector.get_table_names() if revision is None else []
     if tables:
         raise StoreError(f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another")
     return revision
 
 
-def _alembic_config() -> Config:
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -41,6 +41,26 @@ settings.register_profile("steptune", deadline=None, suppress_health_check=[Heal
 settings.load_profile("steptune")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAsTheyOccur(config))
+
+
+class FailuresAsTheyOccur:
+    """One line for each failure when it occurs, so that nobody waits for the end of a red run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
+            terminal.write_line(f"\n{report.when} of {report.nodeid} failed: {said}", red=True)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps an xdist group together: xdist 3.8 writes its name to where pytest 9.2 no longer looks for it."""

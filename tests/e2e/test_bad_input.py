@@ -92,16 +92,16 @@ def test_what_loading_shows_is_refused_before_a_study_exists(steptune, inside, w
     assert not list(Path(".steptune", "studies").glob("*"))
 
 
-def test_a_class_that_the_file_does_not_have_is_named_with_those_that_it_has(steptune):
-    message = steptune.refused("profile", f"{FLAWED}:Absent")
+def test_a_class_that_the_file_does_not_have_is_named_with_those_that_it_has(inside):
+    message = inside("profile", f"{FLAWED}:Absent", status=2).error
     assert "no class Absent" in message
     assert "Fine" in message
 
 
-def test_a_syntax_error_is_named_with_file_and_line(steptune):
-    (steptune.folder / "broken.py").write_text("import torch\n\nclass Model(:\n")
-    message = steptune.refused("tune", "broken.py:Model")
-    assert f"{steptune.folder / 'broken.py'}, line 3" in message
+def test_a_syntax_error_is_named_with_file_and_line(inside):
+    Path("broken.py").write_text("import torch\n\nclass Model(:\n")
+    message = inside("tune", "broken.py:Model", status=2).error
+    assert f"{Path.cwd() / 'broken.py'}, line 3" in message
     assert "not valid Python" in message
 
 
@@ -136,5 +136,7 @@ def test_brackets_in_a_message_are_not_markup(inside):
     assert "[bold]x[/]" in inside("tune", "[bold]x[/].py:Model", status=2).error
 
 
-def test_a_script_that_reads_json_gets_nothing_but_the_status_from_a_refusal(steptune):
-    assert "'zzzz'" in steptune.refused("show", "zzzz", "--json")
+def test_a_script_that_reads_json_gets_nothing_but_the_status_from_a_refusal(inside):
+    ended = inside("show", "zzzz", "--json", status=2)
+    assert "'zzzz'" in ended.error
+    assert not ended.out

@@ -25,12 +25,12 @@ def test_the_doctor_lists_all_levels(steptune):
         assert item["level"] == "ok" or item["advice"]
 
 
-def test_the_level_of_a_study_is_shown(steptune):
+def test_the_level_of_a_study_is_shown(steptune, inside):
     if not isinstance(level_named("bubblewrap").probe(), Available):
         pytest.skip("bubblewrap cannot be used here")
     (steptune.folder / ".env").write_text("STEPTUNE_ISOLATION=bubblewrap\n")
     steptune("tune", TUNED, "--budget", "3m", "--trials", "1", *PATIENT)
-    shown = steptune("show", "--all").out
+    shown = inside("show", "--all").out
     assert [line.split() for line in shown.splitlines() if "Isolation" in line] == [
         ["│", "Isolation", "bubblewrap", "│"]
     ]

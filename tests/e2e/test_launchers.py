@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
-from command import ROOT, TUNED, Steptune
+from command import ROOT, TUNED, Ended, Steptune
 
+Inside = Callable[..., Ended]
 SECRET = "0123456789abcdef0123456789abcdef"
-QUICK = ("--budget", "3m", "--trials", "2", "--only", "ddp_buckets", "--foreign-load", "100")
+QUICK = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets", "--foreign-load", "100")
+"""The baseline alone: its trial runs on all ranks."""
 
 
 def srun(number: int, **others: str) -> dict[str, str]:
@@ -32,9 +35,9 @@ def srun(number: int, **others: str) -> dict[str, str]:
     ],
 )
 def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_works(
-    steptune: Steptune, arguments: tuple[str, ...]
+    inside: Inside, arguments: tuple[str, ...]
 ) -> None:
-    error = steptune.refused("tune", *arguments)
+    error = inside("tune", *arguments, status=2).error
     assert "cannot be tuned as a workload" in error
     assert "torchrun --nnodes 2 --nproc-per-node 8" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
@@ -42,15 +45,15 @@ def test_a_launcher_in_place_of_a_workload_is_refused_with_the_command_that_work
 
 @pytest.mark.parametrize("option", [("--nnodes", "2"), ("--nnodes=1:4",), ("--num_machines", "2")])
 def test_a_command_over_several_hosts_is_refused_with_the_command_that_works(
-    steptune: Steptune, option: tuple[str, ...]
+    inside: Inside, option: tuple[str, ...]
 ) -> None:
-    error = steptune.refused("tune", "--", "torchrun", *option, "train.py")
+    error = inside("tune", "--", "torchrun", *option, "train.py", status=2).error
     assert "trials of a command run on this host alone" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
 
 
-def test_an_argument_too_many_is_a_mistake_of_use(steptune: Steptune) -> None:
-    assert "Got unexpected extra argument (more)" in steptune("tune", TUNED, "more", status=2).err
+def test_an_argument_too_many_is_a_mistake_of_use(inside: Inside) -> None:
+    assert "Got unexpected extra argument (more)" in inside("tune", TUNED, "more", status=2).err
 
 
 @pytest.mark.parametrize(
@@ -61,19 +64,22 @@ def test_an_argument_too_many_is_a_mistake_of_use(steptune: Steptune) -> None:
     ],
 )
 def test_hosts_that_cannot_find_or_trust_each_other_are_refused(
-    steptune: Steptune, variables: dict[str, str], reason: str
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
 ) -> None:
-    assert reason in steptune.refused("tune", TUNED, variables=variables)
-    assert steptune.studies() == []
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert reason in inside("tune", TUNED, status=2).error
+    assert inside("list", "--json").json == []
 
 
-def test_another_number_of_ranks_than_was_launched_is_refused(steptune: Steptune) -> None:
-    variables = srun(0, STEPTUNE_HOSTS_SECRET=SECRET)
-    error = steptune.refused("tune", TUNED, "--ranks", "3", variables=variables)
+def test_another_number_of_ranks_than_was_launched_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in srun(0, STEPTUNE_HOSTS_SECRET=SECRET).items():
+        monkeypatch.setenv(name, value)
+    error = inside("tune", TUNED, "--ranks", "3", status=2).error
     assert "--ranks 3 is not the number of ranks that were launched, 2" in error
 
 
-def test_two_tasks_of_srun_are_one_study(steptune: Steptune, free_port: int) -> None:
+def test_two_tasks_of_srun_are_one_study(steptune: Steptune, inside: Inside, free_port: int) -> None:
     """srun's variables, and two tasks of this machine on loopback."""
     told = {"STEPTUNE_HOSTS_SECRET": SECRET, "MASTER_PORT": str(free_port), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "steptune", "tune", TUNED, *QUICK]
@@ -93,9 +99,9 @@ def test_two_tasks_of_srun_are_one_study(steptune: Steptune, free_port: int) -> 
         other.wait()
     assert other.returncode == 0, said
     assert SECRET not in said + ended.out + ended.err
-    study = steptune("show", "last", "--json").json
+    study = inside("show", "last", "--json").json
     assert study["study"]["environment"]["num_hosts"] == 2
-    error = steptune.refused("resume", "last", "--budget", "30s")
+    error = inside("resume", "last", "--budget", "30s", status=2).error
     assert "2 ranks on 2 hosts" in error
 
 
@@ -108,7 +114,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune) -> None:
+def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune, inside: Inside) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, "-m", "steptune", "tune", TUNED, *QUICK],
@@ -119,5 +125,5 @@ def test_torchrun_on_one_host_is_a_study_of_its_ranks(steptune: Steptune) -> Non
         timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    environment = steptune("show", "last", "--json").json["study"]["environment"]
+    environment = inside("show", "last", "--json").json["study"]["environment"]
     assert (environment["num_ranks"], environment["num_hosts"]) == (2, 1)

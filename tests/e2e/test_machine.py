@@ -69,8 +69,8 @@ def test_an_untrusted_profile_says_so_first_and_gives_no_verdict():
     assert "with_stack" not in text, "Steptune recorded it"
 
 
-def test_strategies_are_listed_with_what_is_unsupported_and_why(steptune):
-    listed = steptune("strategies", "--device", "cpu").out
+def test_strategies_are_listed_with_what_is_unsupported_and_why(inside):
+    listed = inside("strategies", "--device", "cpu").out
     assert all(len(line) <= 80 for line in listed.splitlines())
     for strategy in STRATEGIES:
         assert re.search(rf"^{strategy.name}  ", listed, re.MULTILINE)

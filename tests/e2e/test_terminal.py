@@ -74,7 +74,7 @@ class Terminal:
 TUNE = ("tune", TUNED, "--budget", "150s", "--only", "data_loading,optimizer_implementation", *PATIENT)
 
 
-def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune):
+def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune, inside):
     """The live line shows time left, trials and the best before that; `resume` goes on afterwards."""
     with Terminal(steptune, *TUNE) as terminal:
         live = terminal.read_until("· best ")
@@ -83,12 +83,12 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune):
         terminal.press_ctrl_c()
         end = terminal.read_until().removeprefix(live)
         assert terminal.status() == 0
-    study = steptune.studies()[0]["study"]
+    study = inside("list", "--json").json[0]["study"]
     assert study["state"] == "interrupted"
     assert "today's settings" in " ".join(end.lower().split())
     assert f"steptune resume {study['study_id']}" in " ".join(end.split())
     assert (steptune.folder / "steptune-results" / study["study_id"] / "report.html").exists()
-    listed = steptune("list").out
+    listed = inside("list").out
     assert "interrupted" in listed
     with Terminal(steptune, "resume", study["study_id"]) as terminal:
         terminal.read_until("looking at the machine")
@@ -98,16 +98,16 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune):
     assert f"`steptune show {study['study_id']}` has the earlier one" in end
 
 
-def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune):
+def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune, inside):
     with Terminal(steptune, *TUNE) as terminal:
         terminal.read_until("looking at the machine")
         terminal.press_ctrl_c()
         end = terminal.read_until()
         assert terminal.status() == 130
-    study = steptune.studies()[0]["study"]["study_id"]
+    study = inside("list", "--json").json[0]["study"]["study_id"]
     assert "Traceback" not in end
     assert f"steptune resume {study}" in " ".join(end.split())
-    assert "interrupted" in steptune("list").out
+    assert "interrupted" in inside("list").out
 
 
 def test_serve_shows_a_login_code_on_a_terminal_that_works_once(steptune):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -13,25 +12,12 @@ from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import MeasureSettings, Verdict
 from steptune.tuner.trials.fake import NOISE
 
-NUM_HOGS = 3
 BUSY = MeasureSettings(window_s=0.1, min_rounds=2, max_rounds=3, cap_s=1.0, foreign_cpu_share=0.02)
 
 
-@pytest.fixture
-def hogs() -> Iterator[None]:
-    """Processes that compute all the time."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_HOGS)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.usefixtures("hogs")
-def test_windows_beside_hogs_are_marked_and_count_unless_the_machine_must_be_quiet(tmp_path):
-    prepared = prepare(reference("regression", "Regression"), tmp_path / "study")
+def test_windows_beside_a_hog_are_marked_and_count_unless_the_machine_must_be_quiet(tmp_path):
+    prepared = prepare(reference("regression", "Regression"), tmp_path / "study", with_reference=False)
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         specs = [prepared.spec(guard=False, profile=False) for _ in range(2)]
         for result in prepared.run(*specs, settings=BUSY):
@@ -42,6 +28,8 @@ def test_windows_beside_hogs_are_marked_and_count_unless_the_machine_must_be_qui
         assert not any(window.marked for result in strict for window in result.windows)
         assert any(window.void for result in strict for window in result.windows)
     finally:
+        hog.kill()
+        hog.wait()
         prepared.runner.close()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from trial_builders import WORKLOADS, prepare, reference
 
+from steptune.tuner.trials import server
 from steptune.tuner.trials.imports import imported_since, load_imports, save_imports
+from steptune.tuner.trials.server import RANK_MODULES, rank_modules
 from steptune.tuner.trials.study_files import StudyFiles
 
 
@@ -23,6 +26,29 @@ def test_a_trial_finds_it_imported(tmp_path: Path, variables: dict[str, str]) ->
         assert result.failure is None, result.failure
     finally:
         study.runner.close()
+
+
+def test_what_every_rank_runs_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each import is a line in the log of the process that makes it: a server's, or a trial's."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    study = prepare(reference("regression", "Regression"), tmp_path, with_reference=False)
+    try:
+        (result,) = study.run(study.spec(guard=False, profile=False))
+        assert result.failure is None, result.failure
+    finally:
+        study.runner.close()
+    logs = {path.stem: path.read_text() for path in (tmp_path / "logs").glob("*.log")}
+    assert " steptune.tuner.strategies.registry" in logs["server0"]
+    for part in ("tuner.strategies", "tuner.training", "tuner.profiling", "kernels"):
+        assert f" steptune.{part}\n" not in logs[result.trial_id]
+
+
+def test_strategies_of_another_package_are_left_to_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may touch a device when they are imported, and a server that has cannot fork."""
+    assert rank_modules() == RANK_MODULES
+    added = EntryPoint(name="theirs", value="theirs:Theirs", group="steptune.strategies")
+    monkeypatch.setattr(server, "entry_points", lambda group: [added] if group == added.group else [])
+    assert rank_modules() == ()
 
 
 class TestWhatIsNoted:

@@ -176,6 +176,7 @@ def test_what_is_lost_in_the_middle_is_replaced_and_only_the_trial_that_ran_is_r
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_over_a_slow_link_two_levels_are_recommended_although_a_node_dies_in_the_middle(tmp_path: Path) -> None:
     """The model trains. The trials that ran are repeated on the node in its place, and no other is. The budget is
@@ -231,7 +232,8 @@ def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("with_another", "hosts_wait_s"), [(False, 600), (True, 0), pytest.param(True, 600, marks=pytest.mark.soak)]
+    ("with_another", "hosts_wait_s"),
+    [(True, 0), *(pytest.param(n, 600, marks=pytest.mark.soak) for n in (False, True))],
 )
 def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_another: bool, hosts_wait_s: int

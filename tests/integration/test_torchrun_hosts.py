@@ -18,7 +18,7 @@ SHORT = ("--budget", "3m", "--trials", "1", "--only", "ddp_buckets")
 """The baseline alone: its trial runs on all hosts."""
 LONG = ("--budget", "3m", "--trials", "6", "--only", "ddp_buckets")
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture

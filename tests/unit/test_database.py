@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from builders import (
     CANDIDATE,
     STUDY_ID,
@@ -31,7 +32,7 @@ from sqlalchemy import Engine, delete, event, func, inspect, select, update
 
 from steptune.service import database
 from steptune.service.connections import create_engine_for, reading, writing
-from steptune.service.database import check_schema, migrate, open_store
+from steptune.service.database import check_schema, known_revisions, migrate, open_store
 from steptune.service.models import (
     Base,
     BreakdownRow,
@@ -112,6 +113,10 @@ class TestSchema:
         """Alembic finds nothing to change: no column, type, index, key or constraint."""
         with engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+    def test_the_known_revisions_are_those_that_alembic_finds(self):
+        found = ScriptDirectory(str(database.MIGRATIONS)).walk_revisions()
+        assert known_revisions() == tuple(script.revision for script in found)
 
     def test_a_new_file_gets_its_directory_and_its_tables(self, tmp_path):
         """Nothing needs to be set up before the first study; odd names are names."""

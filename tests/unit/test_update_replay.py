@@ -19,6 +19,18 @@ from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
 UPDATE = "replayed update"
 SHORT = replace(PROTOCOL, num_pointwise=4, num_curve=0, num_horizon=0, randomness="none", num_disturbed=1)
+PLANTED = [
+    pytest.param(training, planted, id=f"{training.__name__}-{fault}")
+    for training in TRAININGS
+    for fault, plant in FAULTS.items()
+    if (planted := plant(training)) is not None
+]
+IMPLEMENTED = [
+    pytest.param(training, implementation, id=f"{training.__name__}-{implementation}")
+    for training in TRAININGS
+    for implementation in ("for_loop", "foreach", "fused")
+    if implementation != "fused" or training.kind is not torch.optim.RMSprop
+]
 SOME_OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"centered": True}}
 
 
@@ -36,12 +48,10 @@ def score(study: Study, workload: Updated | None = None, **choices: Any) -> floa
 class TestSame:
     @pytest.mark.parametrize("precision", PRECISIONS)
     @pytest.mark.parametrize("contiguous", [False, True])
-    @pytest.mark.parametrize("implementation", ["for_loop", "foreach", "fused"])
+    @pytest.mark.parametrize(("study", "implementation"), IMPLEMENTED, indirect=["study"])
     def test_an_update_passes_however_it_runs(
         self, study: Study, precision: str, implementation: str, contiguous: bool
     ) -> None:
-        if implementation == "fused" and study.make_workload.kind is torch.optim.RMSprop:  # type: ignore[attr-defined]
-            pytest.skip("RMSprop has no fused form")
         running = {"implementation": implementation, "contiguous": contiguous}
         assert score(study, optimizer_implementation=running, **PRECISIONS[precision]) < LIMIT / 2
 
@@ -57,11 +67,8 @@ class TestSame:
 
 class TestAnother:
     @pytest.mark.parametrize("precision", PRECISIONS)
-    @pytest.mark.parametrize("fault", FAULTS)
-    def test_is_rejected_in_every_precision(self, study: Study, fault: str, precision: str) -> None:
-        planted = FAULTS[fault](study.make_workload)  # type: ignore[arg-type]
-        if planted is None:
-            pytest.skip("this training has nothing of the kind")
+    @pytest.mark.parametrize(("study", "planted"), PLANTED, indirect=["study"])
+    def test_is_rejected_in_every_precision(self, study: Study, planted: type[Updated], precision: str) -> None:
         assert score(study, planted(), **PRECISIONS[precision]) > 50 * LIMIT
 
     def test_the_reason_names_tensor_step_and_share(self, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The trial server: one warm process per study from which the ranks of every trial are forked.
 
-It preloads torch and what the workload's file imports, but runs no operator and touches no device, so
+It preloads torch, what ranks run and what the workload's file imports, but runs no operator and touches no device, so
 a forked rank is at its first operator in milliseconds. It is single-threaded. It adopts orphans and
 leaves no process behind: when a job ends, when it is told to, and when its parent dies.
 
@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,13 @@ from steptune.tuner.trials.processes import (
 from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
+RANK_MODULES = tuple(f"steptune.tuner.trials.{name}" for name in ("inspection", "reference", "trial"))
+"""Strategies are among what they import, so that those of other packages would be, too."""
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
 """Imported while the first job runs, where there is Triton: with it a rank that compiles would take seconds
 for them, without less than one."""
+KERNEL_MODULES = ("steptune.kernels.applying",)
+"""Imported likewise, where there is no Triton. Where there is, they import it, and each rank does."""
 FAILED_RANK_GRACE_S = 2.0
 
 
@@ -179,8 +184,7 @@ class TrialServer:
             self._selector.register(rank.channel, selectors.EVENT_READ, (message.job, number))
         if self._imports_compiler:
             self._imports_compiler = False
-            if importlib.util.find_spec("triton") is not None:
-                preload(COMPILER_MODULES)
+            preload(KERNEL_MODULES if importlib.util.find_spec("triton") is None else COMPILER_MODULES)
 
     def _fork(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
         server_pid = os.getpid()
@@ -355,6 +359,13 @@ def variables_of_rank(message: Start, number: int) -> dict[str, str]:
     return {**message.variables, "RANK": str(message.first_rank + number), "LOCAL_RANK": str(number)}
 
 
+def rank_modules() -> tuple[str, ...]:
+    """Names of our modules that every rank wants; none where another package has strategies, whose import may touch a
+    device or start a thread.
+    """
+    return () if entry_points(group="steptune.strategies") else RANK_MODULES
+
+
 def preload(modules: Sequence[str]) -> None:
     """Imports modules that ranks will want; a missing or failing one is left to the rank to report."""
     for name in modules:
@@ -388,7 +399,7 @@ def main() -> None:
         # Asked for at some module's import, whether there is CUDA must not be found out by touching it: what
         # was forked after that could not use it.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        preload([*TORCH_MODULES, *arguments.preload, *load_imports(Path(arguments.imports))])
+        preload([*TORCH_MODULES, *rank_modules(), *arguments.preload, *load_imports(Path(arguments.imports))])
     channel = Channel.from_descriptor(arguments.descriptor)
     channel.send(ServerReady(pid=os.getpid(), preload_ns=time.monotonic_ns() - began))
     try:

@@ -26,6 +26,7 @@ from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
+    from steptune.tuner.workloads.workload import Workload
 
 CROWDING_PART = 0.1
 MEMORY_SHARE = 0.5

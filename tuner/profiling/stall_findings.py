@@ -8,6 +8,7 @@ from steptune.tuner.profiling.replay.answers import STALLS
 from steptune.tuner.profiling.stalls import cause_of, listed
 from steptune.tuner.records import Finding, Stall, StepFacts
 
+STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for host time in stalls as a share of the step."""
 
@@ -29,7 +30,7 @@ def diagnose_stalls(evidence: Evidence) -> Finding | None:
         when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
     recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
     return Finding(
-        rule="host_stall",
+        rule=STALL_RULE,
         severity=SEVERITIES[level],
         message=f"for {share:.0%} of the step the host {does}: stalls of up to {longest.length_ns / 1e6:.3g} ms "
         f"{when}, {recorded}",

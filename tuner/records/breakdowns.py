@@ -117,6 +117,7 @@ class Replay(Record):
         event_cost_ns: What the profiler cost for every event; None where the unprofiled step is not known.
         unprofiled_error: Of the replay without the profiler's cost, as a share of the unprofiled step.
         saved: By cause: the share of the step that is saved without it.
+        together: By causes, joined with "+": the share that is saved without all of them.
         refusal: Why the steps cannot be replayed; empty where they can.
     """
 
@@ -127,6 +128,7 @@ class Replay(Record):
     unprofiled_error: float | None = None
     saved: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
+    together: dict[str, float] = field(default_factory=dict)
 
 
 class Breakdown(Record):
@@ -225,3 +227,7 @@ class Finding(Record):
     bound: float
     """The most that fixing it could save, as a share of the step."""
     evidence: dict[str, float | str] = field(default_factory=dict)
+    claim: float | None = None
+    """Share of the step that it claims: what fixing it saves beside the findings before it, at most where that was not
+    replayed. Each share of a step is claimed once, so that claims add up. None where it saves nothing by itself, and
+    in older records."""

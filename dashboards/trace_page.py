@@ -17,7 +17,7 @@ from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
 from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import figures_json, render
-from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
+from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_memory_classes, plot_steps
 from steptune.dashboards.trace_info import (
     get_findings_info,
     get_gaps_info,
@@ -130,7 +130,7 @@ def trace_figures(analysis: TraceAnalysis, *, top: int = TOP) -> dict[str, Figur
         figures["waits"] = plot_waits(grouped_ranks(get_ranks_info(analysis)))
     for number, memory in enumerate(rank.memory):
         if memory.timeline:
-            figures[f"memory-{number}"] = plot_memory(memory)
+            figures[f"memory-{number}"] = plot_memory_classes(memory) if memory.classes else plot_memory(memory)
     return figures
 
 

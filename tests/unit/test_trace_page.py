@@ -12,9 +12,11 @@ from trace_events import operator, step, write_trace
 
 from steptune.dashboards import units
 from steptune.dashboards.rank_groups import grouped_ranks
+from steptune.dashboards.trace_figures import plot_memory_classes
 from steptune.dashboards.trace_info import (
     get_findings_info,
     get_late_ns,
+    get_memory_classes,
     get_phases_info,
     get_ranks_info,
     get_steps_info,
@@ -28,7 +30,7 @@ from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.comparison import compare
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CaptureQuality, Finding, GapSite
-from steptune.tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
+from steptune.tuner.trace_records import MemoryClass, MemoryStats, RankWait, TraceAnalysis
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"
@@ -210,6 +212,39 @@ def test_the_page_loads_nothing_and_shows_every_figure(looped):
     assert set(figures) == {"steps", "by_stack", "gaps", "treemap", "kernels", "queue", "memory-0"}
     for said in ("waiting for data", "input-bound", "load ahead", "2.00 MiB allocated", "launches a step"):
         assert said in before_scripts
+
+
+def test_memory_is_shown_by_class_of_tensor(looped):
+    memory = MemoryStats(
+        device="cuda:0",
+        peak_allocated_bytes=3 << 20,
+        peak_reserved_bytes=4 << 20,
+        total_memory_bytes=8 << 30,
+        timeline=((0, 1 << 20, 4 << 20),),
+        classes=(
+            MemoryClass(name="parameters", peak_bytes=1 << 20, at_peak_bytes=1 << 20),
+            MemoryClass(name="activations", peak_bytes=2 << 20, at_peak_bytes=2 << 20),
+            MemoryClass(name="temporary", peak_bytes=1 << 20, at_peak_bytes=0),
+        ),
+        class_timeline=((0, 1 << 20, 0, 0), (1000, 1 << 20, 2 << 20, 0), (2000, 1 << 20, 0, 1 << 20)),
+    )
+    page = render_trace_page(replace(looped, ranks=(replace(looped.ranks[0], memory=(memory,)),)))
+    table = without_scripts(page).partition("Memory of cuda:0 by class of tensor")[2].partition("</table>")[0]
+    assert re.findall(
+        r"<tr><td>(.*?)</td><td class=\"number\">(.*?)</td><td class=\"number\">(.*?)</td></tr>", table
+    ) == [
+        ("parameters", "1.00 MiB", "1.00 MiB"),
+        ("activations", "2.00 MiB", "2.00 MiB"),
+        ("temporary", "0 MiB", "1.00 MiB"),
+    ]
+    series = plot_memory_classes(memory).data
+    assert [(one["name"], list(one["y"])) for one in series] == [
+        ("parameters", [1, 1, 1]),
+        ("activations", [0, 2, 0]),
+        ("temporary", [0, 0, 1]),
+    ]
+    said = get_memory_classes(memory)
+    assert said == "cuda:0 at its peak, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
 
 
 def test_names_are_text_wherever_they_appear():

@@ -248,8 +248,16 @@ class Columns:
                 device=f"cuda:{args.device_id}" if args.device_type > 0 else "cpu",
                 allocated_bytes=args.total_allocated,
                 reserved_bytes=max(0, args.total_reserved),
+                **_block(args),
             )
         )
+
+
+def _block(args: Args) -> dict[str, int]:
+    """The block that an allocator gave or took back; empty where an event does not say so in whole numbers."""
+    if type(args.address) is not int or type(args.block_bytes) is not int or not args.address:
+        return {}
+    return {"address": args.address, "num_bytes": args.block_bytes}
 
 
 _HOST_TYPES = {

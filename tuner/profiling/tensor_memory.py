@@ -147,7 +147,7 @@ def _lives(
     for address, (_, size) in list(given.items()):
         ended(address, size, BEYOND)
     for address, block in before.items():
-        # The profiler does not see that a CPU takes back what it gave before the window: such a block is not there after.
+        # The profiler does not see that a CPU takes back what it gave before the window: that is not there after.
         if address not in touched and address in after:
             lives.append(_Life(kind=block.kind, start=BEFORE, end=BEYOND, num_bytes=block.num_bytes))
     return lives

@@ -8,7 +8,13 @@ from typing import Any
 import pandas as pd
 
 from steptune.dashboards import units
-from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
+from steptune.dashboards.communication import (
+    get_communication_info,
+    get_groups_info,
+    plot_bandwidth,
+    plot_exposure,
+    plot_waits,
+)
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.flame import get_module_bars, get_stack_bars, plot_flame
 from steptune.dashboards.lanes import TimelineInfo, get_long_gaps_info, get_timeline_info
@@ -101,6 +107,7 @@ def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top
         "modules": rank.modules[:top],
         "roofline": get_roofline_info(rank.roofline, rank.breakdowns, top),
         "collectives": list(get_communication_info(analysis)[:top].itertuples()),
+        "groups": get_groups_info(analysis),
     }
 
 

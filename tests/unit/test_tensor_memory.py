@@ -62,6 +62,16 @@ def test_classes_of_a_step_have_the_sizes_of_its_tensors(num_batches: int, frees
     assert series[:, 1:].sum(axis=1).max() == sum(one.at_peak_bytes for one in stats.classes)
 
 
+def test_sparse_gradients_have_no_block() -> None:
+    model = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.tensor([1, 2])).sum().backward()
+    assert model.weight.grad.is_sparse
+    assert [(block.kind, block.num_bytes) for block in known_blocks(model, optimizer)] == [
+        ("parameters", 10 * 4 * FLOAT)
+    ]
+
+
 def test_of_a_device_the_rest_of_what_the_allocator_holds_is_other(tmp_path: Path) -> None:
     events = [
         step(1, 0, 100),

@@ -146,8 +146,10 @@ class Columns:
     def _instead(self) -> str:
         """Say which events the file holds in place of those that torch.profiler writes."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
-        if not others:
+        if not others and not self.num_events:
             return ""
+        if not others:
+            return f" of torch.profiler, whose events have a category, but {counted(self.num_events, 'other event')}"
         return (
             f" of a category that torch.profiler writes (looked for cpu_op, cuda_runtime, kernel and the like), but "
             f"{counted(self.num_events, 'event')} of {', '.join(map(repr, others[:3]))}"

@@ -42,6 +42,7 @@ from steptune.tuner.profiling.replay.answers import (
 from steptune.tuner.profiling.stall_findings import STALL_RULE, diagnose_stalls
 from steptune.tuner.records import Finding, StepFacts
 from steptune.tuner.trace_records import Synchronisation
+from steptune.tuner.wording import milliseconds
 
 BAD_CAPTURE = "bad_capture"
 """The rule of findings that say why a capture cannot be trusted."""
@@ -724,7 +725,7 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     limit_ns = stalls.limit_ns if stalls is not None else math.inf
     found = [_waiting(one) for one in analysis.synchronisations if Category.SYNCHRONISATION in rule.categories]
     found += [
-        f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
+        f"{milliseconds(gap.length_ns)} before {gap.operator_after or gap.kernel_after or 'the end'}"
         + (f" ({place})" if (place := ", ".join(filter(None, (gap.source, gap.module)))) else "")
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)

@@ -64,8 +64,11 @@ def known_blocks(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tu
         for tensor in members:
             if not isinstance(tensor, torch.Tensor):
                 continue
-            # Of a tensor that is sharded across ranks, the part of this one.
-            storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+            try:
+                # Of a tensor that is sharded across ranks, the part of this one.
+                storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+            except RuntimeError:  # a sparse tensor has no storage of its own
+                continue
             if storage.nbytes() and tensor.device.type in ("cpu", "cuda"):
                 device = "cpu" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index}"
                 block = Block(device=device, kind=kind, address=storage.data_ptr(), num_bytes=storage.nbytes())

@@ -126,6 +126,8 @@ def test_a_share_that_only_categories_bound_is_claimed_by_the_first(tmp_path: Pa
     assert first.claim == pytest.approx(0.4)
     assert second.claim == pytest.approx(of_kernels - 0.4)
     assert third.claim == pytest.approx(0.0, abs=0.01)
+    assert third.evidence["after"] == "single_precision, inefficient_compute"
+    assert "after" not in claimed([third], [evidence], SUBJECTS)[0].evidence
 
 
 def test_a_set_that_was_not_simulated_saves_at_most_what_a_larger_one_does() -> None:

@@ -268,7 +268,10 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
         return analysis
     workers = breakdown.facts.loader == "workers"
     replay = with_together(breakdown.replay, graph, unprofiled_step_time_ns, causes, workers=workers)
-    breakdowns = (msgspec.structs.replace(one, replay=replay) for one in analysis.breakdowns)
+    breakdowns = (
+        msgspec.structs.replace(one, replay=replay) if one.replay == breakdown.replay else one
+        for one in analysis.breakdowns
+    )
     return msgspec.structs.replace(analysis, breakdowns=tuple(breakdowns))
 
 

@@ -74,7 +74,9 @@ def claimed(
         before = [one.rule for one in found if one.claim]
         alone = finding.evidence.get("expected", finding.bound)
         told = {AFTER: ", ".join(before)} if before and abs(claim - float(alone)) > SAME else {}
-        found.append(structs.replace(finding, claim=claim, evidence={**finding.evidence, **told}))
+        # Of one rank's findings, it may have been another order.
+        own = {name: value for name, value in finding.evidence.items() if name != AFTER}
+        found.append(structs.replace(finding, claim=claim, evidence={**own, **told}))
     return tuple(found)
 
 

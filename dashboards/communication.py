@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pandas as pd
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
+from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import TraceAnalysis
 
 COLUMNS = (
@@ -48,6 +50,48 @@ def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
         for c in sorted(analysis.collectives, key=lambda c: -c.total_ns)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+class GroupRow(NamedTuple):
+    """Process groups of one size that exchange the same; figures per step, the mean over the groups."""
+
+    num_groups: int
+    group_size: int
+    collectives: str
+    calls: float
+    num_bytes: float
+    exposed_ns: float
+    hidden_ns: float
+
+
+def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
+    """One row for all groups of one size that call the same collectives, the most exposed first: of a thousand ranks,
+    sharded within hosts and replicated between them, two. Empty where all collectives are of one group.
+    """
+    num_steps = analysis.ranks[0].breakdowns[0].num_steps
+    by_group: dict[tuple[str, int], list[CollectiveStats]] = {}
+    for one in analysis.collectives:
+        by_group.setdefault((one.group, one.group_size), []).append(one)
+    alike: dict[tuple[int, str], list[list[CollectiveStats]]] = {}
+    for (_, size), members in by_group.items():
+        names = ", ".join(sorted({one.name for one in members}))
+        alike.setdefault((size, names), []).append(members)
+    rows = []
+    for (size, names), groups in alike.items():
+        members = [one for group in groups for one in group]
+        per = 1 / (num_steps * len(groups))
+        rows.append(
+            GroupRow(
+                num_groups=len(groups),
+                group_size=size,
+                collectives=names,
+                calls=per * sum(one.count for one in members),
+                num_bytes=per * sum(one.count * one.message_bytes for one in members),
+                exposed_ns=per * sum(one.exposed_ns for one in members),
+                hidden_ns=per * sum(max(0, one.total_ns - one.exposed_ns) for one in members),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.exposed_ns) if len(by_group) > 1 else []
 
 
 def plot_exposure(info: pd.DataFrame) -> Figure:

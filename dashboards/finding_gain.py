@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Container
 
 from steptune.dashboards import units
+from steptune.tuner.profiling.claims import AFTER
 from steptune.tuner.profiling.gains import BESIDE
 from steptune.tuner.records import Finding
 
 LARGEST = 100
 """A larger ratio is no number: a step that would all but vanish only waited."""
 REPLAYED = "replayed"
+NAMED = 2
+"""Findings that are named by those after them."""
+SMALL = 0.001
+"""A share of the step that is nothing."""
 
 
 def refusal_of(finding: Finding) -> str:
@@ -31,17 +36,28 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
     large = limit >= LARGEST
     most = f"{LARGEST}× and more" if large else units.ratio(limit)
     at_most = f"up to {most}" if large else f"at most {most}"
-    saves = str(finding.evidence.get("saves", ""))
+    saves, claim = str(finding.evidence.get("saves", "")), _claim(finding)
     if not saves:
-        return at_most
+        return f"{at_most}{claim}"
     if why := refusal_of(finding):
         least = finding.evidence.get("least")
         low = units.ratio(units.gain_limit(float(least))) if least else "none"
         reason = ", as above" if why in said else f": {why}"
         how = "not exact" if "expected" in finding.evidence else "not replayed"
-        return f"between {low} and {most}, {how}{reason}"
-    others = finding.evidence.get("overlaps", "")
-    overlap = f"; gains may overlap, do not add that of {others}" if others else ""
+        return f"between {low} and {most}, {how}{reason}{claim}"
     more = finding.evidence.get(BESIDE, "")
     beside = f"; as a CUDA graph beside the other waits {more}" if more else ""
-    return f"{at_most} ({saves}{beside}{overlap})"
+    return f"{at_most} ({saves}{beside}){claim}"
+
+
+def _claim(finding: Finding) -> str:
+    """Say what a finding saves beside those before it, where that is another figure."""
+    before = str(finding.evidence.get(AFTER, "")).split(", ")
+    if finding.claim is None or before == [""]:
+        return ""
+    others = (
+        " and ".join(before) if len(before) <= NAMED else f"{', '.join(before[:NAMED])} and {len(before) - NAMED} more"
+    )
+    most = "" if "expected" in finding.evidence or finding.claim < SMALL else "at most "
+    share = "nothing" if finding.claim < SMALL else f"{finding.claim:.1%} of the step"
+    return f"; once {others} {'is' if len(before) == 1 else 'are'} mended, {most}{share}"

@@ -8,6 +8,9 @@ from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import MemoryStats
 
+MEMORY_COLOURS = ("#1f6fd1", "#cc4b1c", "#8457c2", "#2f9e6e", "#d9a514", theme.MUTED)
+"""Of classes of tensors, in their order."""
+
 
 def plot_steps(info: pd.DataFrame) -> Figure:
     """A stacked bar a step, devices one below the other."""
@@ -85,6 +88,25 @@ def plot_memory(memory: MemoryStats) -> Figure:
             hovertemplate="%{x:.2f} ms: %{y:,.1f} MiB<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title={"text": "milliseconds"})
+    figure.update_yaxes(title={"text": "MiB"}, rangemode="tozero")
+    return figure
+
+
+def plot_memory_classes(memory: MemoryStats) -> Figure:
+    """Memory of each class of tensors over time, one on the other."""
+    figure = theme.new_figure(height=260)
+    for place, (one, colour) in enumerate(zip(memory.classes, MEMORY_COLOURS, strict=False), 1):
+        if one.peak_bytes:
+            figure.add_scatter(
+                name=one.name,
+                x=[point[0] / 1e6 for point in memory.class_timeline],
+                y=[point[place] / (1 << 20) for point in memory.class_timeline],
+                mode="lines",
+                line={"color": colour, "width": 0.5, "shape": "hv"},
+                stackgroup="classes",
+                hovertemplate="%{x:.2f} ms: %{y:,.1f} MiB<extra>%{fullData.name}</extra>",
+            )
+    figure.update_xaxes(title={"text": "milliseconds, of a window with every allocation recorded"})
     figure.update_yaxes(title={"text": "MiB"}, rangemode="tozero")
     return figure
 

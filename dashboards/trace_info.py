@@ -19,7 +19,7 @@ from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.gains import ASIDE
 from steptune.tuner.profiling.rank_comparison import late_part, main_rank, straggler
 from steptune.tuner.records import Breakdown
-from steptune.tuner.trace_records import RankWait, Timeline, TraceAnalysis
+from steptune.tuner.trace_records import MemoryStats, RankWait, Timeline, TraceAnalysis
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",
@@ -213,6 +213,15 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
             TraceAdvice(finding.severity, message, finding.advice, gain, finding.strategies, tuple(places), categories)
         )
     return rows
+
+
+def get_memory_classes(memory: MemoryStats) -> str:
+    """Name the classes of tensors that hold memory at its peak, the largest first."""
+    held = sorted((one for one in memory.classes if one.at_peak_bytes), key=lambda one: -one.at_peak_bytes)
+    total = units.memory(sum(one.at_peak_bytes for one in held))
+    return f"{memory.device} at its peak, {total}: " + ", ".join(
+        f"{one.name} {units.memory(one.at_peak_bytes)}" for one in held
+    )
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:

@@ -8,7 +8,13 @@ from typing import Any
 import pandas as pd
 
 from steptune.dashboards import units
-from steptune.dashboards.communication import get_communication_info, plot_bandwidth, plot_exposure, plot_waits
+from steptune.dashboards.communication import (
+    get_communication_info,
+    get_groups_info,
+    plot_bandwidth,
+    plot_exposure,
+    plot_waits,
+)
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.flame import get_module_bars, get_stack_bars, plot_flame
 from steptune.dashboards.lanes import TimelineInfo, get_long_gaps_info, get_timeline_info
@@ -17,7 +23,7 @@ from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
 from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.site import STANDALONE
 from steptune.dashboards.templating import figures_json, render
-from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_steps
+from steptune.dashboards.trace_figures import plot_gaps, plot_kernels, plot_memory, plot_memory_classes, plot_steps
 from steptune.dashboards.trace_info import (
     get_findings_info,
     get_gaps_info,
@@ -101,6 +107,7 @@ def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top
         "modules": rank.modules[:top],
         "roofline": get_roofline_info(rank.roofline, rank.breakdowns, top),
         "collectives": list(get_communication_info(analysis)[:top].itertuples()),
+        "groups": get_groups_info(analysis),
     }
 
 
@@ -130,7 +137,7 @@ def trace_figures(analysis: TraceAnalysis, *, top: int = TOP) -> dict[str, Figur
         figures["waits"] = plot_waits(grouped_ranks(get_ranks_info(analysis)))
     for number, memory in enumerate(rank.memory):
         if memory.timeline:
-            figures[f"memory-{number}"] = plot_memory(memory)
+            figures[f"memory-{number}"] = plot_memory_classes(memory) if memory.classes else plot_memory(memory)
     return figures
 
 

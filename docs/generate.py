@@ -106,8 +106,12 @@ those of a long window are simulated) whose waits or stalls differ from those of
 the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 % gives its gain as a
 range, more or less so much, and at most the time in which the device does not compute. The gain of launch_bound is the
 cost of launches where stalls, waits and batches are gone, of several ranks in all of them at once and without late
-ones; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one cause alone: where
-several are replayed, each finding names the others, because gains may overlap and do not add up.
+ones; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one cause alone.
+
+Gains of two causes do not add up; claims do. In their order, each finding claims what it saves once those before it are
+mended, simulated without all of them; one that only its categories bound claims what is left of those, and all together
+no more of waiting than the device waits ([why](decisions/0061-claims.md)). Where a claim is another figure than
+the gain alone, the finding says both.
 
 Nothing is advised that is already on: each remedy below says when it is left out, and a rule without a remedy left
 finds nothing. What is on is read from the trace, and of a trial also from its choices: compilation, CUDA graphs, the

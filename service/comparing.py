@@ -10,11 +10,12 @@ from steptune.dashboards.starts import leading_candidate
 from steptune.tuner.errors import StoreError
 from steptune.tuner.objectives import parse_objective
 from steptune.tuner.profiling.comparison import STEP
+from steptune.tuner.profiling.module_comparison import compare_modules
 from steptune.tuner.profiling.trial_comparison import ONE_START, compare_trials, different_hardware
 from steptune.tuner.protocols import StudyStore
 from steptune.tuner.records import Candidate, Interval, Recommendation, Study, Trial
 from steptune.tuner.speeds import Method, speed_of
-from steptune.tuner.trace_records import Comparison, Difference
+from steptune.tuner.trace_records import Comparison, Difference, TraceAnalysis
 
 PROFILED_RUNS = "the categories are of one profiled run each, whose steps may differ from those of the study's figure"
 
@@ -64,12 +65,14 @@ def compared(
     after: tuple[Study, Trial],
     recommendation: Recommendation | None,
     *,
+    analysis_of: Callable[[str], TraceAnalysis | None],
     top: int,
     labels: tuple[str, str] | None = None,
 ) -> Comparison:
     """Compare two trials, and name what makes figures of different studies hard to compare.
 
     Args:
+        analysis_of: The analysis that was kept with a trial: its modules are compared, where both trials have one.
         recommendation: Of the first one's study. Where it states how fast the configurations of both are, that is the
             step's difference: two runs say less.
 
@@ -80,12 +83,23 @@ def compared(
     results = [t.result for t in (trial, other) if t.result is not None]
     labels = labels or (label(study, trial), label(other_study, other))
     comparison = compare_trials(*results, labels=labels, top=top)
+    kept = [_kept_of(t, analysis_of(t.trial_id)) for t in (trial, other)] if comparison.trusted else [None]
+    if None not in kept:
+        first, second = (analysis for analysis in kept if analysis is not None)
+        comparison = structs.replace(comparison, modules=compare_modules(first, second, top))
     notes = different_hardware(study.environment, other_study.environment)
     if study.workload != other_study.workload:
         notes.append(f"different workloads: {study.workload} and {other_study.workload}")
     if recommendation is not None and study.study_id == other_study.study_id:
         comparison = _stated(comparison, study, recommendation, trial.candidate, other.candidate)
     return structs.replace(comparison, notes=(*notes, *comparison.notes))
+
+
+def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
+    """The first rank of a kept analysis with the breakdowns of the result: user code may have written the file."""
+    if kept is None or trial.result is None:
+        return None
+    return structs.replace(kept, ranks=(structs.replace(kept.ranks[0], breakdowns=trial.result.breakdowns),))
 
 
 def _stated(

@@ -15,7 +15,7 @@ from steptune.dashboards import units
 from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.roofline import get_roofline_info, get_utilisation
 from steptune.dashboards.theme import category_colour, category_title
-from steptune.dashboards.trace_info import trusted_step_ns
+from steptune.dashboards.trace_info import get_memory_classes, trusted_step_ns
 from steptune.service.running import chosen_level, isolated_runner
 from steptune.service.settings import Settings
 from steptune.service.studies import compressed
@@ -41,7 +41,7 @@ from steptune.tuner.records import (
 from steptune.tuner.search.designer import why_not
 from steptune.tuner.strategies.combine import complete_choices, environment_variables
 from steptune.tuner.strategies.situations import situation_of
-from steptune.tuner.trace_records import ModuleStats, RankAnalysis, Roofline
+from steptune.tuner.trace_records import MemoryStats, ModuleStats, RankAnalysis, Roofline
 from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.untrusted import open_below
@@ -72,6 +72,8 @@ class WorkloadProfile(Record):
     """Time of each `nn.Module` over all profiled steps, the most first."""
     roofline: Roofline | None = None
     """FLOP of a step, their share of the device's peak, and what runs far above its least time."""
+    memory: tuple[MemoryStats, ...] = ()
+    """Memory of each device, by class of tensor."""
 
 
 def profile_workload(
@@ -138,6 +140,7 @@ def profile_workload(
         already_on=already_on(evidence.facts),
         modules=evidence.analysis.modules if evidence.analysis is not None else (),
         roofline=evidence.analysis.roofline if evidence.analysis is not None else None,
+        memory=evidence.analysis.memory if evidence.analysis is not None else (),
     )
 
 
@@ -176,6 +179,7 @@ def print_profile(console: Console, profile: WorkloadProfile) -> None:
     print_findings(console, profile.findings)
     print_roofline(console, profile.roofline, profile.breakdowns)
     print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
+    print_memory(console, profile.memory)
 
 
 def print_head(
@@ -235,6 +239,16 @@ def print_modules(console: Console, modules: Sequence[ModuleStats], num_steps: i
     if modules:
         console.print()
         console.print(modules_table(modules[:NUM_MODULES], num_steps, "Modules, with those inside of them"))
+
+
+def print_memory(console: Console, memory: Sequence[MemoryStats]) -> None:
+    """Print the classes of tensors that hold a device's memory at its peak."""
+    known = [get_memory_classes(stats) for stats in memory if stats.classes]
+    if known:
+        console.print()
+        console.print(Text("Memory", style="bold"))
+        for line in known:
+            console.print(line)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:

@@ -154,6 +154,11 @@ class KeptTrials:
             self._profiles.put(key, known, NO_PROFILE_BYTES + size)
         return known[1]
 
+    def trial_analysis(self, trial_id: str) -> TraceAnalysis | None:
+        """The analysis that was kept with a trial; None where none is, or it cannot be read."""
+        kept = self._kept(trial_id, "analysis")
+        return None if kept is None else self._analysis(kept)
+
     def trial_lanes(self, trial_id: str) -> tuple[Lane, ...]:
         """Lanes of a trial; those that older versions kept in its analysis, merged, where it has no others."""
         kept = self._kept(trial_id, "lanes")

@@ -182,6 +182,20 @@ class Synchronisation(Record):
     """Of the step, by a simulation without the waits of this place; None where the steps could not be simulated."""
 
 
+class MemoryClass(Record):
+    """Memory of one class of tensors.
+
+    Attributes:
+        name: "parameters" (buffers among them), "gradients", "optimizer state", "activations", "temporary" or "other".
+        peak_bytes: The most that it held at once.
+        at_peak_bytes: Held when all classes together held most.
+    """
+
+    name: str
+    peak_bytes: int
+    at_peak_bytes: int
+
+
 class MemoryStats(Record):
     """The allocator of one device."""
 
@@ -191,6 +205,10 @@ class MemoryStats(Record):
     total_memory_bytes: int | None
     timeline: tuple[tuple[int, int, int], ...]
     """(time, allocated, reserved), thinned out; every peak is kept."""
+    classes: tuple[MemoryClass, ...] = ()
+    """Memory by class of tensor; empty where the tensors' addresses are not known, as of a trace alone."""
+    class_timeline: tuple[tuple[int, ...], ...] = ()
+    """(time, bytes of each class in their order), thinned out; the peak is kept."""
 
 
 class RankWait(Record):

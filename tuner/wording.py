@@ -15,6 +15,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def milliseconds(time_ns: float) -> str:
+    """`12.3 ms`; from a second on `1.03 s`."""
+    return f"{time_ns / 1e6:.3g} ms" if time_ns < 0.9995e9 else f"{time_ns / 1e9:.3g} s"
+
+
 LEAST_RATIO, MOST_RATIO = 0.01, 100.0
 """Ends of an interval are not told beyond these."""
 

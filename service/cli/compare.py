@@ -66,11 +66,16 @@ def _of_traces(before: str, after: str, top: int) -> Comparison:
 
 
 def _of_trials(before: str, after: str, top: int, database: str | None) -> Comparison:
+    from steptune.service.artifacts import open_artifacts
     from steptune.service.comparing import compared
+    from steptune.service.trial_source import KeptTrials
 
-    with opened_store(settings_with(database)) as store:
+    settings = settings_with(database)
+    with opened_store(settings) as store:
+        source = KeptTrials(store, open_artifacts(settings))
         first = _trial(store, before)
-        return compared(first, _trial(store, after), store.recommendation(first[0].study_id), top=top)
+        answer = store.recommendation(first[0].study_id)
+        return compared(first, _trial(store, after), answer, analysis_of=source.trial_analysis, top=top)
 
 
 def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:

@@ -20,6 +20,7 @@ from steptune.dashboards.trace_info import (
     TraceAdvice,
     get_findings_info,
     get_late_ns,
+    get_memory_classes,
     get_overlapped_info,
     get_phases_info,
     get_ranks_info,
@@ -348,6 +349,7 @@ def _memory(rank: RankAnalysis, of: str) -> RenderableType:
                 + (f", {units.memory(stats.peak_reserved_bytes)} reserved{total}" if stats.peak_reserved_bytes else "")
             )
         )
+        lines += [Text(get_memory_classes(stats), style="dim")] if stats.classes else []
     return Group(*lines)
 
 

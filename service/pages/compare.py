@@ -22,6 +22,7 @@ from steptune.service.queries.study_list import ListQuery, list_page
 from steptune.service.queries.trials import trial_owner
 from steptune.service.queries.versions import study_version, trial_version
 from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
 from steptune.tuner.errors import StoreError
 from steptune.tuner.profiling.comparison import ComparisonError
 from steptune.tuner.records import Study, Trial
@@ -78,8 +79,9 @@ def _version(service: Services, principal: Principal, reference: str) -> Hashabl
 def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) -> dict[str, object]:
     try:
         before, after = (_meant(service, principal, reference) for reference in (a, b))
-        answer = SqlStudyStore(service.engine).recommendation(before[0].study_id)
-        comparison = compared(before, after, answer, top=TOP, labels=("A", "B"))
+        source = KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records)
+        answer = source.recommendation(before[0].study_id)
+        comparison = compared(before, after, answer, analysis_of=source.trial_analysis, top=TOP, labels=("A", "B"))
     except (StoreError, ComparisonError) as error:
         text = str(error)
         return {"comparison": None, "problem": f"{text[:1].upper()}{text[1:]}."}

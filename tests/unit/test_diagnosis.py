@@ -28,6 +28,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.strategies import STRATEGIES, strategies_for
 from steptune.tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
+from steptune.tuner.wording import milliseconds
 
 C = Category
 FASTER_IN_BF16 = Calibration(matmul_flops_per_s={"float32": 1e9, "bfloat16": 4e9}, copy_bytes_per_s=0.0)
@@ -606,6 +607,11 @@ class TestStalls:
         found = self.findings(0.5, of=(3,))["host_stall"]
         assert (found.bound, found.severity) == (pytest.approx(0.5), "note")
         assert "stalls of up to 20 ms in step 3 of 5 only" in found.message
+        assert (milliseconds(12_340_000), milliseconds(999_800_000), milliseconds(1_034e6)) == (
+            "12.3 ms",
+            "1 s",
+            "1.03 s",
+        )
 
     def test_it_says_what_was_recorded_there(self) -> None:
         assert "nothing is recorded there" in self.findings(0.5)["host_stall"].message

@@ -465,6 +465,7 @@ class TestRefused:
             (b"[]", "holds no timed event"),
             (b"[3, null]", "holds no timed event"),
             (b'{"traceEvents": [{"ph": "M"}]}', "holds no timed event"),
+            (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "holds no timed event of torch.profiler"),
         ],
     )
     def test_what_is_no_trace_is_refused_by_name(self, tmp_path: Path, content: bytes, message: str) -> None:

@@ -11,10 +11,13 @@ from msgspec.structs import replace
 from trace_events import operator, step, write_trace
 
 from steptune.dashboards import units
+from steptune.dashboards.communication import get_groups_info
 from steptune.dashboards.rank_groups import grouped_ranks
+from steptune.dashboards.trace_figures import plot_memory_classes
 from steptune.dashboards.trace_info import (
     get_findings_info,
     get_late_ns,
+    get_memory_classes,
     get_phases_info,
     get_ranks_info,
     get_steps_info,
@@ -27,8 +30,8 @@ from steptune.dashboards.trace_page import render_trace_page, trace_context
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.comparison import compare
 from steptune.tuner.profiling.rank_comparison import main_rank
-from steptune.tuner.records import CaptureQuality, Finding, GapSite
-from steptune.tuner.trace_records import MemoryStats, RankWait, TraceAnalysis
+from steptune.tuner.records import CaptureQuality, CollectiveStats, Finding, GapSite
+from steptune.tuner.trace_records import MemoryClass, MemoryStats, RankWait, TraceAnalysis
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"
@@ -210,6 +213,68 @@ def test_the_page_loads_nothing_and_shows_every_figure(looped):
     assert set(figures) == {"steps", "by_stack", "gaps", "treemap", "kernels", "queue", "memory-0"}
     for said in ("waiting for data", "input-bound", "load ahead", "2.00 MiB allocated", "launches a step"):
         assert said in before_scripts
+
+
+def test_memory_is_shown_by_class_of_tensor(looped):
+    memory = MemoryStats(
+        device="cuda:0",
+        peak_allocated_bytes=3 << 20,
+        peak_reserved_bytes=4 << 20,
+        total_memory_bytes=8 << 30,
+        timeline=((0, 1 << 20, 4 << 20),),
+        classes=(
+            MemoryClass(name="parameters", peak_bytes=1 << 20, at_peak_bytes=1 << 20),
+            MemoryClass(name="activations", peak_bytes=2 << 20, at_peak_bytes=2 << 20),
+            MemoryClass(name="temporary", peak_bytes=1 << 20, at_peak_bytes=0),
+        ),
+        class_timeline=((0, 1 << 20, 0, 0), (1000, 1 << 20, 2 << 20, 0), (2000, 1 << 20, 0, 1 << 20)),
+    )
+    page = render_trace_page(replace(looped, ranks=(replace(looped.ranks[0], memory=(memory,)),)))
+    table = without_scripts(page).partition("Memory of cuda:0 by class of tensor")[2].partition("</table>")[0]
+    assert re.findall(
+        r"<tr><td>(.*?)</td><td class=\"number\">(.*?)</td><td class=\"number\">(.*?)</td></tr>", table
+    ) == [
+        ("parameters", "1.00 MiB", "1.00 MiB"),
+        ("activations", "2.00 MiB", "2.00 MiB"),
+        ("temporary", "0 MiB", "1.00 MiB"),
+    ]
+    series = plot_memory_classes(memory).data
+    assert [(one["name"], list(one["y"])) for one in series] == [
+        ("parameters", [1, 1, 1]),
+        ("activations", [0, 2, 0]),
+        ("temporary", [0, 0, 1]),
+    ]
+    said = get_memory_classes(memory)
+    assert said == "cuda:0 at its peak, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
+
+
+def test_process_groups_of_one_kind_are_one_row():
+    """64 ranks, sharded within hosts of 8 and replicated between them: 8 groups of either kind."""
+
+    def called(name: str, group: str, count: int, exposed_ns: int) -> CollectiveStats:
+        return CollectiveStats(
+            name=name,
+            group=group,
+            group_size=8,
+            message_bytes=1 << 20,
+            dtype="",
+            count=count,
+            total_ns=exposed_ns + 400,
+            exposed_ns=exposed_ns,
+        )
+
+    shards = [called("allgather", f"shards {n}", 6, 1000) for n in range(8)]
+    shards += [called("reducescatter", f"shards {n}", 2, 200) for n in range(8)]
+    replicas = [called("allreduce", f"replicas {n}", 2, 4000) for n in range(8)]
+    rank = make_rank(make_breakdown([{MATMUL: 1}, {MATMUL: 1}]))
+    analysis = replace(make_analysis(rank), collectives=(*shards, *replicas))
+    assert [tuple(row) for row in get_groups_info(analysis)] == [
+        (8, 8, "allreduce", 1, 1 << 20, 2000, 200),
+        (8, 8, "allgather, reducescatter", 4, 4 << 20, 600, 400),
+    ]
+    page = without_scripts(render_trace_page(analysis))
+    assert "<td>8 groups of 8 ranks</td><td>allreduce</td>" in page
+    assert get_groups_info(replace(analysis, collectives=replicas[:1])) == []
 
 
 def test_names_are_text_wherever_they_appear():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from analysed import make_breakdown, make_kernel
+from analysed import make_analysis, make_breakdown, make_kernel, make_rank
 from builders import sample_environment, sample_hardware, sample_result, sample_window
 from msgspec.structs import replace
+from report_builders import make_study, make_trials
 from scipy import stats
 
+from steptune.service.comparing import compared
 from steptune.tuner.profiling.comparison import ComparisonError
 from steptune.tuner.profiling.trial_comparison import compare_trials, different_hardware
 from steptune.tuner.records import GapSite, TrialProfile
+from steptune.tuner.trace_records import ModuleStats
 
 MATMUL, DATA = "compute_matmul", "data_wait"
 
@@ -106,3 +109,28 @@ def test_other_hardware_and_other_versions_are_named():
     [said] = different_hardware(one, newer)
     assert said.startswith("different machines of one kind: torch ")
     assert said.endswith("9.9")
+
+
+@pytest.mark.parametrize("kept", [(True, True), (True, False)])
+def test_modules_of_kept_analyses_are_compared_with_the_cause(kept: tuple[bool, bool]) -> None:
+    """Where both trials have one. How many steps they are of is the result's word: user code may write the file."""
+    results = [trial(), trial()]
+    trials = [
+        replace(one, trial_id=str(n), result=r)
+        for n, (one, r) in enumerate(zip(make_trials(results), results, strict=True))
+    ]
+    study = make_study()
+    modules = [
+        ModuleStats(name="Net_0.Linear_0", count=2, forward_ns=0, backward_ns=0, own_ns=own_ns, dtypes=(dtype,))
+        for own_ns, dtype in ((1000, "float"), (400, "bfloat16"))
+    ]
+    steps = [make_breakdown([{MATMUL: 1}] * number) for number in (1, 7)]
+    analyses = {
+        str(n): make_analysis(make_rank(step, modules=(module,)))
+        for n, (step, module, known) in enumerate(zip(steps, modules, kept, strict=True))
+        if known
+    }
+    found = compared((study, trials[0]), (study, trials[1]), None, analysis_of=analyses.get, top=10)
+    causes = [(one.name, one.before_ns, one.after_ns, one.cause) for one in found.modules]
+    expected = ("Net_0.Linear_0", 500, 200, "multiplies in bfloat16 instead of float")
+    assert causes == ([expected] if all(kept) else [])

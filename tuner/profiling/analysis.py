@@ -27,6 +27,7 @@ import numpy as np
 from steptune.tuner.profiling.breakdown import breakdown_of
 from steptune.tuner.profiling.call_work import group_calls
 from steptune.tuner.profiling.capture import Capture, link
+from steptune.tuner.profiling.claims import causes_of, claimed
 from steptune.tuner.profiling.collectives import CollectiveCalls, collective_calls, collective_stats
 from steptune.tuner.profiling.cpu_time import cpu_time
 from steptune.tuner.profiling.details import (
@@ -39,7 +40,7 @@ from steptune.tuner.profiling.details import (
     with_shapes,
 )
 from steptune.tuner.profiling.device_time import device_time
-from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, diagnose
+from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SUBJECTS, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
@@ -56,6 +57,7 @@ from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.replay.answers import NO_LAUNCHES, of_all_steps, replay, replay_ranks
 from steptune.tuner.profiling.replay.graph import Graph, build_graph
+from steptune.tuner.profiling.replay.together import with_ranks_together, with_together
 from steptune.tuner.profiling.roofline import roofline
 from steptune.tuner.profiling.roofline_replay import with_floors
 from steptune.tuner.profiling.segments import Segments
@@ -145,12 +147,16 @@ def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceA
         msgspec.structs.replace(result.analysis, findings=diagnose(evidence[result.analysis.rank]))
         for result in results
     )
+    found = _findings_of_run(ranks, evidence, compared, replayed)
+    if replayed is not None and not replayed.refusal and (causes := causes_of(found, SUBJECTS)):
+        replayed = with_ranks_together(replayed, _graphs(results), causes, workers=_have_workers(results))
+        evidence = {rank: replace(one, run=replayed) for rank, one in evidence.items()}
     return TraceAnalysis(
         ranks=ranks,
         collectives=compared.collectives,
         waits=compared.waits,
         clock_offsets_ns=compared.offsets_ns,
-        findings=_findings_of_run(ranks, evidence, compared, replayed),
+        findings=claimed(found, list(evidence.values()), SUBJECTS),
         replay=replayed,
         notes=(*notes, *missing, *compared.notes),
     )
@@ -249,7 +255,24 @@ def analyse_trace(
         roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
     )
+    if graph is not None:
+        analysis = _replayed_together(analysis, graph, unprofiled_step_time_ns)
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most, graph
+
+
+def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
+    """The analysis whose replay says what the findings save in their order, each beside those before it."""
+    breakdown = busiest(analysis.breakdowns)
+    causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
+    if breakdown.replay is None or breakdown.replay.refusal or not causes:
+        return analysis
+    workers = breakdown.facts.loader == "workers"
+    replay = with_together(breakdown.replay, graph, unprofiled_step_time_ns, causes, workers=workers)
+    breakdowns = (
+        msgspec.structs.replace(one, replay=replay) if one.replay == breakdown.replay else one
+        for one in analysis.breakdowns
+    )
+    return msgspec.structs.replace(analysis, breakdowns=tuple(breakdowns))
 
 
 def _not_replayed(capture: Capture) -> Replay:
@@ -427,15 +450,23 @@ def _evidence_of_ranks(
 
 def _replay_of_ranks(results: Sequence[RankResult]) -> Replay | None:
     """The steps of all ranks, where all of them have a graph."""
-    graphs = {result.analysis.rank: result.graph for result in results if result.graph is not None}
+    graphs = _graphs(results)
     if len(graphs) < len(results):
         return None
     unprofiled = {result.analysis.breakdowns[0].unprofiled_step_time_ns for result in results}
-    workers = any(result.analysis.breakdowns[0].facts.loader == "workers" for result in results)
-    replayed = replay_ranks(graphs, max((time for time in unprofiled if time), default=None), workers=workers)
+    longest = max((time for time in unprofiled if time), default=None)
+    replayed = replay_ranks(graphs, longest, workers=_have_workers(results))
     for result in results:
         replayed = of_all_steps(replayed, busiest(result.analysis.breakdowns), graphs[result.analysis.rank].num_steps)
     return replayed
+
+
+def _graphs(results: Sequence[RankResult]) -> dict[int, Graph]:
+    return {result.analysis.rank: result.graph for result in results if result.graph is not None}
+
+
+def _have_workers(results: Sequence[RankResult]) -> bool:
+    return any(result.analysis.breakdowns[0].facts.loader == "workers" for result in results)
 
 
 def _findings_of_run(
@@ -443,7 +474,7 @@ def _findings_of_run(
     evidence: Mapping[int, Evidence],
     compared: RankComparison,
     replayed: Replay | None,
-) -> tuple[Finding, ...]:
+) -> list[Finding]:
     """Findings of all ranks, each rule once, for the rank where it could save most; and those that only several ranks
     show.
     """
@@ -456,7 +487,7 @@ def _findings_of_run(
     together: list[Finding] = []
     if not any(one.breakdown.quality.problems for one in evidence.values()):
         together = diagnose_ranks(evidence, compared.waits, compared.collectives, straggler(compared.waits), replayed)
-    return tuple(late_first(by_worth([*largest.values(), *together])))
+    return late_first(by_worth([*largest.values(), *together]))
 
 
 def _weight(finding: Finding) -> tuple[float, int]:

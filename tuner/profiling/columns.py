@@ -146,8 +146,10 @@ class Columns:
     def _instead(self) -> str:
         """Say which events the file holds in place of those that torch.profiler writes."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
-        if not others:
+        if not others and not self.num_events:
             return ""
+        if not others:
+            return f" of torch.profiler, whose events have a category, but {counted(self.num_events, 'other event')}"
         return (
             f" of a category that torch.profiler writes (looked for cpu_op, cuda_runtime, kernel and the like), but "
             f"{counted(self.num_events, 'event')} of {', '.join(map(repr, others[:3]))}"
@@ -248,8 +250,16 @@ class Columns:
                 device=f"cuda:{args.device_id}" if args.device_type > 0 else "cpu",
                 allocated_bytes=args.total_allocated,
                 reserved_bytes=max(0, args.total_reserved),
+                **_block(args),
             )
         )
+
+
+def _block(args: Args) -> dict[str, int]:
+    """The block that an allocator gave or took back; empty where an event does not say so in whole numbers."""
+    if type(args.address) is not int or type(args.block_bytes) is not int or not args.address:
+        return {}
+    return {"address": args.address, "num_bytes": args.block_bytes}
 
 
 _HOST_TYPES = {

@@ -19,6 +19,7 @@ from steptune.tuner.profiling.operator_calls import NO_ROW, OperatorCalls, opera
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.profiling.steps import StepWindows
+from steptune.tuner.profiling.tensor_memory import Block, with_classes
 from steptune.tuner.profiling.trace import Kind, Trace
 from steptune.tuner.trace_records import MemoryStats
 
@@ -40,10 +41,16 @@ class Details:
 
 @dataclass(frozen=True, kw_only=True)
 class DetailsFile:
-    """The trace of such a window."""
+    """The trace of such a window.
+
+    Attributes:
+        blocks_before, blocks_after: Memory of the job's tensors when it began and when it ended, where that is known.
+    """
 
     path: Path
     num_steps: int
+    blocks_before: tuple[Block, ...] = ()
+    blocks_after: tuple[Block, ...] = ()
 
 
 def read_details(file: DetailsFile) -> Details:
@@ -52,7 +59,9 @@ def read_details(file: DetailsFile) -> Details:
     Raises:
         TraceError: The file is not a trace that can be read.
     """
-    return details_of(read_trace(file.path), file.num_steps)
+    details = details_of(read_trace(file.path), file.num_steps)
+    memory = with_classes(details.memory, details.trace, file.blocks_before, file.blocks_after)
+    return replace(details, memory=memory)
 
 
 def details_of(trace: Trace, num_steps: int) -> Details:

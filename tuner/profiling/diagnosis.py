@@ -18,27 +18,28 @@ see docs/diagnosis.md for each one's source.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import msgspec
 
 from steptune.kernels.names import WITHOUT_WAITING
 from steptune.tuner.costs.bounds import compute_floor_ns
 from steptune.tuner.costs.categories import COMPUTE, COMPUTING, Category, classify_operator
+from steptune.tuner.profiling.claims import Subject, claimed
 from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
 from steptune.tuner.profiling.facts import BF16, FP16, TF32
-from steptune.tuner.profiling.gains import ASIDE, BESIDE, Gain, bound_of, by_worth
+from steptune.tuner.profiling.gains import ASIDE, BESIDE, LATE_RULE, Gain, bound_of, by_worth
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
     DISPATCH,
+    LATE_RANKS,
     LAUNCHES,
     LOADER,
+    STALLS,
     SYNCHRONISATION,
 )
-from steptune.tuner.profiling.stall_findings import diagnose_stalls
+from steptune.tuner.profiling.stall_findings import STALL_RULE, diagnose_stalls
 from steptune.tuner.records import Finding, StepFacts
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.cures import Cure
@@ -46,6 +47,7 @@ from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.registry import strategies_for
 from steptune.tuner.trace_records import Synchronisation
+from steptune.tuner.wording import milliseconds
 
 BAD_CAPTURE = "bad_capture"
 """The rule of findings that say why a capture cannot be trusted."""
@@ -598,6 +600,12 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+SUBJECTS: Mapping[str, Subject] = {
+    **{rule.name: Subject(categories=rule.categories, cause=rule.replayed) for rule in RULES},
+    STALL_RULE: Subject(categories=(Category.HOST,), cause=STALLS),
+    LATE_RULE: Subject(categories=(Category.COMMUNICATION,), cause=LATE_RANKS),
+}
+"""Time that every rule is about."""
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
 """The advice where a record of an older version does not say which problem it is."""
 
@@ -610,24 +618,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         own = evidence.facts.own_capture
         return tuple(_bad_capture(problem, name, own) for problem, name in zip(quality.problems, names, strict=True))
     applied = [*(_apply(rule, evidence) for rule in RULES), diagnose_stalls(evidence)]
-    found = _overlapping([finding for finding in applied if finding is not None])
-    return tuple(by_worth(found))
-
-
-def _overlapping(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, of which replayed ones name each other: each gain is of one cause alone, so they do not add up."""
-    replayed = [f.rule for f in findings if f.bound > 0 and str(f.evidence.get("saves", "")).endswith("replayed")]
-    if len(replayed) < 2:
-        return list(findings)
-    return [
-        msgspec.structs.replace(
-            finding,
-            evidence={**finding.evidence, "overlaps": " and ".join(rule for rule in replayed if rule != finding.rule)},
-        )
-        if finding.rule in replayed
-        else finding
-        for finding in findings
-    ]
+    found = by_worth(finding for finding in applied if finding is not None)
+    return claimed(found, [evidence], SUBJECTS)
 
 
 def _bad_capture(problem: str, name: str, own: bool) -> Finding:
@@ -724,7 +716,7 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     limit_ns = stalls.limit_ns if stalls is not None else math.inf
     found = [_waiting(one) for one in analysis.synchronisations if Category.SYNCHRONISATION in rule.categories]
     found += [
-        f"{gap.length_ns / 1e6:.3g} ms before {gap.operator_after or gap.kernel_after or 'the end'}"
+        f"{milliseconds(gap.length_ns)} before {gap.operator_after or gap.kernel_after or 'the end'}"
         + (f" ({place})" if (place := ", ".join(filter(None, (gap.source, gap.module)))) else "")
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)

@@ -44,6 +44,8 @@ class Args(
         "collective_sequence": "Seq",
         "total_allocated": "Total Allocated",
         "total_reserved": "Total Reserved",
+        "address": "Addr",
+        "block_bytes": "Bytes",
         "device_id": "Device Id",
         "device_type": "Device Type",
     },
@@ -76,6 +78,8 @@ class Args(
     total_reserved: int = -1
     device_id: int = -1
     device_type: int = -1
+    address: Any = 0
+    block_bytes: Any = 0
 
 
 NO_ARGS = Args()

@@ -7,7 +7,9 @@ from steptune.tuner.profiling.gains import bound_of
 from steptune.tuner.profiling.replay.answers import STALLS
 from steptune.tuner.profiling.stalls import cause_of, listed
 from steptune.tuner.records import Finding, Stall, StepFacts
+from steptune.tuner.wording import milliseconds
 
+STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for host time in stalls as a share of the step."""
 
@@ -29,9 +31,9 @@ def diagnose_stalls(evidence: Evidence) -> Finding | None:
         when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
     recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
     return Finding(
-        rule="host_stall",
+        rule=STALL_RULE,
         severity=SEVERITIES[level],
-        message=f"for {share:.0%} of the step the host {does}: stalls of up to {longest.length_ns / 1e6:.3g} ms "
+        message=f"for {share:.0%} of the step the host {does}: stalls of up to {milliseconds(longest.length_ns)} "
         f"{when}, {recorded}",
         advice=_stall_advice(longest, evidence.facts),
         strategies=(),
@@ -47,7 +49,7 @@ def diagnose_stalls(evidence: Evidence) -> Finding | None:
 
 
 def _place_of(stall: Stall) -> str:
-    return f"{stall.length_ns / 1e6:.3g} ms in step {stall.step}" + (f": {stall.name}" if stall.name else "")
+    return f"{milliseconds(stall.length_ns)} in step {stall.step}" + (f": {stall.name}" if stall.name else "")
 
 
 STALL_ADVICE = {

@@ -126,12 +126,19 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """Allocator totals at one moment."""
+    """Allocator totals at one moment, after it gave or took back a block.
+
+    Attributes:
+        address: Of the block; 0 where it is not recorded.
+        num_bytes: Of the block; negative where it was taken back.
+    """
 
     time: int
     device: str
     allocated_bytes: int
     reserved_bytes: int
+    address: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,7 @@ class Replay(Record):
         saved: By cause: the share of the step that is saved without it.
         uncertain: By cause: by how much that depends on the profiler's cost, as far as the unprofiled step leaves it
             open.
+        together: By causes, joined with "+": the share that is saved without all of them.
         refusal: Why the steps cannot be replayed; empty where they can.
     """
 
@@ -132,6 +133,7 @@ class Replay(Record):
     saved: dict[str, float] = field(default_factory=dict)
     uncertain: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
+    together: dict[str, float] = field(default_factory=dict)
 
 
 class Breakdown(Record):
@@ -230,3 +232,7 @@ class Finding(Record):
     bound: float
     """The most that fixing it could save, as a share of the step."""
     evidence: dict[str, float | str] = field(default_factory=dict)
+    claim: float | None = None
+    """Share of the step that it claims: what fixing it saves beside the findings before it, at most where that was not
+    replayed. Each share of a step is claimed once, so that claims add up. None where it saves nothing by itself, and
+    in older records."""

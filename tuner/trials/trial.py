@@ -18,6 +18,7 @@ from steptune.tuner.profiling.analysis import (
 from steptune.tuner.profiling.breakdown import with_epoch_restart
 from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.profiling.lanes import FULL_CELLS
+from steptune.tuner.profiling.tensor_memory import known_blocks
 from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from steptune.tuner.strategies.combine import make_plan, strategies_of
@@ -354,8 +355,11 @@ class TrialRun:
         """Stacks, shapes and allocations of more steps: recording them would slow down those that are timed."""
         num_steps = self._job.steps_per_round
         path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.details.json"
+        job = self._job
+        before = known_blocks(job.model, job.optimizer)
         record_details(self._stepper.step, num_steps, path)
-        return DetailsFile(path=path, num_steps=num_steps)
+        after = known_blocks(job.model, job.optimizer)
+        return DetailsFile(path=path, num_steps=num_steps, blocks_before=before, blocks_after=after)
 
     def _keep(self, analysis: TraceAnalysis) -> None:
         """For pages, which never read a trace."""

@@ -138,9 +138,13 @@ def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Gr
     Args:
         replay: Of this graph, without a refusal.
     """
-    cost = Cost(event_ns=replay.event_cost_ns or 0.0, slowdown=replay.host_slowdown or 1.0)
-    graph = calibrated(graph, cost)
+    graph = calibrated(graph, cost_of(replay))
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
+
+
+def cost_of(replay: Replay) -> Cost:
+    """The profiler's cost that a replay takes off."""
+    return Cost(event_ns=replay.event_cost_ns or 0.0, slowdown=replay.host_slowdown or 1.0)
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:

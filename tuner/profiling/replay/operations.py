@@ -48,6 +48,7 @@ class Operations:
         after: float64: from the end of what it waits for to the earliest start.
         depends: By operation: those of other streams that it waits for.
         collective: bool: ranks meet in it.
+        group: By collective, in order: the name of its process group; empty where it is not recorded.
         category: int64 `PRIORITY` number.
         usual_latency, usual_after: Medians.
         unexplained: Share of the steps in which operations start later than any edge says.
@@ -69,6 +70,7 @@ class Operations:
     usual_after: float
     unexplained: float
     known: float
+    group: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.row)
@@ -118,6 +120,10 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
         after=after,
         depends=depends,
         collective=is_collective,
+        group=tuple(
+            capture.trace.collectives[record].group_name if record >= 0 else ""
+            for record in capture.record[rows[is_collective]].tolist()
+        ),
         category=capture.category[rows],
         usual_latency=usual_latency,
         usual_after=usual_after,

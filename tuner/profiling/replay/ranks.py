@@ -1,7 +1,13 @@
-"""Several ranks' graphs at once: they meet in collectives, so that lateness is carried from one to the next."""
+"""Several ranks' graphs at once: they meet in collectives, so that lateness is carried from one to the next.
+
+Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks, or, where
+its process group is a part of them (of FSDP within a host, of replicas between hosts), one of each group: a late rank
+holds up its own group, and others through the ranks that they share.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,13 +31,15 @@ class Ranks:
     Attributes:
         graphs: By rank.
         meetings: int64 of shape (collectives, ranks): the operation that each of them is.
-        network: float64 by collective: from the last arrival to the end.
-        arrived: float64 by collective: the last arrival, on the clock of the first rank.
+        group: int64 of the same shape: the first of the ranks that it meets.
+        network: float64 of the same shape: from the last arrival in its group to the end.
+        arrived: float64 of the same shape: the last arrival in its group, on the clock of the first rank.
         offsets: By rank: added to its times, they are those of the first one's clock.
     """
 
     graphs: tuple[Graph, ...]
     meetings: Ints
+    group: Ints
     network: Floats
     arrived: Floats
     offsets: tuple[float, ...]
@@ -56,16 +64,58 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
     columns = list(zip(graphs, meetings.T, strict=True))
     start = np.stack([graph.operations.start[rows] for graph, rows in columns], axis=1).astype(np.float64)
     end = np.stack([graph.operations.end[rows] for graph, rows in columns], axis=1).astype(np.float64)
-    offsets = np.median(end[:, :1] - end, axis=0)
-    arrived = (start + offsets).max(axis=1)
-    network = np.maximum(0.0, (end + offsets - arrived[:, None]).min(axis=1))
+    group = _groups(graphs)
+    offsets = _offsets(end, group)
+    arrived = _by_group(np.maximum, start + offsets, group)
+    network = np.maximum(0.0, _by_group(np.minimum, end + offsets - arrived, group))
     return Ranks(
         graphs=tuple(graphs),
         meetings=meetings,
+        group=group,
         network=network,
         arrived=arrived,
         offsets=tuple(offsets.tolist()),
     )
+
+
+def _groups(graphs: Sequence[Graph]) -> Ints:
+    """The first of the ranks that each one meets in each collective.
+
+    Raises:
+        UnlikeRanksError: Ranks of one group call its collectives in different places of their programs.
+    """
+    names = np.array([graph.operations.group for graph in graphs], dtype=np.str_).T
+    found = np.zeros(names.shape, dtype=np.int64)
+    for name in np.unique(names).tolist():
+        called = names == name
+        members = called.any(axis=0)
+        if not (called[called.any(axis=1)] == members).all():
+            raise UnlikeRanksError(f"ranks call the collectives of the process group {name!r} in different places")
+        found[called] = int(members.argmax())
+    return found
+
+
+def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
+    """The least or the most of the ranks that meet, for each of them."""
+    rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+    found = values.copy()
+    least_or_most.at(found, (rows, group), values)
+    return np.asarray(found[rows, group])
+
+
+def _offsets(end: Floats, group: Ints) -> Floats:
+    """Clocks of ranks against that of the first, from collectives that end on both at once: its own groups' first, then
+    those of the ranks that are known so. Where no group leads to a rank, all of its collectives.
+    """
+    offsets = np.median(end[:, :1] - end, axis=0)
+    known = [0]
+    for other in known:
+        for rank in range(end.shape[1]):
+            together = group[:, rank] == group[:, other]
+            if rank not in known and together.any():
+                offsets[rank] = offsets[other] + np.median((end[:, other] - end[:, rank])[together])
+                known.append(rank)
+    return np.asarray(offsets)
 
 
 def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
@@ -74,19 +124,27 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
     for graph in ranks.graphs:
         runs.append(simulate(graph, graph.operations.collective.tolist(), usual_delays=usual_delays))
     network = ranks.network.tolist()
+    group = ranks.group.tolist()
+    members = [Counter(row) for row in group]
     times: list[float] = []
-    arrived = [next(run)[1] for run in runs]
-    place = 0
-    while not times:
-        end = max(arrived) + network[place]
-        place = (place + 1) % len(network)
-        following = []
-        for run in runs:
+    met = [0] * len(runs)
+    come: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    arrived = [(rank, next(run)[1]) for rank, run in enumerate(runs)]
+    while arrived:
+        rank, time = arrived.pop()
+        place = met[rank] % len(network)
+        first = group[place][rank]
+        here = come.setdefault((met[rank], first), [])
+        here.append((rank, time))
+        if len(here) < members[place][first]:
+            continue
+        end = max(time for _, time in here) + network[place][rank]
+        for one, _ in come.pop((met[rank], first)):
+            met[one] += 1
             try:
-                following.append(run.send(end)[1])
+                arrived.append((one, runs[one].send(end)[1]))
             except StopIteration as done:
                 times.append(float(done.value))
-        arrived = following
     assert len(times) == len(runs), "ranks have the same collectives"
     return max(times)
 
@@ -161,7 +219,7 @@ def _beside_waiting(ranks: Ranks, place: int) -> Graph:
     operations = graph.operations
     rows = ranks.meetings[:, place]
     low = operations.start[rows].astype(np.float64)
-    high = np.maximum(low, ranks.arrived - ranks.offsets[place])
+    high = np.maximum(low, ranks.arrived[:, place] - ranks.offsets[place])
     waiting = high - low > LATE_NS
     low, high = np.maximum.accumulate(low[waiting]), np.maximum.accumulate(high[waiting])
     if not len(low):

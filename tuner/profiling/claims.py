@@ -1,0 +1,119 @@
+"""Claims of findings: every lost share of a step is claimed by one of them, so that claims add up.
+
+Findings state what each saves alone, and the same lost time can be two findings': a host that waits for the device
+has no lead left for the stall that follows. In their order, each claims what it saves once those before it are
+mended: of a replayed cause, simulated without all of them (`replay.together`); of one that only its categories bound,
+what is left of those. No more is claimed of waiting than the device waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from steptune.tuner.costs.categories import COMPUTING, Category
+from steptune.tuner.profiling.evidence import Evidence
+from steptune.tuner.profiling.replay.together import saved_without
+from steptune.tuner.records import Finding
+
+AFTER = "after"
+"""Evidence of a finding that claims less, or more, than it saves alone: the rules of those before it that claim."""
+SAME = 0.001
+"""Share of the step below which two gains are one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Time that a rule is about.
+
+    Attributes:
+        cause: Of the replay; empty where it is not replayed.
+    """
+
+    categories: tuple[Category, ...]
+    cause: str = ""
+
+
+@dataclass(kw_only=True)
+class _Unclaimed:
+    """Shares of a step that no finding claims yet.
+
+    Attributes:
+        waiting: Of all in which the device does not compute.
+        of: By category.
+    """
+
+    waiting: float
+    of: dict[Category, float] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
+    saved: float = 0.0
+
+
+def claimed(
+    findings: Sequence[Finding], evidence: Sequence[Evidence], subjects: Mapping[str, Subject]
+) -> tuple[Finding, ...]:
+    """The findings with their claims.
+
+    Args:
+        evidence: Of the rank that they are about, or of each of several: the one that waits most has most to lose.
+        subjects: By rule.
+    """
+    waiting = max(evidence, key=lambda one: one.idle_share)
+    left = _Unclaimed(waiting=waiting.idle_share)
+    found: list[Finding] = []
+    for finding in findings:
+        subject = subjects.get(finding.rule)
+        if subject is None or finding.bound <= 0:
+            found.append(finding)
+            continue
+        claim = _simulated(finding, subject, waiting, left)
+        if claim is None:
+            claim = _counted(finding, subject, evidence, left)
+        before = [one.rule for one in found if one.claim]
+        alone = finding.evidence.get("expected", finding.bound)
+        told = {AFTER: ", ".join(before)} if before and abs(claim - float(alone)) > SAME else {}
+        # Of one rank's findings, it may have been another order.
+        own = {name: value for name, value in finding.evidence.items() if name != AFTER}
+        found.append(structs.replace(finding, claim=claim, evidence={**own, **told}))
+    return tuple(found)
+
+
+def causes_of(findings: Sequence[Finding], subjects: Mapping[str, Subject]) -> list[str]:
+    """The replayed causes of findings, in their order."""
+    known = [subjects[finding.rule] for finding in findings if finding.rule in subjects and _is_replayed(finding)]
+    return [subject.cause for subject in known if subject.cause]
+
+
+def _is_replayed(finding: Finding) -> bool:
+    return finding.bound > 0 and "expected" in finding.evidence
+
+
+def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Unclaimed) -> float | None:
+    """The claim of a replayed cause; None where no simulation says it."""
+    replay = evidence.run or evidence.breakdown.replay
+    if replay is None or not subject.cause or not _is_replayed(finding):
+        return None
+    gone = left.gone | {subject.cause}
+    saved = saved_without(replay, gone)
+    if saved is None:
+        return None
+    claim = min(max(0.0, saved - left.saved), left.waiting)
+    left.gone, left.saved = gone, max(saved, left.saved)
+    left.waiting -= claim
+    return claim
+
+
+def _counted(finding: Finding, subject: Subject, evidence: Sequence[Evidence], left: _Unclaimed) -> float:
+    """The claim of a finding that its categories bound: what is left of those, at most its bound."""
+    claim = 0.0
+    for category in subject.categories:
+        share = left.of.setdefault(category, max(one.breakdown.removable_share(category) for one in evidence))
+        if category not in COMPUTING:
+            share = min(share, left.waiting)
+        part = min(share, finding.bound - claim)
+        left.of[category] -= part
+        left.waiting -= 0.0 if category in COMPUTING else part
+        claim += part
+    return claim

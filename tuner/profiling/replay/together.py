@@ -1,0 +1,120 @@
+"""Steps without several causes at once: what each saves beside those that are gone before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from itertools import accumulate
+
+from msgspec import structs
+
+from steptune.tuner.profiling.replay import ranks as several
+from steptune.tuner.profiling.replay.answers import (
+    ALLOCATIONS,
+    DISPATCH,
+    LATE_RANKS,
+    LAUNCHES,
+    LOADER,
+    STALLS,
+    SYNCHRONISATION,
+    Edit,
+    as_replayed,
+    cost_of,
+)
+from steptune.tuner.profiling.replay.calibration import calibrated
+from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.replay.scenarios import (
+    without_allocation,
+    without_launches,
+    without_loader,
+    without_stalls,
+    without_synchronisation,
+)
+from steptune.tuner.profiling.replay.simulate import step_time_ns
+from steptune.tuner.records import Replay
+
+EDITED: tuple[str, ...] = (LATE_RANKS, STALLS, SYNCHRONISATION, LOADER, ALLOCATIONS, DISPATCH)
+"""Causes in the order in which graphs are edited: lateness is told from stalls, and stalls from the pace of launches,
+that are still there."""
+
+
+def name_of(causes: Sequence[str] | frozenset[str]) -> str:
+    """The name of a set of causes in `Replay.together`."""
+    return "+".join(cause for cause in EDITED if cause in causes)
+
+
+def with_together(
+    replay: Replay, graph: Graph, unprofiled_ns: float | None, causes: Sequence[str], *, workers: bool
+) -> Replay:
+    """The replay of one rank with what its first, its first two, its first three … causes save together.
+
+    Args:
+        replay: Of this graph, without a refusal.
+        workers: Worker processes make the batches.
+    """
+    graph = as_replayed(graph, replay, unprofiled_ns)
+    edits = _edits(workers=workers)
+
+    def time_without(gone: frozenset[str]) -> float:
+        return step_time_ns(reduce(lambda edited, name: edits[name](edited), _ordered(gone, edits), graph))
+
+    return _having(replay, [cause for cause in causes if cause in edits], time_without)
+
+
+def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Sequence[str], *, workers: bool) -> Replay:
+    """As `with_together`, of all ranks: a cause is gone from each of them.
+
+    Args:
+        graphs: By rank.
+        replay: Of all these graphs, without a refusal.
+    """
+    cost = cost_of(replay)
+    joint = several.meet([calibrated(graphs[rank], cost) for rank in sorted(graphs)])
+    edits = _edits(workers=workers)
+
+    def time_without(gone: frozenset[str]) -> float:
+        ranks = several.without_late_ranks(joint) if LATE_RANKS in gone else joint
+        for name in _ordered(gone, edits):
+            ranks = dataclasses.replace(ranks, graphs=tuple(map(edits[name], ranks.graphs)))
+        return several.step_time_ns(ranks)
+
+    return _having(replay, [cause for cause in causes if cause in EDITED], time_without)
+
+
+def saved_without(replay: Replay, causes: frozenset[str]) -> float | None:
+    """Share of the step that is saved without all of some causes.
+
+    Where not exactly these were simulated, the least that is saved without these and others. None where no such set
+    was simulated.
+    """
+    if not causes:
+        return 0.0
+    known = {frozenset(name.split("+")): share for name, share in replay.together.items()}
+    alone = {cause: LAUNCHES if cause == DISPATCH else cause for cause in EDITED}
+    known |= {frozenset({cause}): replay.saved[name] for cause, name in alone.items() if name in replay.saved}
+    return min((share for gone, share in known.items() if gone >= causes), default=None)
+
+
+def _edits(*, workers: bool) -> Mapping[str, Edit]:
+    return {
+        STALLS: without_stalls,
+        SYNCHRONISATION: without_synchronisation,
+        LOADER: partial(without_loader, in_main_process=not workers),
+        ALLOCATIONS: without_allocation,
+        DISPATCH: without_launches,
+    }
+
+
+def _ordered(gone: frozenset[str], edits: Mapping[str, Edit]) -> list[str]:
+    return [name for name in EDITED if name in gone and name in edits]
+
+
+def _having(replay: Replay, causes: Sequence[str], time_without: Callable[[frozenset[str]], float]) -> Replay:
+    sets = accumulate((frozenset({cause}) for cause in causes), frozenset[str].union)
+    unknown = [gone for gone in sets if len(gone) > 1 or saved_without(replay, gone) is None]
+    if not unknown:
+        return replay
+    whole = time_without(frozenset())
+    shares = {name_of(gone): max(0.0, 1 - time_without(gone) / whole) for gone in unknown}
+    return structs.replace(replay, together={**replay.together, **shares})

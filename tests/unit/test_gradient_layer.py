@@ -412,6 +412,18 @@ class TestScores:
         assert found.ratio > 1
         assert found.excess == pytest.approx(0.05)
 
+    def test_a_factor_of_all_gradients_may_be_rounded(self) -> None:
+        """As the loss's one over the number of tokens is, in 16 bits, and its product with the loss scale."""
+        assert 0.5 < self.score(self.steps(scale=1 + 2 * BF16)).ratio < 1
+
+    def test_sizes_are_compared_where_steps_begin_from_the_reference_s_parameters(self) -> None:
+        strayed, wrong = self.steps(), self.steps()
+        for steps, places in ((strayed, (2, 3)), (wrong, (0, 1))):
+            for place in places:
+                steps[place] = {name: values * (1 + 3.2 * BF16) for name, values in steps[place].items()}
+        assert self.score(strayed, exact=(0, 1)).ratio < 1
+        assert self.score(wrong, exact=(0, 1)).ratio > 1
+
     def test_one_step_may_be_turned_over_by_rounding_and_two_may_not(self) -> None:
         once, twice = self.steps(), self.steps()
         for steps, places in ((once, (2,)), (twice, (2, 3))):

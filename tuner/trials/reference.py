@@ -331,7 +331,7 @@ class _Runs:
                 protocol,
                 seed=seed,
                 horizon_seed=horizon_seed,
-                update_watch=update_watch,
+                watches=[update_watch] if update_watch is not None else [],
                 gradient_watch=gradient_watch,
                 mask_watch=mask_watch,
                 rate_watch=rate_watch,

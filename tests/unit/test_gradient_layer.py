@@ -128,7 +128,7 @@ def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agr
 def test_a_verdict_says_that_the_reference_had_no_time_or_memory_for_a_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    def run_out(*_: object) -> None:
+    def run_out(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError
 
     if lacking == "memory":

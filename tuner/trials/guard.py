@@ -422,17 +422,19 @@ class Judge:
         """Audit the twin; None, with the reason, where there is none or other settings need the candidate's
         precision.
         """
-        if not has_twin(job.device, self._coordinator.num_ranks):
-            return None, "a twin runs on one rank only"
+        rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
+        if not has_twin(job.device, num_ranks):
+            return None, "on GPUs a twin runs on one rank only"
         if self._gradients is None or not self._gradients.wide.steps:
             return None, "the reference was made without them, for lack of time or memory"
         try:
-            return audit(make_twin(job, choices, self._files), self._files, batches, self.reference.protocol), ""
+            twin = make_twin(job, choices, self._files, rank=rank, num_ranks=num_ranks)
+            return audit(twin, self._files, batches, self.reference.protocol), ""
         except SteptuneError as error:
             return None, str(error)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
+            if num_ranks > 1 or not is_out_of_memory(error):
+                raise  # the other ranks wait for this one
             return None, "there is no memory for a second training beside the candidate"
 
 

@@ -476,8 +476,9 @@ def main() -> None:
             kept = _joined(kept, Kept(runs=runs, steps=steps))
             if arguments.rows:
                 arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
+    seeds = " ".join(str(seed) for seed in sorted({run.seed for run in kept.runs}))
     result = {
-        **stamp("python benchmarks/guard_power.py --unseen --seeds 0 1 2", ("tuner", "tests", "benchmarks")),
+        **stamp(f"python benchmarks/guard_power.py --unseen --seeds {seeds}", ("tuner", "tests", "benchmarks")),
         "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), 1)),
         **result_of(kept.runs, kept.steps),
     }

@@ -10,7 +10,7 @@ devices within the same command, its recommendation and the by-hand configuratio
 fresh processes in random order of the recommendation, DDP as PyTorch has it, and the fastest by hand, compared as the
 confirmation compares. Today's configuration is DDP at O1 in bfloat16 with fused AdamW. By hand DDP computes as today,
 FSDP2 with bfloat16 weights and FP32 masters (O2), norms whole on every rank, all with cuDNN's benchmark and the loader
-that the study found.
+that the study found. The most promising are compiled as well, block by block where the model repeats blocks.
 What drops information is by hand only where the study may do so, too.
 
 Two hosts are emulated (`STEPTUNE_EMULATED_HOSTS`): ranks send between them through sockets over loopback. `two_25gbit`

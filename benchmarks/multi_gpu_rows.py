@@ -11,6 +11,8 @@ WORKLOAD = f"{ROOT}/benchmarks/workloads/mixed_precision.py:mixed_precision"
 DDP = "DDP 25 MiB"
 O1: Choices = {"precision": {"level": "O1", "dtype": "bfloat16"}}
 O2: Choices = {"precision": {"level": "O2", "dtype": "bfloat16"}}
+COMPILED: Choices = {"compile": {"mode": "default", "scope": "whole", "dynamic": False}}
+COMPILED_BLOCKS: Choices = {"compile": {"mode": "default", "scope": "regional", "dynamic": False}}
 SOCKETS: Choices = {"nccl_settings": {"socket_threads": 4, "sockets_per_thread": 4}}
 
 
@@ -24,6 +26,7 @@ class Row:
         small: The workload of a dry run, without its batch.
         image: Its samples are images.
         convolves: It has convolutions, for which cuDNN's benchmark is on.
+        blocks: It repeats blocks, which are compiled each by itself.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Row:
     small: str
     image: bool = True
     convolves: bool = True
+    blocks: bool = True
 
     def reference(self, batch: int, *, small: bool) -> str:
         entry = self.small if small else self.workload
@@ -53,8 +57,8 @@ ROWS: tuple[Row, ...] = (
         image=False,
         convolves=False,
     ),
-    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{SMALL_RESNET}"),
-    Row(name="vgg16", workload="vgg16", per_gpu=64, small=f"vgg16?{_VGG}"),
+    Row(name="resnet50", workload="resnet50", per_gpu=64, small=f"resnet50?{SMALL_RESNET}", blocks=False),
+    Row(name="vgg16", workload="vgg16", per_gpu=64, small=f"vgg16?{_VGG}", blocks=False),
     Row(
         name="bert_large",
         workload="bert_large?sequence=512",
@@ -67,18 +71,24 @@ ROWS: tuple[Row, ...] = (
 
 
 def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, Choices]:
-    """The columns of the table, the default first and then the most promising."""
+    """The columns of the table, the default first and then the most promising: compiled ones before those that are not.
+
+    A model that repeats blocks is compiled block by block, as FSDP2's documentation does it.
+    """
     common = of_every_column(convolves=row.convolves, on_cpu=on_cpu)
+    compiled = COMPILED_BLOCKS if row.blocks else COMPILED
 
     def sharded(mode: str, **more: bool | str) -> Choices:
         return {**O2, "sharding": {"mode": mode, "wrap": "block", "ignored": "norms", **more}}
 
     bf16: Choices = {"gradient_compression": {"method": "bf16"}}
     hierarchical: Choices = {"hierarchical_allreduce": {"levels": 2}}
-    columns: dict[str, Choices] = {DDP: O1}
+    columns: dict[str, Choices] = {DDP: O1, "DDP, compiled": {**O1, **compiled}}
     if network != "one":
         hybrid = sharded("hybrid", reshard=False)
         columns |= {
+            "hybrid sharding, 4 x 4 sockets, compiled": {**hybrid, **SOCKETS, **compiled},
+            "DDP, 4 x 4 sockets, compiled": {**O1, **SOCKETS, **compiled},
             "hierarchical": {**O1, **hierarchical},
             "hybrid sharding": hybrid,
             "DDP, 4 x 4 sockets": {**O1, **SOCKETS},
@@ -91,10 +101,13 @@ def by_hand(row: Row, *, network: str, lossy: bool, on_cpu: bool) -> dict[str, C
             }
     if lossy:
         columns |= {
+            "DDP, bf16 hook, compiled": {**O1, **bf16, **compiled},
             "PowerSGD 4": {**O1, "gradient_compression": {"method": "powersgd", "rank": 4}},
             "DDP, bf16 hook": {**O1, **bf16},
         }
     columns |= {
+        "FSDP2 per block, compiled": {**sharded("full"), **compiled},
+        "FSDP2 per block, grad_op, compiled": {**sharded("grad_op"), **compiled},
         "FSDP2 per block": sharded("full"),
         "FSDP2 per block, grad_op": sharded("grad_op"),
         "DDP 200 MiB": {**O1, "ddp_buckets": {"bucket_cap_mb": 200}},

@@ -2,6 +2,7 @@
 
     python benchmarks/prediction.py                                                     # the loopback device
     python -m tuner.network.emulated --rate 500mbit -- python benchmarks/prediction.py  # two hosts, links of that rate
+    python benchmarks/prediction.py --workload gpt2 vit resnet --ranks 2                # real models
 
 One rank is measured and profiled; the links of every placement of ranks are probed; each compression is timed by itself
 in one process. From that alone every configuration is predicted; then it is measured. What FSDP itself does on a CPU is
@@ -9,8 +10,9 @@ no part of the model: on more than two ranks or one host it is predicted from FS
 are emulated: without networks of their own (second form) their link is the loopback device too.
 
 Four ranks share the cores of this machine, so a workload whose compute scales with cores would measure the cores: the
-compute of `workloads/sleeping.py` sleeps, its gradients, updates and collectives are real. Every rank has as many
-samples. Operators use one thread: those that spin for others of a busy machine take milliseconds.
+compute of `workloads/sleeping.py` sleeps, its gradients, updates and collectives are real. Models of the zoo compute
+for real, small enough for one thread a rank: they need a core for every rank and for what the rank sends. Every rank
+has as many samples. Operators use one thread: those that spin for others of a busy machine take milliseconds.
 
 On a machine that others use, `chrt --rr 10` before the command lets its ranks go first.
 
@@ -61,7 +63,15 @@ from steptune.tuner.strategies.combine import complete_choices, environment_vari
 from steptune.tuner.training.compression.own_cost import OwnCost
 from steptune.tuner.trials.runner import LocalRunner
 
-WORKLOAD = Path(__file__).parent / "workloads" / "sleeping.py"
+WORKLOADS = {
+    "sleeping": f"{Path(__file__).parent / 'workloads' / 'sleeping.py'}:Sleeping?",
+    "gpt2": "zoo:gpt2?sequence=128&n_layer=4&n_embd=256&n_head=4&vocab_size=2048&n_positions=128&bos_token_id=0"
+    "&eos_token_id=0&",
+    "vit": "zoo:vit_large?hidden_size=256&num_hidden_layers=4&num_attention_heads=4&intermediate_size=1024"
+    "&image_size=64&patch_size=8&num_labels=100&",
+    "resnet": "zoo:resnet50?image_size=64&embedding_size=32&hidden_sizes=64,128,256,512&depths=2,2,2,2&num_labels=100&",
+}
+"""Without their batches."""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 BATCH = 4
 """Of a rank."""
@@ -128,9 +138,13 @@ PLACEMENTS = (
 class Place:
     """A runner of one placement."""
 
-    def __init__(self, placement: Placement, folder: Path) -> None:
+    def __init__(self, workload: str, placement: Placement, folder: Path) -> None:
+        """
+        Args:
+            workload: One of `WORKLOADS`.
+        """
         self.placement = placement
-        self.workload = f"{WORKLOAD}:Sleeping?batch={BATCH * placement.num_ranks}"
+        self.workload = f"{WORKLOADS[workload]}batch={BATCH * placement.num_ranks}"
         self.folder = folder
         self.runner = LocalRunner(workload=self.workload, directory=folder, num_ranks=placement.num_ranks, device="cpu")
         self.environment: Environment = msgspec.structs.replace(
@@ -163,14 +177,14 @@ class Place:
 
 
 @contextmanager
-def at(placement: Placement) -> Iterator[Place]:
+def at(workload: str, placement: Placement) -> Iterator[Place]:
     """Emulates the hosts of a placement: by networks where the command was given any, else by name only."""
     kept = {name: os.environ.get(name) for name in (HOSTS_VARIABLE, NETWORKS_VARIABLE)}
     if placement.num_hosts == 1 or not kept[NETWORKS_VARIABLE]:
         os.environ.pop(NETWORKS_VARIABLE, None)
         os.environ[HOSTS_VARIABLE] = str(placement.num_hosts)
     with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
-        place = Place(placement, Path(folder))
+        place = Place(workload, placement, Path(folder))
         try:
             yield place
         finally:
@@ -221,10 +235,10 @@ def own_cost(method: str) -> OwnCost:
 
 
 def measured_basis(
-    placement: Placement, candidate: Candidate, settings: MeasureSettings, starts: int
+    workload: str, placement: Placement, candidate: Candidate, settings: MeasureSettings, starts: int
 ) -> tuple[Basis, TrialResult, Environment]:
     """A configuration, measured in several starts and profiled in the first, on ranks whose links are probed."""
-    with at(placement) as place:
+    with at(workload, placement) as place:
         results = [place.run(candidate, settings, profile=not start) for start in range(starts)]
         environment = msgspec.structs.replace(place.environment, topology=place.topology())
         study = Study(
@@ -265,11 +279,11 @@ def cluster_of(topology: Topology | None, placement: Placement) -> Cluster:
 
 
 def rows_of(
-    alone: Basis, sharded: Basis, placement: Placement, settings: MeasureSettings, starts: int
+    workload: str, alone: Basis, sharded: Basis, placement: Placement, settings: MeasureSettings, starts: int
 ) -> Iterator[dict]:
     """Every configuration predicted, then measured: the mean of several starts, in turns."""
     bases = {name: sharded if takes_sharded(placement, name) else alone for name in placement.configurations}
-    with at(placement) as place:
+    with at(workload, placement) as place:
         topology = place.topology()
         cluster = cluster_of(topology, placement)
         wanted = {name: Candidate(choices=choices) for name, choices in placement.configurations.items()}
@@ -284,6 +298,7 @@ def rows_of(
     for name, times in measured.items():
         mean = math.exp(statistics.fmean(map(math.log, times)))
         yield {
+            "workload": workload,
             "configuration": name,
             "ranks": placement.num_ranks,
             "hosts": placement.num_hosts,
@@ -315,35 +330,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=3, help="of every configuration")
     parser.add_argument("--network", default="loopback", help="what links two hosts, for the record")
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["sleeping"])
+    parser.add_argument("--ranks", type=int, default=4, help="at most; on one host where a workload computes")
     parser.add_argument("--out", type=Path, default=RESULTS / "prediction.jsonl")
     arguments = parser.parse_args()
+    rows = [row for workload in arguments.workload for row in written_rows(workload, arguments)]
+    show(rows)
+
+
+def written_rows(workload: str, arguments: argparse.Namespace) -> Iterator[dict]:
+    """Every row of a workload, in the file as soon as it is measured."""
     settings = MeasureSettings(window_s=0.5, min_rounds=4, max_rounds=6, cap_s=4.0, foreign_cpu_share=1000.0)
     origin = stamp(" ".join(["python", "benchmarks/prediction.py", *sys.argv[1:]]))
-    alone, result, environment = measured_basis(ALONE, BASELINE, settings, arguments.starts)
-    sharded, _, _ = measured_basis(ONE_HOST, Candidate(choices=fsdp("full")), settings, arguments.starts)
+    alone, result, environment = measured_basis(workload, ALONE, BASELINE, settings, arguments.starts)
+    sharded, _, _ = measured_basis(workload, ONE_HOST, Candidate(choices=fsdp("full")), settings, arguments.starts)
     real_time = os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
     share = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
-    rows = []
+    more = {
+        "network": arguments.network,
+        "foreign_cpu_share": round(share, 2),
+        "scheduling": "real time" if real_time else "ordinary",
+        **origin,
+        "hardware": hardware(environment),
+    }
+    most_hosts = 2 if workload == "sleeping" else 1
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a", encoding="utf-8") as file:
         for placement in PLACEMENTS:
-            for row in rows_of(alone, sharded, placement, settings, arguments.starts):
-                rows.append(row)
+            if placement.num_ranks > arguments.ranks or placement.num_hosts > most_hosts:
+                continue
+            for row in rows_of(workload, alone, sharded, placement, settings, arguments.starts):
                 print_row(row)
-                more = {
-                    "network": arguments.network,
-                    "foreign_cpu_share": round(share, 2),
-                    "scheduling": "real time" if real_time else "ordinary",
-                }
-                file.write(json.dumps({**row, **more, **origin, "hardware": hardware(environment)}) + "\n")
+                file.write(json.dumps({**row, **more}) + "\n")
                 file.flush()
-    show(rows)
+                yield row
 
 
 def print_row(row: dict) -> None:
     where = f"{row['ranks']} on {row['hosts']}"
     print(
-        f"{row['configuration']:26} {where:7} measured {row['measured_ms']:8.2f} ms  predicted "
+        f"{row['workload']:9} {row['configuration']:26} {where:7} measured {row['measured_ms']:8.2f} ms  predicted "
         f"{row['predicted_ms']:8.2f} ms  {row['error']:+7.1%}",
         flush=True,
     )

@@ -43,11 +43,12 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, default="report")
     parser.add_argument("--studies", type=int, default=2000, help="of each row")
     parser.add_argument("--only", nargs="*", choices=FIT, help="noise processes; a part of a half is not written")
+    parser.add_argument("--processes", type=int, default=2, help="side by side")
     parser.add_argument("--label", default="product", help="of these rows, beside those that are kept")
     parser.add_argument("--out", type=Path, default=RESULTS / "statistics.json")
     arguments = parser.parse_args()
     cells = list(itertools.product(arguments.only or FIT, BLOCKS, GAINS))
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(arguments.processes) as pool:
         rows = list(pool.map(row, *zip(*((arguments.half, *cell, arguments.studies) for cell in cells), strict=True)))
     table = markdown(rows)
     print(table)

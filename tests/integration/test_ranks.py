@@ -54,6 +54,26 @@ class TestTwoRanks:
         for breakdown in result.breakdowns:
             assert sum(breakdown.categories.values()) == breakdown.step_time_ns
 
+    @pytest.mark.parametrize("own", [False, True], ids=["FP32 to bf16", "bf16"])
+    def test_their_precision_is_taken_back_together(self, own: bool, tmp_path: Path) -> None:
+        in_16_bits = Candidate(choices={"precision": {"level": "O1", "dtype": "bfloat16"}})
+        options = {"candidate": in_16_bits} if own else {}
+        prepared = prepare(reference("regression", "Penalised"), tmp_path, num_ranks=2, **options)
+        try:
+            spec = prepared.spec(in_16_bits, profile=False, unit_roundoff=2.0**-8)
+            right, wrong = (
+                prepared.run(msgspec.structs.replace(spec, trial_id=name, workload=reference("regression", name)))[0]
+                for name in ("Penalised", "Regression")
+            )
+        finally:
+            prepared.runner.close()
+        assert right.failure is None, right.failure
+        assert right.guard.passed, right.guard.reason
+        assert "gradients in FP32" in {check.name for check in right.guard.checks}
+        assert not [note for note in right.guard.notes if "FP32" in note]
+        failed = [check.name for check in wrong.guard.checks if not check.passed]
+        assert "gradients in FP32" in failed
+
     def test_the_profiles_of_both_are_kept_and_compared(self, study: Prepared) -> None:
         (result,) = study.run(study.spec(guard=False))
         assert result.failure is None, result.failure

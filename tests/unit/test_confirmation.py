@@ -324,7 +324,7 @@ class TestEarlyEnd:
     def test_all_looks_together_spend_no_more_than_the_error_of_one(self, planned):
         """Sums of normal variables without a gain, of which every one is looked at."""
         sums = np.cumsum(np.random.default_rng(planned).normal(size=(100_000, planned)), axis=1)
-        levels, crossed = looks(2, planned, 0.05), np.zeros(100_000, bool)
+        levels, crossed = looks(2, planned, 0.05, planned), np.zeros(100_000, bool)
         for count in range(2, planned + 1):
             level = levels[count].last if count == planned else levels[count].early
             crossed |= 2 * ndtr(-np.abs(sums[:, count - 1]) / math.sqrt(count)) < level
@@ -342,7 +342,7 @@ class TestEarlyEnd:
     @given(planned=st.integers(2, 12), alpha=st.floats(0.001, 0.1))
     @settings(max_examples=20, deadline=None)
     def test_asks_for_more_than_the_last_look_does(self, planned, alpha):
-        for look in looks(2, planned, alpha).values():
+        for look in looks(2, planned, alpha, planned).values():
             assert look.early <= look.last + 1e-9
             assert look.last <= alpha + 1e-9
 

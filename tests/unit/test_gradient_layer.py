@@ -128,7 +128,7 @@ def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agr
 def test_a_verdict_says_that_the_reference_had_no_time_or_memory_for_a_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    def run_out(*_: object) -> None:
+    def run_out(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError
 
     if lacking == "memory":
@@ -411,6 +411,18 @@ class TestScores:
         found = self.score(self.steps(scale=1.05))
         assert found.ratio > 1
         assert found.excess == pytest.approx(0.05)
+
+    def test_a_factor_of_all_gradients_may_be_rounded(self) -> None:
+        """As the loss's one over the number of tokens is, in 16 bits, and its product with the loss scale."""
+        assert 0.5 < self.score(self.steps(scale=1 + 2 * BF16)).ratio < 1
+
+    def test_sizes_are_compared_where_steps_begin_from_the_reference_s_parameters(self) -> None:
+        strayed, wrong = self.steps(), self.steps()
+        for steps, places in ((strayed, (2, 3)), (wrong, (0, 1))):
+            for place in places:
+                steps[place] = {name: values * (1 + 3.2 * BF16) for name, values in steps[place].items()}
+        assert self.score(strayed, exact=(0, 1)).ratio < 1
+        assert self.score(wrong, exact=(0, 1)).ratio > 1
 
     def test_one_step_may_be_turned_over_by_rounding_and_two_may_not(self) -> None:
         once, twice = self.steps(), self.steps()

@@ -97,6 +97,17 @@ class TestRows:
                 assert exact.keys() < lossy.keys()
                 assert next(iter(lossy)) == DDP
 
+    @pytest.mark.parametrize("network", ["one", "two", "two_25gbit"])
+    def test_what_is_not_compiled_stands_beside_the_same_compiled(self, rows: Any, network: str) -> None:
+        """Of DDP and FSDP2, in the way that suits the model, and early enough to be timed."""
+        for row in rows.ROWS:
+            columns = rows.by_hand(row, network=network, lossy=False, on_cpu=False)
+            for name in (DDP, "FSDP2 per block", "FSDP2 per block, grad_op"):
+                compiled = f"{name.removesuffix(' 25 MiB')}, compiled"
+                assert columns[compiled].pop("compile")["scope"] == ("regional" if row.blocks else "whole")
+                assert columns[compiled] == columns[name]
+                assert list(columns).index(compiled) < list(columns).index("FSDP2 per block")
+
     def test_what_needs_a_network_is_by_hand_between_hosts_only(self, rows: Any) -> None:
         row = rows.ROWS[0]
         one = rows.by_hand(row, network="one", lossy=True, on_cpu=False)

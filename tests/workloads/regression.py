@@ -43,6 +43,13 @@ class Regression(steptune.Workload):
         return torch.nn.functional.mse_loss(model(inputs), targets)
 
 
+class Penalised(Regression):
+    """With a small penalty, which 16 bits hide."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
 class Normalised(Regression):
     """Has batch statistics, which each rank takes of its own part of a batch.
 

@@ -378,6 +378,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "update": f"update equal to {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
         "twin": "gradients within the rounding of FP32 where its precision is taken back",
+        "output": f"modules' outputs within the rounding of {arithmetic}, each from the inputs that it had",
         "state": "statistics and other untrained state the same way",
         "average": "averages of weights by their recurrence",
         "pointwise": f"losses and their gradients' norm in {steps} steps",

@@ -54,7 +54,8 @@ class Limits:
 
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
-FINE = Limits(residual=110.0, slope=240.0, scale=65.0, pooled=32.0, zeros=0.002)
+SIZES = ("slope", "scale")
+FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
 
@@ -174,7 +175,8 @@ def _floored(noise: Noise, wanted: Tensors, largest: Mapping[str, float], unit_r
         norm = float(tensor.norm())
         independent = residuals[name] / (norm * math.sqrt(tensor.numel())) if norm else 0.0
         slopes[name] = max(noise.slopes.get(name, 0.0), independent, unit_roundoff / 2)
-    return Noise(residuals=residuals, slopes=slopes, scale=max(noise.scale, unit_roundoff / 2))
+    # One number that multiplies all gradients, as one over how many tokens there are, is rounded by up to this much.
+    return Noise(residuals=residuals, slopes=slopes, scale=max(noise.scale, unit_roundoff))
 
 
 def _largest_norms(steps: Sequence[Tensors]) -> dict[str, float]:
@@ -202,8 +204,9 @@ def scores(
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
-    the smallest, where there are two of them. Where only one step is exact, the smallest score of all counts. Under 16
-    bits two of few steps may have a turn, which moves a row of one tensor, and hardly its size: where a twin is
+    the smallest, where there are two of them. Sizes are compared at the exact ones alone: a few disturbed runs that
+    went on do not say how far sizes may stray. Where only one step is exact, the smallest score of all counts. Under
+    16 bits two of few steps may have a turn, which moves a row of one tensor, and hardly its size: where a twin is
     compared without this rounding, the smallest residual of the exact steps counts.
 
     Args:
@@ -214,20 +217,26 @@ def scores(
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {
         kind: _of_steps(
-            [step[kind] for step in steps], exact, smallest=has_twin and kind == "residual", may_turn=may_turn
+            [step[kind] for step in steps],
+            exact,
+            smallest=has_twin and kind == "residual",
+            elsewhere=kind not in SIZES,
+            may_turn=may_turn,
         )
         for kind in KINDS
     }
 
 
-def _of_steps(steps: Sequence[Score], exact: Sequence[int], *, smallest: bool, may_turn: bool) -> Score:
+def _of_steps(
+    steps: Sequence[Score], exact: Sequence[int], *, smallest: bool, elsewhere: bool, may_turn: bool
+) -> Score:
     at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
-    elsewhere = [score for k, score in enumerate(steps) if k not in exact]
+    others = [score for k, score in enumerate(steps) if k not in exact] if elsewhere else []
     fewest = 2 if may_turn else 1
     if len(at_exact) < fewest:
         return min(steps, key=_ratio, default=Score(ratio=0.0))
     left = at_exact if smallest else at_exact[:2]
-    counted = [left[-1], *([min(elsewhere, key=_ratio)] if len(elsewhere) >= fewest else [])]
+    counted = [left[-1], *([min(others, key=_ratio)] if len(others) >= fewest else [])]
     return max(counted, key=_ratio)
 
 

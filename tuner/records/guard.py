@@ -18,7 +18,8 @@ class GuardCheck(Record):
 
     name: str
     kind: str
-    """"pointwise", "update", "gradient", "twin", "state", "average", "masks", "mask rate", "curve" or "loader"."""
+    """"pointwise", "update", "gradient", "twin", "output", "state", "average", "masks", "mask rate", "curve" or
+    "loader"."""
     passed: bool
     observed: float
     tolerance: float

@@ -190,7 +190,7 @@ def compare(
     alpha = simultaneous_level(1 - LEVEL, num_comparisons, round(spread.degrees, 1), spread.common)
     first = count if planned is None else LEAST_BLOCKS  # earlier looks have spent their share at the last one, too
     planned = count if planned is None else max(planned, count)
-    look = looks(first, planned, alpha)[count]
+    look = looks(first, planned, alpha, count)[count]
     mean, error = statistics.fmean(log_ratios), math.sqrt(spread.variance / count)
     return Finalist(
         candidate=candidate,

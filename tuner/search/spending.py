@@ -28,6 +28,8 @@ NUM_POINTS = 257
 REACH = 8.0
 """Standard deviations beyond which a normal density is nothing."""
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
@@ -42,29 +44,28 @@ class Look:
     last: float
 
 
-@functools.lru_cache(256)
-def looks(first: int, planned: int, alpha: float) -> dict[int, Look]:
-    """Levels by number of blocks, from the first look to the planned end.
+@functools.lru_cache(65_536)
+def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]:
+    """Levels by number of blocks, from the first look to that after `count`.
 
     Args:
         first: Blocks at the first look.
         planned: Blocks at the last one.
         alpha: Two-sided error probability of the whole.
     """
-    planned = max(first, planned)
     found: dict[int, Look] = {}
     points, weights, spent = np.zeros(1), np.ones(1), 0.0  # the sum of no block is 0
     step = math.sqrt(first)
-    for count in range(first, planned + 1):
-        may_be_spent = alpha * (count / planned) ** POWER_OF_SPENDING
+    for number in range(first, count + 1):
+        may_be_spent = alpha * (number / planned) ** POWER_OF_SPENDING
         early, last = (_bound(points, weights, step, share) for share in (may_be_spent - spent, alpha - spent))
-        found[count] = Look(early=_level(early, count), last=_level(last, count))
+        found[number] = Look(early=_level(early, number), last=_level(last, number))
         points, weights = _going_on(points, weights, step, early)
         spent, step = may_be_spent, 1.0
     return found
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(65_536)
 def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, correlation: float) -> float:
     """Two-sided level of each of some intervals by which all of them hold with probability 1 - alpha.
 
@@ -76,25 +77,25 @@ def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, corre
     Source: Dunnett, "A multiple comparison procedure for comparing several treatments with a control", J. Am. Stat.
     Assoc. 50 (1955), equation 3 for two-sided intervals.
     """
+    from scipy.optimize import brentq
     from scipy.special import stdtr, stdtrit
 
     if num_comparisons < 2 or not correlation:
         return alpha / max(1, num_comparisons)
-    low, high = 0.0, float(stdtrit(degrees, 1 - alpha / 2 / num_comparisons))  # Bonferroni
-    for _ in range(40):
-        middle = (low + high) / 2
-        if _all_within(middle, num_comparisons, degrees, correlation) > 1 - alpha:
-            high = middle
-        else:
-            low = middle
-    return 2 * (1 - float(stdtr(degrees, high)))
+    alone, bonferroni = (float(stdtrit(degrees, 1 - alpha / 2 / count)) for count in (1, num_comparisons))
+    bound = brentq(
+        lambda bound: _all_within(bound, num_comparisons, degrees, correlation) - (1 - alpha),
+        0.99 * alone,  # a hundredth for the error of integration
+        1.01 * bonferroni,
+    )
+    return 2 * (1 - float(stdtr(degrees, bound)))
 
 
 def _all_within(bound: float, count: int, degrees: float, correlation: float) -> float:
     """Probability that equally correlated variables of Student are all within a bound on either side."""
     from scipy.special import chdtri, ndtr
 
-    points, weights = np.polynomial.hermite_e.hermegauss(48)
+    points, weights = _normal_nodes()
     middles = (np.arange(100) + 0.5) / 100
     scales = np.sqrt(chdtri(degrees, 1 - middles) / degrees)[:, None]
     shared, own = math.sqrt(correlation) * points[None, :], math.sqrt(1 - correlation)
@@ -102,19 +103,19 @@ def _all_within(bound: float, count: int, degrees: float, correlation: float) ->
     return float((within**count @ (weights / weights.sum())).mean())
 
 
-Floats = npt.NDArray[np.float64]
+@functools.cache
+def _normal_nodes() -> tuple[Floats, Floats]:
+    """Nodes and weights of an integral over a standard normal density, but for its factor."""
+    points, weights = np.polynomial.hermite_e.hermegauss(48)
+    return points, weights
 
 
 def _bound(points: Floats, weights: Floats, step: float, probability: float) -> float:
-    """Bound that the next sum exceeds on either side with this probability, by bisection."""
-    low, high = 0.0, float(np.max(np.abs(points))) + 2 * REACH * step
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _beyond(points, weights, step, middle) > probability:
-            low = middle
-        else:
-            high = middle
-    return high
+    """Bound that the next sum exceeds on either side with this probability."""
+    from scipy.optimize import brentq
+
+    farthest = float(np.max(np.abs(points))) + 2 * REACH * step
+    return float(brentq(lambda bound: _beyond(points, weights, step, bound) - probability, 0.0, farthest))
 
 
 def _beyond(points: Floats, weights: Floats, step: float, bound: float) -> float:

@@ -8,7 +8,8 @@ same step function that is measured:
    gradients before it (`guard/update_replay.py`).
 2. *Audits*, with them off: steps that begin from the initial parameters once more. Gradients of these and of
    the pointwise steps are compared tensor by tensor (`guard/gradients.py`), and so is what a step changes beside them.
-   Where precision changes, a *twin* of the candidate, in FP32, is audited as well (`trials/twin.py`).
+   Where precision changes, a *twin* of the candidate, in FP32, is audited as well (`trials/twin.py`), and in the first
+   step every module's output is computed once more in FP32, from the inputs that it had (`trials/output_watch.py`).
 3. *Draws*, with them on, for models that have any: steps from the initial parameters, on one batch. Other back ends
    draw other masks, so what is compared is how masks scatter gradients (`guard/masks.py`) and what modules set to zero
    (`guard/mask_rates.py`). On several ranks, where not every candidate can be set back, and on devices whose limits
@@ -44,6 +45,7 @@ from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compar
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
 from steptune.tuner.guard.masks import Scatter, excess_of, excess_of_draws, shift_of_draws
+from steptune.tuner.guard.outputs import worst_output
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
@@ -63,6 +65,7 @@ from steptune.tuner.trials.guard_batches import check_samples, guard_batches
 from steptune.tuner.trials.guard_protocol import averaged, run_protocol, seeds_of_draws
 from steptune.tuner.trials.loader_check import check_loader
 from steptune.tuner.trials.mask_watch import MaskWatch, why_not_counted
+from steptune.tuner.trials.output_watch import OutputWatch
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.twin import audit, has_twin, is_in_fp32, make_twin
 from steptune.tuner.trials.update_watch import UpdateWatch, watch_of_updates, why_not_replayed
@@ -81,6 +84,8 @@ COARSE_GRADIENT_DEVICES = ("cpu",)
 """The same of gradients under 16 bits or TF32, beside what no rounding explains (one that is not finite, or that one
 training alone has). On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2 in
 bfloat16 three times the limit on a tensor's size."""
+OUTPUT_DEVICES = ("cpu",)
+"""The same of modules' outputs under 16 bits."""
 GUARDED_DEVICES = ("cpu", "cuda")
 """The same of all else: gradients in FP32, state, averages, and masks."""
 
@@ -154,6 +159,18 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
     )
     score, name = worst_of(found, KINDS), "gradients in FP32"
     return gated(name, "twin", score.ratio, 1.0, told_score(score, name), device.type in GUARDED_DEVICES)
+
+
+def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
+    """Check that modules compute what they do in FP32 from the same inputs; nothing where none has 16 bits."""
+    found = worst_output(output for output in watch.outputs.values() if output is not None)
+    if found is None:
+        return []
+    detail = (
+        f"the output of {found.name} differs from that of FP32 from the same inputs by {found.difference:.2g} unit "
+        f"roundoffs, its size by {found.size:+.2g}"
+    )
+    return [gated("outputs of modules", "output", found.ratio, 1.0, detail, device.type in OUTPUT_DEVICES)]
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
@@ -309,6 +326,10 @@ class Judge:
         gradient_watch = None if no_gradients or lossy else GradientWatch(job)
         draws = seeds_of_draws(protocol, of_reference=False)
         mask_watch = GradientWatch(job) if gradient_watch is not None and (protocol.num_curve or draws) else None
+        changes_precision = choices is not None and self._changes_precision(choices, unit_roundoff)
+        no_outputs = why_not_counted(job) if changes_precision else None
+        watches_outputs = gradient_watch is not None and changes_precision and not no_outputs
+        output_watch = OutputWatch(job) if watches_outputs else None
         rate_watch = MaskWatch(job) if mask_watch is not None and draws and not why_not_counted(job) else None
         curve, update = run_protocol(
             job,
@@ -316,7 +337,7 @@ class Judge:
             protocol,
             seed=protocol.seed,
             horizon_seed=protocol.seed if lossy else None,
-            update_watch=update_watch,
+            watches=[watch for watch in (update_watch, output_watch) if watch is not None],
             gradient_watch=gradient_watch,
             mask_watch=mask_watch,
             rate_watch=rate_watch,
@@ -344,19 +365,22 @@ class Judge:
             checks.append(check_update(rules, update_watch, job))
         twin, no_twin, twin_ns = None, "", 0
         if curve.finite and gradient_watch is not None and self._gradients is not None:
-            if choices is not None and self._changes_precision(choices, unit_roundoff):
+            if choices is not None and changes_precision:
                 began = time.monotonic_ns()
                 twin, no_twin = self._audited_twin(job, choices, batches)
                 twin_ns = time.monotonic_ns() - began
             checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
+            if output_watch is not None:
+                checks += check_outputs(output_watch, job.device)
             if rate_watch is not None:
                 checks += check_rates(self.reference.masks, rate_watch, job.device)
         reasons = {
             "update not replayed": no_replay,
             "gradients not compared": no_gradients,
             "gradients not compared in FP32": no_twin,
+            "outputs not compared": no_outputs,
         }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
         return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin, twin_ns=twin_ns)
@@ -398,17 +422,19 @@ class Judge:
         """Audit the twin; None, with the reason, where there is none or other settings need the candidate's
         precision.
         """
-        if not has_twin(job.device, self._coordinator.num_ranks):
-            return None, "a twin runs on one rank only"
+        rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
+        if not has_twin(job.device, num_ranks):
+            return None, "on GPUs a twin runs on one rank only"
         if self._gradients is None or not self._gradients.wide.steps:
             return None, "the reference was made without them, for lack of time or memory"
         try:
-            return audit(make_twin(job, choices, self._files), self._files, batches, self.reference.protocol), ""
+            twin = make_twin(job, choices, self._files, rank=rank, num_ranks=num_ranks)
+            return audit(twin, self._files, batches, self.reference.protocol), ""
         except SteptuneError as error:
             return None, str(error)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
+            if num_ranks > 1 or not is_out_of_memory(error):
+                raise  # the other ranks wait for this one
             return None, "there is no memory for a second training beside the candidate"
 
 

@@ -17,7 +17,7 @@ from steptune.tuner.training.structure import map_structure
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.gradient_watch import GradientWatch
 from steptune.tuner.trials.mask_watch import MaskWatch
-from steptune.tuner.trials.update_watch import UpdateWatch, sampled
+from steptune.tuner.trials.update_watch import sampled
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def run_protocol(
     *,
     seed: int,
     horizon_seed: int | None = None,
-    update_watch: UpdateWatch | None = None,
+    watches: Sequence[Watch] = (),
     gradient_watch: GradientWatch | None = None,
     mask_watch: GradientWatch | None = None,
     rate_watch: MaskWatch | None = None,
@@ -49,7 +49,7 @@ def run_protocol(
     Args:
         seed: Of the curve part.
         horizon_seed: Of the longer horizon; None for a run that does not go on over it.
-        update_watch: Of the pointwise part.
+        watches: Of the pointwise part.
         gradient_watch: Of the pointwise part and of the audits.
         mask_watch: Of the curve part, or of the draws.
         rate_watch: Of the draws.
@@ -65,11 +65,11 @@ def run_protocol(
     before = _sample(job)
     torch.manual_seed(protocol.seed)
     steps = WatchedSteps(job, protocol.randomness, uncompiled=uncompiled)
-    watches: list[Watch] = [w for w in (update_watch, gradient_watch) if w is not None]
+    pointwise: list[Watch] = [*watches, *([gradient_watch] if gradient_watch is not None else [])]
     masked: list[Watch] = [w for w in (mask_watch, rate_watch) if w is not None]
     update: dict[str, torch.Tensor] = {}
     for number in range(protocol.num_pointwise):
-        steps.step(batches[number % len(batches)], watches)
+        steps.step(batches[number % len(batches)], pointwise)
         if number == 0:
             update = {name: after - before[name] for name, after in _sample(job).items()}
     update_norm = math.sqrt(sum(float(piece.double().pow(2).sum()) for piece in update.values()))

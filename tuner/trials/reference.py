@@ -163,9 +163,10 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         masks={name: masks for name, masks in first.rates.items() if masks.is_mask},
         peak_bytes=int(coordinator.most([_peak_bytes(device)])[0]),
     )
+    wide = runs.in_fp32() if first.gradients is not None else None  # on all ranks together
     if rank == 0:
         save_tensors(files.reference_update, first.update, {})
-        _save_gradients(files, first, again, disturbed, _scatter(first, seeds), runs)
+        _save_gradients(files, first, again, disturbed, _scatter(first, seeds), wide, runs)
         files.reference.write_bytes(msgspec.json.encode(result))
     return result
 
@@ -184,6 +185,7 @@ def _save_gradients(
     again: _Run,
     disturbed: dict[float, list[_Run]],
     scatter: Scatter | None,
+    wide: Compared | None,
     runs: _Runs,
 ) -> None:
     """Save the gradients for candidates, where those of the reference can be compared."""
@@ -194,7 +196,7 @@ def _save_gradients(
         roundoff: [run.gradients for run in found if run.gradients is not None] for roundoff, found in disturbed.items()
     }
     exact = runs.exact
-    measured = GradientReference.measured(first.gradients, again.gradients, watches, exact, runs.in_fp32(), scatter)
+    measured = GradientReference.measured(first.gradients, again.gradients, watches, exact, wide, scatter)
     if runs.are_in_fp32 and FP32_ROUNDOFF in disturbed:
         measured.wide = measured.gradients.at(exact[1:] or exact, FP32_ROUNDOFF)
     measured.save(files.reference_gradients)
@@ -331,7 +333,7 @@ class _Runs:
                 protocol,
                 seed=seed,
                 horizon_seed=horizon_seed,
-                update_watch=update_watch,
+                watches=[update_watch] if update_watch is not None else [],
                 gradient_watch=gradient_watch,
                 mask_watch=mask_watch,
                 rate_watch=rate_watch,
@@ -384,13 +386,14 @@ class _Runs:
         """Gradients of the audits by the reference's twin; None where it has none or needs none, where there is no
         memory for it beside the reference, and where its runs would take longer than they may.
         """
-        if self.are_in_fp32 or not has_twin(self._job.device, self._coordinator.num_ranks):
+        num_ranks = self._coordinator.num_ranks
+        if self.are_in_fp32 or not has_twin(self._job.device, num_ranks):
             return None
         try:
             return self._audits_of_twin()
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
+            if num_ranks > 1 or not is_out_of_memory(error):
+                raise  # the other ranks wait for this one
             return None
 
     def _audits_of_twin(self) -> Compared | None:
@@ -398,13 +401,17 @@ class _Runs:
         protocol = self._request.protocol
 
         def run(disturb: Disturbance | None = None) -> GradientWatch:
-            twin = make_twin(self._job, self._request.choices, self._files)  # anew, as a candidate's is
-            with disturb.of_outputs(unwrapped(twin.model)) if disturb else nullcontext():
+            ranks = self._coordinator.rank, self._coordinator.num_ranks
+            # Anew, as a candidate's is.
+            twin = make_twin(self._job, self._request.choices, self._files, rank=ranks[0], num_ranks=ranks[1])
+            of_rank = disturb.of_rank(ranks[0]) if disturb else None
+            with of_rank.of_outputs(unwrapped(twin.model)) if of_rank else nullcontext():
                 return audit(twin, self._files, self._batches, protocol, disturb)
 
         began = time.monotonic()
         reference = run()
-        expected_s = (2 + protocol.num_disturbed) * (time.monotonic() - began)
+        (run_s,) = self._coordinator.most([time.monotonic() - began])
+        expected_s = (2 + protocol.num_disturbed) * run_s
         if self._request.twin_s is not None and expected_s > self._request.twin_s:
             return None
         again = run()

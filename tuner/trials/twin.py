@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies.combine import make_plan
+from steptune.tuner.strategies.gradient_compression.strategy import GradientCompression
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.precision.strategy import Precision
 from steptune.tuner.training.assemble import assemble
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 TWIN_DEVICES = ("cpu", "cuda")
+TWIN_DEVICES_OF_RANKS = ("cpu",)
+"""The same of several ranks. Where one has no memory for a twin, the others would wait for it: no GPU is among them."""
 
 
 def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
@@ -40,17 +43,21 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
-    """True where a second job can be built beside the first: on one rank, on devices that FP32 was tried on."""
-    return device.type in TWIN_DEVICES and num_ranks == 1
+    """True where a second job can be built beside the first, on devices that FP32 was tried on."""
+    return device.type in (TWIN_DEVICES if num_ranks == 1 else TWIN_DEVICES_OF_RANKS)
 
 
-def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles) -> TrainingJob:
-    """Build a job of the same settings in FP32, neither compiled nor recorded.
+def make_twin(
+    job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles, *, rank: int = 0, num_ranks: int = 1
+) -> TrainingJob:
+    """Build a job of the same settings in FP32, neither compiled nor recorded; on several ranks, on all of them.
 
     Raises:
         SteptuneError: Other settings of the candidate need its precision.
     """
-    plan = make_plan({**choices, PrecisionSetting.strategy: Precision.defaults})
+    compression = GradientCompression.setting.strategy  # it rounds as well
+    in_full = {PrecisionSetting.strategy: Precision.defaults, compression: GradientCompression.defaults}
+    plan = make_plan({**choices, **in_full})
     plan.block_compilation.clear()
     plan.whole_compilation.clear()
     plan.step.captured = False
@@ -59,9 +66,11 @@ def make_twin(job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles
         workload,
         plan,
         device=job.device,
+        rank=rank,
+        num_ranks=num_ranks,
         make_model=lambda: build_initialised(workload.model, files.initial_state),
         make_dataset=lambda: job.loader.dataset,
-        batch_sampler=files.order(0, 1),
+        batch_sampler=files.order(rank, num_ranks),
     )
 
 

@@ -1,0 +1,173 @@
+"""Computing outputs of modules once more in FP32, while a guarded step runs in a rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from steptune.tuner.guard.outputs import ModuleOutput
+from steptune.tuner.training.fp32_products import without_tf32
+from steptune.tuner.training.job import unwrapped
+from steptune.tuner.training.structure import map_structure
+
+if TYPE_CHECKING:
+    import torch
+
+    from steptune.tuner.training.job import TrainingJob
+
+MOST_ELEMENTS = 2**26
+"""Of parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
+
+
+class OutputWatch:
+    """Looks at every innermost module's first output in 16 bits, during the first step."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._model = unwrapped(job.model)
+        self._versions: dict[str, list[int]] = {}
+        self._is_looking = False
+        self.outputs: dict[str, ModuleOutput | None] = {}
+        """By the name of the module; None where it could not be computed again."""
+        self._was_done = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Watch the first step alone."""
+        handles = []
+        if not self._was_done:
+            self._was_done = True
+            for name, module in self._model.named_modules():
+                has_hooks = module._forward_hooks or module._forward_pre_hooks  # of the user: what they do is not known
+                if next(module.children(), None) is None and not has_hooks:
+                    handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+                    handles.append(module.register_forward_hook(self._after(name), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def on_gradients(self) -> None:
+        """Nothing: outputs are seen in the forward pass."""
+
+    def on_repeat(self) -> None:
+        """Nothing: a step that is repeated has the same outputs."""
+
+    def _before(self, name: str) -> Any:
+        def look(module: Any, arguments: Any, named: Any) -> None:
+            if not self._is_looking:
+                self._versions[name] = _versions(arguments, named)
+
+        return _not_compiled(look)
+
+    def _after(self, name: str) -> Any:
+        def look(module: Any, arguments: Any, named: Any, output: Any) -> None:
+            found = next(iter(_tensors(output)), None)
+            if self._is_looking or name in self.outputs or found is None or not _has_16_bits(found):
+                return
+            changed = self._versions.get(name) != _versions(arguments, named)  # in place: its inputs are gone
+            self._is_looking = True
+            try:
+                self.outputs[name] = None if changed else _held_to_fp32(name, module, arguments, named, found)
+            finally:
+                self._is_looking = False
+
+        return _not_compiled(look)
+
+
+def _not_compiled(look: Any) -> Any:
+    """A function that the user compiles may call the module: its graph ends here."""
+    return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
+
+
+def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
+    """The closer of two: FP32 from what it was given, and from that as autocast rounds it to the output's format."""
+    import torch
+
+    state = [*module.parameters(), *module.buffers()]
+    if sum(tensor.numel() for tensor in (*state, found, *_tensors((arguments, named)))) > MOST_ELEMENTS:
+        return None
+    compared = []
+    try:
+        with torch.no_grad(), torch.autocast(found.device.type, enabled=False), without_tf32(), _same_draws(found):
+            for given in (_wide, partial(_rounded, found.dtype)):
+                wanted = next(iter(_tensors(_in_fp32(module, arguments, named, given))))
+                compared.append(_compared(name, wanted.double(), found.detach()))
+    except (RuntimeError, TypeError, ValueError):  # a module that cannot compute in FP32, or no memory for it
+        return None
+    return min((output for output in compared if output is not None), key=lambda output: output.ratio, default=None)
+
+
+def _in_fp32(module: Any, arguments: Any, named: Any, given: Callable[[Any], Any]) -> Any:
+    """Module's output from parameters and inputs in FP32; its buffers stay as they are."""
+    import torch
+
+    state = {name: given(tensor.detach()) for name, tensor in module.named_parameters()}
+    state |= {name: _wide(tensor.detach()).clone() for name, tensor in module.named_buffers()}
+    wide_arguments, wide_named = map_structure(given, (arguments, named), _is_other)
+    return torch.func.functional_call(module, state, wide_arguments, wide_named)
+
+
+@contextmanager
+def _same_draws(near: torch.Tensor) -> Iterator[None]:
+    """Generators go on as if the module had not been called again."""
+    import torch
+
+    with torch.random.fork_rng([near.device.index or 0] if near.is_cuda else []):
+        yield
+
+
+def _compared(name: str, wanted: torch.Tensor, found: torch.Tensor) -> ModuleOutput | None:
+    import torch
+
+    if wanted.shape != found.shape or not bool(wanted.isfinite().all()):
+        return None
+    limits = torch.finfo(found.dtype)
+    apart, square = found.double() - wanted, float((wanted * wanted).sum())
+    smallest = limits.smallest_normal * limits.eps / 2 * math.sqrt(wanted.numel())
+    norm = math.sqrt(square)
+    if norm <= smallest / limits.eps:
+        return None
+    unit = limits.eps / 2
+    return ModuleOutput(
+        name=name,
+        size=float((apart * wanted).sum()) / square / unit,
+        difference=float(apart.norm()) / (unit * norm + smallest),
+    )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    import torch
+
+    found: list[torch.Tensor] = []
+    map_structure(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, value, _is_other)
+    return found
+
+
+def _is_other(value: Any) -> bool:
+    """Containers that cannot be rebuilt are left as they are."""
+    return not isinstance(value, list | tuple) and type(value) is not dict
+
+
+def _versions(arguments: Any, named: Any) -> list[int]:
+    return [tensor._version for tensor in _tensors((arguments, named))]
+
+
+def _has_16_bits(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 2
+
+
+def _wide(leaf: Any) -> Any:
+    import torch
+
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _rounded(dtype: torch.dtype, leaf: Any) -> Any:
+    import torch
+
+    return leaf.to(dtype).float() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf

@@ -1,12 +1,15 @@
 """How good is the search's answer after so many starts and seconds, beside what others would use?
 
-    python benchmarks/search_quality.py run --half report --per-family 2 --seeds 0 10
+    python benchmarks/search_quality.py run --half report --per-family 4 --seeds 0 10 --processes 8
+    python benchmarks/search_quality.py run --half report --per-family 4 --seeds 0 10 --processes 8 \
+        --methods model --starts 30 --out benchmarks/results/search_stops.jsonl
     python benchmarks/search_quality.py table
 
 `run` replays searches on generated surfaces (`search_surfaces.py`) and appends one row for each replay to
 `benchmarks/results/search_quality.jsonl`; replays that are there already are not run again. A row has the seconds after
 each start and the true step of the answer then, over the best step of the surface. `table` makes the summary
-(`search_quality.json`, `search_quality.md`) from the rows.
+(`search_quality.json`, `search_quality.md`) from the rows. The model's longer replays, in a file of their own, say how
+often it would have ended its search, and whether it would have been right.
 
 All methods see the same parameters, in an order shuffled by the seed; ordered ones in the order of their values. A
 start is one process start: the baseline, repeats and failures count. A start costs what it would: the process, warm-up,
@@ -18,8 +21,11 @@ compiled before. Nothing here depends on the machine's speed; numerical librarie
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +43,7 @@ from steptune.tuner.search.knowledge import Outcome
 from steptune.tuner.search.model_search import UNLIKELY, ModelSearch
 from steptune.tuner.search.plain_searches import OptunaSearch, RandomSearch
 
-ROWS = RESULTS / "search_quality.jsonl"
+ROWS, STOPS = RESULTS / "search_quality.jsonl", RESULTS / "search_stops.jsonl"
 CODE = (
     "tuner/search",
     "benchmarks/search_quality.py",
@@ -78,29 +84,52 @@ def main() -> None:
     run.add_argument("--seeds", type=int, nargs=2, default=(0, 10), metavar=("A", "B"), help="from A to below B")
     run.add_argument("--methods", nargs="*", default=list(METHODS))
     run.add_argument("--starts", type=int, default=NUM_STARTS)
+    run.add_argument("--processes", type=int, default=1)
+    run.add_argument("--fresh", action="store_true", help="first drop the rows of these methods that are there")
     run.add_argument("--out", type=Path, default=ROWS)
     table = commands.add_parser("table")
     table.add_argument("--rows", type=Path, default=ROWS)
+    table.add_argument("--stops", type=Path, default=STOPS, help="rows of longer searches, for when they would end")
     table.add_argument("--half", choices=("fit", "report"), default="report")
     table.add_argument("--out", type=Path, default=RESULTS / "search_quality")
     arguments = parser.parse_args()
     if arguments.command == "run":
         run_all(arguments)
     else:
-        write_table(read(arguments.rows, arguments.half), arguments.out, arguments.half)
+        rows, longer = (read(path, arguments.half) for path in (arguments.rows, arguments.stops))
+        write_table(rows, longer, arguments.out, arguments.half)
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    done = {(r["surface"], r["method"], r["seed"]) for r in read(arguments.out)} if arguments.out.exists() else set()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    surfaces = every_surface(arguments.half, arguments.per_family)
-    with arguments.out.open("a") as file:
-        for seed in range(*arguments.seeds):
-            for surface in surfaces:
-                for method in arguments.methods:
-                    if (surface.name, method, seed) not in done:
-                        file.write(json.dumps(replay(surface, method, seed, arguments.starts)) + "\n")
-                        file.flush()
+    rows = read(arguments.out) if arguments.out.exists() else []
+    if arguments.fresh:
+        rows = [row for row in rows if row["method"] not in arguments.methods]
+        arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = {(row["surface"], row["method"], row["seed"]) for row in rows}
+    names = [surface.name for surface in _surfaces(arguments.half, arguments.per_family)]
+    jobs = [
+        (arguments.half, arguments.per_family, number, method, seed, arguments.starts)
+        for seed, (number, name), method in itertools.product(
+            range(*arguments.seeds), enumerate(names), arguments.methods
+        )
+        if (name, method, seed) not in done
+    ]
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool, arguments.out.open("a") as file:
+        for row in pool.imap(_replay_of, jobs):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+@functools.cache
+def _surfaces(half: str, per_family: int) -> list[Surface]:
+    """Surfaces with their best configurations, which each process looks for once."""
+    return every_surface(half, per_family)
+
+
+def _replay_of(job: tuple[str, int, int, str, int, int]) -> dict[str, Any]:
+    half, per_family, number, method, seed, num_starts = job
+    return replay(_surfaces(half, per_family)[number], method, seed, num_starts)
 
 
 def replay(surface: Surface, method: str, seed: int, num_starts: int) -> dict[str, Any]:
@@ -228,10 +257,10 @@ def stops(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 made += 1
                 wrong += ratio > 1 / (1 - WITHIN)
                 break
-    return {"replays": len(rows), "stop": made, "false": wrong}
+    return {"replays": len(rows), "starts": rows[0]["num_starts"], "stop": made, "false": wrong}
 
 
-def write_table(rows: list[dict[str, Any]], out: Path, half: str) -> None:
+def write_table(rows: list[dict[str, Any]], longer: list[dict[str, Any]], out: Path, half: str) -> None:
     methods = [method for method in METHODS if any(row["method"] == method for row in rows)]
     groups = {
         "all surfaces": rows,
@@ -247,7 +276,7 @@ def write_table(rows: list[dict[str, Any]], out: Path, half: str) -> None:
             for name, some in groups.items()
             if some
         },
-        "stops": stops([row for row in rows if row["method"] == "model"]),
+        "stops": stops(longer),
     }
     out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
     out.with_suffix(".md").write_text(as_markdown(report))
@@ -292,8 +321,8 @@ def as_markdown(report: dict[str, Any]) -> str:
         lines.append("")
     made = report["stops"]
     lines += [
-        f"In {made['stop']} of {made['replays']} replays the model came to say that a further gain of 2 % is less than",
-        f"5 % likely; {made['false']} of these first statements were false.",
+        f"In {made['stop']} of {made['replays']} replays of {made['starts']} starts the model came to say that a",
+        f"further gain of 2 % is less than 5 % likely; {made['false']} of these first statements were false.",
         "",
     ]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from steptune.tuner.search import searches
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.knowledge import Priors
+from steptune.tuner.search.model_search import as_it_came_true
 from steptune.tuner.search.plain_searches import RandomSearch
 from steptune.tuner.search.searches import OWN, make_search, search_names
 from steptune.tuner.trials.fake import PAIR, SEPARABLE, WALL, FakeRunner, FakeStrategy
@@ -127,6 +128,15 @@ def test_the_model_ends_when_nothing_is_likely_left():
     certificate = designer.certificate()
     assert certificate.ended == "no bound above noise"
     assert certificate.probability_left < 0.05
+
+
+def test_draws_that_say_too_much_are_read_as_they_came_true():
+    """What they call even comes true less often; what they are sure of stays sure, and more stays more."""
+    said = [0.0, 0.05, 0.2, 0.5, 0.9, 1.0]
+    read = [as_it_came_true(probability) for probability in said]
+    assert (read[0], read[-1]) == (0.0, 1.0)
+    assert read == sorted(read)
+    assert all(less < probability for less, probability in zip(read[1:-1], said[1:-1], strict=True))
 
 
 class Doubtful(Backwards):

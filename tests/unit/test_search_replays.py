@@ -1,5 +1,6 @@
 """Surfaces and replays of the benchmark of searches."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from search_quality import at, replay, seconds_to, share, starts_to
+from search_quality import at, read, replay, run_all, seconds_to, share, starts_to, stops
 from search_surfaces import FAMILIES, LEAST_GAIN, PROFESSIONAL_GAIN, draw_surface
 
 ROW = {
@@ -43,6 +44,29 @@ def test_a_replay_is_reproducible_by_its_seed_and_keeps_its_starts(method):
     assert row["over_best"][0] == row["today"]
     assert all(ratio >= 1 for ratio in row["over_best"])
     assert row["seconds"] == sorted(row["seconds"])
+
+
+def test_several_processes_make_the_rows_of_one_and_fresh_ones_replace_those_of_their_method(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    wanted = argparse.Namespace(
+        half="fit", per_family=1, seeds=(0, 1), methods=["random"], starts=3, processes=2, fresh=False, out=out
+    )
+    run_all(wanted)
+    rows = read(out)
+    families = [family for family in FAMILIES if family.half == "fit"]
+    assert rows == [replay(draw_surface(family, 0), "random", seed=0, num_starts=3) for family in families]
+    run_all(wanted)
+    assert read(out) == rows
+    run_all(argparse.Namespace(**{**vars(wanted), "fresh": True, "starts": 2}))
+    assert [row["num_starts"] for row in read(out)] == [2] * len(families)
+
+
+def test_the_first_statement_of_a_replay_counts_and_is_false_where_more_than_two_per_cent_are_left():
+    """The first replay says so where 1.03 is left to go to 1, the second where nothing is, the third never."""
+    said = {**ROW, "over_best": [1.5, 1.03, 1.0], "probability_left": [0.9, 0.01, 0.01]}
+    right = {**said, "over_best": [1.5, 1.0, 1.0]}
+    never = {**said, "probability_left": [0.9, 0.5, 0.06]}
+    assert stops([said, right, never]) == {"replays": 3, "starts": 20, "stop": 2, "false": 1}
 
 
 class TestMeasures:

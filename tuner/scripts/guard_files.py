@@ -68,7 +68,7 @@ class ReferenceRuns:
 
     @property
     def is_made(self) -> bool:
-        """Whether candidates can be judged: today's settings have run twice."""
+        """True once candidates can be judged: today's settings have run twice."""
         return (self.reference / SEEN).exists() and (self.repeated / SEEN).exists()
 
     @property

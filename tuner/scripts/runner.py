@@ -338,8 +338,8 @@ class ScriptRunner:
 
     @property
     def _confirms_anew(self) -> bool:
-        """Whether starts that an answer rests on start the command: forks share the layout of the host's memory, which
-        differs from start to start. Those of a GPU's context, memory and kernels are made after the fork.
+        """True where starts that an answer rests on start the command: forks share the layout of the host's memory,
+        which differs from start to start. Context, memory and kernels of a GPU are made after the fork.
         """
         return self._look.record.device != "cuda"
 

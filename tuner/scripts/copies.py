@@ -108,7 +108,7 @@ class FrozenCopy:
         began = time.monotonic()
         try:
             self._send({"trial": dict(trial), "folder": str(folder), "log": str(own_log)}, longest_s)
-            with own_log.open("rb") as source, log.open("ab") as target:
+            with own_log.open("rb") as source, log.open("ab", buffering=0) as target:
                 status = self._status(folder, began, longest_s, check, lambda: shutil.copyfileobj(source, target))
             yield replace(ended_in(folder, status), forked=True)
         finally:

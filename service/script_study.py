@@ -150,6 +150,14 @@ def print_choices(console: Console, choices: Choices) -> None:
     console.print(table)
 
 
+def print_start(console: Console, look: Look) -> None:
+    """Print from where trials start."""
+    words = "each starts from a frozen copy of this process, or anew where a choice needs it"
+    if look.copy is None:
+        words = f"each starts the command anew: {look.why_no_copy}"
+    console.print(Text(f"trials         {words}", style="dim"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A recommended change as it stands in a script.

@@ -127,14 +127,18 @@ STEPS_ONLY = MeasureSettings(window_s=0.001, min_rounds=2, max_rounds=2, cap_s=0
 
 
 class Trials:
-    """Trials of a command in a folder, each of a fixed candidate."""
+    """Trials of a command in a folder, each of a fixed candidate.
 
-    def __init__(self, folder: Path, study: Path, command: tuple[str, ...]) -> None:
+    Args:
+        forked: From a frozen copy of the look's process, where a choice allows it. They are to be closed.
+    """
+
+    def __init__(self, folder: Path, study: Path, command: tuple[str, ...], *, forked: bool = False) -> None:
         study.mkdir(exist_ok=True)
-        look, ended = look_at(command, folder, study / "look.log")
+        look, ended = look_at(command, folder, study / "look.log", frozen_seed=0 if forked else None)
         assert look is not None, [record.refusal for record in ended.records] or (study / "look.log").read_text()
         self.look = look
-        strategies = (*STRATEGIES, Planted())
+        strategies = STRATEGIES if forked else (*STRATEGIES, Planted())  # which needs another environment
         self._runner = ScriptRunner(look, study, strategies=strategies)
         self._settings = StudySettings(num_ranks=look.record.num_ranks)
         self._environment = sample_environment("cpu")
@@ -147,6 +151,9 @@ class Trials:
             directory=str(study),
         )
         StudyFiles(study).make_folders()
+
+    def close(self) -> None:
+        self._runner.close()
 
     def reference(self, *roundoffs: float) -> None:
         """Make what candidates of these unit roundoffs are compared with."""
@@ -169,6 +176,11 @@ class Trials:
         spec = replace(SpecMaker(self._study, self.space, Candidate()).spec(candidate, purpose, 0), profile=False)
         (result,) = self._runner.run([spec], [purpose], STEPS_ONLY, "group", lambda progress: None)
         return result
+
+    def log(self, result: TrialResult) -> list[str]:
+        """Lines that a trial printed."""
+        path = Path(self._study.directory) / "logs" / f"{result.trial_id}.log"
+        return path.read_text().splitlines()
 
     def recommended(self, **choices: Choice) -> Recommendation:
         """A recommendation of a fixed candidate for this script, on this machine."""

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from steptune.tuner.scripts.runner import Look
 
 
-def look_of(command: tuple[str, ...], folder: Path, variables: Mapping[str, str] | None = None) -> Look:
+def look_of(
+    command: tuple[str, ...],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    frozen_seed: int | None = None,
+) -> Look:
     """An inspection; where it fails, what the script printed comes through word by word.
+
+    Args:
+        frozen_seed: Seed of trials that are to start from a frozen copy, until the look is closed.
 
     Raises:
         typer.Exit: The steps of the command could not be recorded.
@@ -29,7 +38,7 @@ def look_of(command: tuple[str, ...], folder: Path, variables: Mapping[str, str]
     with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
         log = Path(temporary) / "log"
         with errors.status("looking at the script"):
-            look, ended = look_at(command, folder, log, variables)
+            look, ended = look_at(command, folder, log, variables, frozen_seed=frozen_seed)
         if look is not None:
             return look
         sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))

@@ -356,25 +356,28 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
 
 def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
     from steptune.service.script_profile import print_recognised
-    from steptune.service.script_study import choices_of, new_script_study, print_choices, why_nothing
+    from steptune.service.script_study import choices_of, new_script_study, print_choices, print_start, why_nothing
     from steptune.tuner.scripts.launch import find_links_out
     from steptune.tuner.scripts.runner import ScriptRunner
 
     links = find_links_out(Path.cwd())
     if links:
         say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
-    with interruptible():
-        look = look_of(command, Path.cwd())
-        study = new_script_study(look, settings, way.settings)
-        runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
-        with errors.status("looking at the machine"):
-            choices = choices_of(runner, study)
-    if not way.as_json:
-        print_recognised(errors, look.record)
-        print_choices(errors, choices)
-    if not choices.tried:
-        raise ChoiceError(why_nothing(choices))
-    _run_script(study, store, way, runner, is_new=True)
+    with contextlib.ExitStack() as opened:
+        with interruptible():
+            look = opened.enter_context(contextlib.closing(look_of(command, Path.cwd(), frozen_seed=settings.seed)))
+            study = new_script_study(look, settings, way.settings)
+            runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
+            opened.enter_context(contextlib.closing(runner))
+            with errors.status("looking at the machine"):
+                choices = choices_of(runner, study)
+        if not way.as_json:
+            print_recognised(errors, look.record)
+            print_choices(errors, choices)
+            print_start(errors, look)
+        if not choices.tried:
+            raise ChoiceError(why_nothing(choices))
+        _run_script(study, store, way, runner, is_new=True)
 
 
 def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
@@ -382,11 +385,14 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
     from steptune.tuner.scripts.runner import ScriptRunner
 
     script = script_of(study)
-    with interruptible():
-        look = look_of(script.command, Path(script.folder))
-    check_same_script(study, look)
-    runner = ScriptRunner(look, Path(study.directory), seed=study.settings.seed)
-    _run_script(study, store, way, runner, is_new=False)
+    seed = study.settings.seed
+    with contextlib.ExitStack() as opened:
+        with interruptible():
+            look = look_of(script.command, Path(script.folder), frozen_seed=seed)
+            opened.enter_context(contextlib.closing(look))
+        check_same_script(study, look)
+        runner = opened.enter_context(contextlib.closing(ScriptRunner(look, Path(study.directory), seed=seed)))
+        _run_script(study, store, way, runner, is_new=False)
 
 
 def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRunner, *, is_new: bool) -> None:

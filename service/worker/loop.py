@@ -351,7 +351,9 @@ class Worker:
         """The runner of a study's trials, and the study, of which a script decides a part itself."""
         directory, settings = Path(study.directory), study.settings
         if claim.source is not None and claim.source.kind == SCRIPT:
-            yield prepare_script(study, directory / "source", self._level, check, self._python)
+            study, scripts = prepare_script(study, directory / "source", self._level, check, self._python)
+            with contextlib.closing(scripts):
+                yield study, scripts
             return
         with isolated_runner(
             workload=study.workload,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def prepare_script(
         python: The worker's interpreter: `python` in a command is that one.
 
     Returns:
-        The study as the script has it, and the runner of its trials.
+        The study as the script has it, and the runner of its trials, which is to be closed.
 
     Raises:
         IsolationUnavailableError: Trials are isolated here.
@@ -50,6 +51,16 @@ def prepare_script(
     check_packages(manifest, interpreter_of(manifest.command, path))
     link_data(manifest, folder)
     look = _looked_at(manifest.command, study, folder, variables, check)
+    with contextlib.ExitStack() as unused:
+        unused.callback(look.close)
+        found = _as_looked_at(study, look, variables, check)
+        unused.pop_all()
+    return found
+
+
+def _as_looked_at(
+    study: Study, look: Look, variables: dict[str, str], check: Callable[[], None]
+) -> tuple[Study, ScriptRunner]:
     settings = study.settings
     if look.record.num_ranks != settings.num_ranks:
         raise WorkloadError(
@@ -71,7 +82,8 @@ def _looked_at(
     command: tuple[str, ...], study: Study, folder: Path, variables: dict[str, str], check: Callable[[], None]
 ) -> Look:
     log = Path(study.directory) / "look.log"
-    look, ended = look_at(command, folder, log, variables, longest_s=study.settings.budget_s, check=check)
+    longest_s, seed = study.settings.budget_s, study.settings.seed
+    look, ended = look_at(command, folder, log, variables, frozen_seed=seed, longest_s=longest_s, check=check)
     if look is not None:
         return look
     if ended.timed_out:

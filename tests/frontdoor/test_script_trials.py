@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ class Idiom:
 
     Attributes:
         kinds: Of checks that must be there.
+        why_no_copy: Why its trials start anew; empty where they start from a frozen copy.
         note: A part of what could not be judged.
     """
 
@@ -38,6 +40,7 @@ class Idiom:
     note: str = ""
     launcher: tuple[str, ...] = ()
     library: str | None = None
+    why_no_copy: str = ""
     roundoffs: tuple[float, ...] = (FP32_ROUNDOFF,)
 
 
@@ -54,14 +57,20 @@ IDIOMS = (
     ),
     Idiom(script="by_hand.py", choices=AUTOCAST, kinds={"pointwise"}, note="no optimizer", roundoffs=(BF16_ROUNDOFF,)),
     Idiom(script="own_trainer.py", choices={"data_loading": {"num_workers": 2}}, kinds=ALL),
-    Idiom(script="lbfgs.py", choices={"cpu_threads": {"num_threads": 1}}, kinds={"pointwise"}, note="LBFGS"),
+    Idiom(
+        script="lbfgs.py",
+        choices={"cpu_threads": {"num_threads": 1}},
+        kinds={"pointwise"},
+        note="LBFGS",
+        why_no_copy="inside of an optimizer",
+    ),
     Idiom(
         script="augmented.py",
         choices=WORKER | {"memory_format": {"layout": "channels_last"}},
         kinds=ALL,
         note="content of samples: they are random",
     ),
-    Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN),
+    Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN, why_no_copy="ranks of a group"),
     Idiom(script="hf_trainer.py", choices=WORKER, kinds=ALL, library="transformers"),
     Idiom(script="accelerated.py", choices=WORKER, kinds=ALL, library="accelerate"),
     Idiom(script="lightning_automatic.py", choices=WORKER, kinds=ALL, library="lightning"),
@@ -72,12 +81,13 @@ IDIOMS = (
 def test_a_candidate_is_applied_and_is_the_same_training(folder: ScriptFolder, tmp_path: Path, idiom: Idiom) -> None:
     command = (interpreter(idiom.library), *idiom.launcher, folder.add(idiom.script))
     before = folder.files()
-    trials = Trials(folder.path, tmp_path / "study", command)
-    trials.reference(*idiom.roundoffs)
-
-    result = trials.run(**idiom.choices)
+    with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
+        trials.reference(*idiom.roundoffs)
+        result = trials.run(**idiom.choices)
 
     assert result.failure is None, result.failure
+    assert result.interpreter == ("started" if idiom.why_no_copy else "forked"), trials.look.why_no_copy
+    assert idiom.why_no_copy in trials.look.why_no_copy
     assert result.guard is not None
     assert result.guard.passed, result.guard.reason
     assert {check.kind for check in result.guard.checks} >= idiom.kinds

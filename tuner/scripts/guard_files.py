@@ -8,7 +8,7 @@ import msgspec
 
 from steptune.tuner.records import GuardVerdict
 from steptune.tuner.records.base import Record
-from steptune.tuner.scripts.own_process import in_own_process
+from steptune.tuner.scripts.own_process import OwnProcess
 
 NUM_STEPS, NUM_AUDITS = 3, 2
 """Guarded steps that run on, and those of which each begins from the reference's weights."""
@@ -40,15 +40,19 @@ class JudgeRequest(Record):
     num_audits: int = NUM_AUDITS
 
 
-def judged(request: JudgeRequest) -> GuardVerdict:
-    """The verdict on a candidate, from a process of its own.
+class Judge(OwnProcess):
+    """The process that judges candidates: it loads torch once."""
 
-    Raises:
-        RunnerError: It failed.
-    """
-    given = msgspec.msgpack.encode(request)
-    found = in_own_process("steptune.tuner.scripts.judge:main", given, "the guard could not judge a trial")
-    return msgspec.msgpack.decode(found, type=GuardVerdict)
+    def __init__(self) -> None:
+        super().__init__("steptune.tuner.scripts.judge:main", "the guard could not judge a trial")
+
+    def verdict(self, request: JudgeRequest) -> GuardVerdict:
+        """Judge a candidate.
+
+        Raises:
+            RunnerError: The process failed.
+        """
+        return msgspec.msgpack.decode(self.call(msgspec.msgpack.encode(request)), type=GuardVerdict)
 
 
 class ReferenceRuns:
@@ -61,6 +65,11 @@ class ReferenceRuns:
     def reference(self) -> Path:
         """Folder of what candidates read of the reference: its weights, hashes of its batches, its batches."""
         return self.folder / "today"
+
+    @property
+    def is_made(self) -> bool:
+        """True once candidates can be judged: today's settings have run twice."""
+        return (self.reference / SEEN).exists() and (self.repeated / SEEN).exists()
 
     @property
     def repeated(self) -> Path:

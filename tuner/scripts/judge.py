@@ -8,8 +8,8 @@ settings differ by more than rounding, losses and gradients tell nothing, and on
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from steptune.tuner.guard.gradients import KINDS, limits_of, measure_noise, scor
 from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, UpdateRule, worst_deviation
 from steptune.tuner.records import GuardCheck, GuardVerdict
 from steptune.tuner.scripts.guard_files import JudgeRequest
+from steptune.tuner.scripts.own_process import answer
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
@@ -267,6 +268,7 @@ def _seen_step(update: Seen) -> SeenStep:
 
 
 def main() -> None:
-    """Judge the request on standard input, and print the verdict."""
-    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=JudgeRequest)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(judge(request)))
+    """Judge requests, each as it comes."""
+    import_module("torch._dynamo")  # the optimizers of a replay do it, and it takes seconds
+    decoder = msgspec.msgpack.Decoder(JudgeRequest)
+    answer(lambda given: msgspec.msgpack.encode(judge(decoder.decode(given))))

@@ -20,7 +20,7 @@ from steptune.tuner.errors import PlatformError
 from steptune.tuner.installation import IMPORT_ROOT
 from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.scripts.agent import FOLDER
-from steptune.tuner.scripts.record import NO_VIEW, SETTINGS, TEXTS, ScriptRecord, read_records
+from steptune.tuner.scripts.record import NO_VIEW, SETTINGS, STATUS, TEXTS, ScriptRecord, read_records
 from steptune.tuner.trials.processes import LINUX
 
 ARMED = Path(__file__).parent / "armed"
@@ -44,6 +44,7 @@ class Ended:
         traces: Of the recorded ranks.
         folder: Of the record, with what a trial wrote.
         timed_out: It was ended because it took longer than it may.
+        forked: It went on from a frozen copy.
     """
 
     status: int
@@ -51,6 +52,7 @@ class Ended:
     traces: tuple[Path, ...]
     folder: Path = Path()
     timed_out: bool = False
+    forked: bool = False
 
 
 @contextmanager
@@ -63,6 +65,7 @@ def ran_script(
     trial: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     texts: Mapping[str, str] | None = None,
+    frozen_seed: int | None = None,
     folder: Path | None = None,
     log: Path | None = None,
     longest_s: float | None = None,
@@ -77,6 +80,8 @@ def ran_script(
         trial: What a trial is to do (`agent/trial.py`); None for an inspection.
         variables: Environment variables of the command, whatever they are outside.
         texts: Other texts of files, by their path below the folder: written into the view.
+        frozen_seed: Seed of an inspection that leaves frozen copies (`copies.py`), which live until the context ends;
+            None leaves none.
         folder: Where it runs; by default this folder.
         log: A file for what it prints.
         longest_s: Seconds after which it is ended.
@@ -91,7 +96,7 @@ def ran_script(
         record = temporary / "record"
         view = None if full or in_place else temporary / "view"
         record.mkdir()
-        (record / SETTINGS).write_text(json.dumps({"full": full, "trial": trial}), encoding="utf-8")
+        (record / SETTINGS).write_text(json.dumps({"full": full, "trial": trial, "frozen_seed": frozen_seed}))
         (record / TEXTS).write_text(json.dumps(dict(texts or {})), encoding="utf-8")
         if view is not None:
             if not LINUX:
@@ -100,20 +105,35 @@ def ran_script(
         own = {name: value for name, value in NO_MESSAGES.items() if name not in os.environ}
         if not full:
             own |= {name: value for name, value in NO_RUNS.items() if name not in os.environ}
-        run = _Run(command=command, folder=folder, record=record, view=view, variables={**own, **(variables or {})})
+        run = _Run(
+            command=command,
+            folder=folder,
+            record=record,
+            view=view,
+            variables={**own, **(variables or {})},
+            keeps_copies=frozen_seed is not None,
+        )
         with _output_of(log, own_output=own_output) as stream:
             status = run.wait(stream, longest_s, check)
         reason = record / NO_VIEW
         if reason.exists():
             why = reason.read_text(encoding="utf-8")
             raise PlatformError(_no_view(folder, why, is_trial=trial is not None))
-        yield Ended(
-            status=128 + signal.SIGALRM if status is None else status,
-            timed_out=status is None,
-            folder=record,
-            records=read_records(record),
-            traces=find_script_traces(record),
-        )
+        try:
+            yield ended_in(record, status)
+        finally:
+            run.end()
+
+
+def ended_in(record: Path, status: int | None) -> Ended:
+    """An ended command whose record this is; without a status it took longer than it may."""
+    return Ended(
+        status=128 + signal.SIGALRM if status is None else status,
+        timed_out=status is None,
+        folder=record,
+        records=read_records(record),
+        traces=find_script_traces(record),
+    )
 
 
 @contextmanager
@@ -170,7 +190,7 @@ def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
     return f"{refusal}. --in-place runs the script where it stands: what it writes until its steps are recorded stays"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Run:
     """One run of a command below a supervisor."""
 
@@ -179,6 +199,8 @@ class _Run:
     record: Path
     view: Path | None
     variables: Mapping[str, str]
+    keeps_copies: bool
+    process: subprocess.Popen[bytes] | None = None
 
     def wait(self, stream: Any, longest_s: float | None, check: Callable[[], None] | None) -> int | None:
         """Run it to its end; None where it took longer than it may."""
@@ -188,16 +210,17 @@ class _Run:
             "view": str(self.view) if self.view is not None else None,
             "parent": os.getpid(),
             "command": list(self.command),
+            "keeps_copies": self.keeps_copies,
             "variables": {**self.variables, "PYTHONPATH": path, FOLDER: str(self.record)},
         }
-        process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _SUPERVISOR, str(IMPORT_ROOT), json.dumps(given)],
             cwd=self.folder,
             stdout=stream,
             stderr=stream if stream is not None and stream is not sys.stderr else None,
         )
         try:
-            return _status_of(process, longest_s, check)
+            return _status_of(process, self.record / STATUS if self.keeps_copies else None, longest_s, check)
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
@@ -214,16 +237,31 @@ class _Run:
             process.wait()
             raise
 
+    def end(self) -> None:
+        """End a supervisor that keeps frozen copies, and with it these."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
 
-def _status_of(process: subprocess.Popen[bytes], longest_s: float | None, check: Callable[[], None] | None) -> int:
-    """Exit status of a process, with looks at something else meanwhile."""
-    if check is None:
+
+def _status_of(
+    process: subprocess.Popen[bytes], status: Path | None, longest_s: float | None, check: Callable[[], None] | None
+) -> int:
+    """Exit status of a command, with looks at something else meanwhile.
+
+    Args:
+        status: File for it, where the process may go on.
+    """
+    if check is None and status is None:
         return process.wait(longest_s)
     began = time.monotonic()
     while longest_s is None or time.monotonic() - began < longest_s:
-        check()
+        if check is not None:
+            check()
         with suppress(subprocess.TimeoutExpired):
             return process.wait(CHECK_S)
+        if status is not None and status.exists():
+            return int(status.read_text(encoding="ascii"))
     raise subprocess.TimeoutExpired(process.args, longest_s)
 
 
@@ -234,6 +272,7 @@ from pathlib import Path
 from steptune.tuner.scripts.supervisor import supervise
 given = json.loads(sys.argv[2])
 view = Path(given["view"]) if given["view"] else None
-os._exit(supervise(Path(given["record"]), given["parent"], view, given["variables"], given["command"]))
+record, keeps = Path(given["record"]), given["keeps_copies"]
+os._exit(supervise(record, given["parent"], view, given["variables"], given["command"], keeps_copies=keeps))
 """
 """The supervisor's program: `-P` keeps modules of the user's folder out."""

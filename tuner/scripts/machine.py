@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from steptune.tuner.hardware import describe_environment
 from steptune.tuner.records import Environment
-from steptune.tuner.scripts.own_process import in_own_process
+from steptune.tuner.scripts.own_process import answer, in_own_process
 
 
 def described(kind: str, directory: Path, num_ranks: int) -> Environment:
@@ -24,6 +23,10 @@ def described(kind: str, directory: Path, num_ranks: int) -> Environment:
 
 
 def main() -> None:
-    """Describe the machine that standard input asks for, and print it."""
-    kind, directory, num_ranks = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, str, int])
-    sys.stdout.buffer.write(msgspec.json.encode(describe_environment(kind, Path(directory), num_ranks)))
+    """Describe the machine as it is asked for."""
+    answer(_described)
+
+
+def _described(given: bytes) -> bytes:
+    kind, directory, num_ranks = msgspec.json.decode(given, type=tuple[str, str, int])
+    return msgspec.json.encode(describe_environment(kind, Path(directory), num_ranks))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import IO
 
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.installation import IMPORT_ROOT
@@ -15,22 +19,107 @@ module, _, function = sys.argv[2].partition(":")
 getattr(importlib.import_module(module), function)()
 """
 """`-P` keeps modules of the user's folder out, so the import root is put in by hand."""
+_LENGTH = struct.Struct("<Q")
 
 
-def in_own_process(function: str, given: bytes, failed: str) -> bytes:
-    """Call a function that reads standard input and writes standard output; return what it wrote.
+class OwnProcess:
+    """A process that answers requests, one after another, with a function that calls `answer`.
 
     Args:
         function: Its module and name, like "steptune.tuner.scripts.judge:main".
         failed: What could not be done, for the message.
+    """
+
+    def __init__(self, function: str, failed: str) -> None:
+        self._function, self._failed = function, failed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Let it load what it needs, while there is time for that."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._errors = os.fdopen(os.memfd_create("errors"), "w+b")
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, str(IMPORT_ROOT), self._function],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
+        return self._process
+
+    def wait_until_loaded(self) -> None:
+        """Wait until it can answer at once.
+
+        Raises:
+            RunnerError: The process failed.
+        """
+        self.call(b"")
+
+    def call(self, given: bytes) -> bytes:
+        """The answer to a request.
+
+        Raises:
+            RunnerError: The process failed.
+        """
+        process = self.start()
+        assert process.stdin is not None, "it was made with a pipe"
+        assert process.stdout is not None, "it was made with a pipe"
+        try:
+            _write(process.stdin, given)
+            return _read(process.stdout)
+        except (BrokenPipeError, EOFError):
+            process.wait()
+        assert self._errors is not None, "it was opened with the process"
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        raise RunnerError(f"{self._failed}: {last[0] if last else 'no message'}")
+
+    def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+
+def in_own_process(function: str, given: bytes, failed: str) -> bytes:
+    """The answer to one request, from a process for it alone.
 
     Raises:
         RunnerError: The process failed.
     """
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, str(IMPORT_ROOT), function], input=given, capture_output=True, check=False
-    )
-    if ended.returncode:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RunnerError(f"{failed}: {last[0] if last else 'no message'}")
-    return ended.stdout
+    process = OwnProcess(function, failed)
+    try:
+        return process.call(given)
+    finally:
+        process.close()
+
+
+def answer(function: Callable[[bytes], bytes]) -> None:
+    """Answer requests on standard input on standard output, until the input is closed."""
+    while True:
+        try:
+            given = _read(sys.stdin.buffer)
+        except EOFError:
+            return
+        _write(sys.stdout.buffer, function(given) if given else b"")
+
+
+def _write(stream: IO[bytes], value: bytes) -> None:
+    stream.write(_LENGTH.pack(len(value)) + value)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(header)
+    value = stream.read(length)
+    if len(value) < length:
+        raise EOFError
+    return value

@@ -10,9 +10,9 @@ from msgspec import field
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.records.base import Record
 
-SETTINGS, COMPLETE, NO_VIEW, TEXTS = "settings.json", "complete", "no-view", "texts.json"
+SETTINGS, COMPLETE, NO_VIEW, TEXTS, STATUS = "settings.json", "complete", "no-view", "texts.json", "status"
 """Files beside the records: the hooks' settings; that every rank was recorded; why there is no view; other texts of
-files in it.
+files in it; the exit status of a command whose frozen copies go on.
 """
 
 
@@ -147,6 +147,24 @@ class Place(Record):
     num_threads: int
 
 
+class CopyPlace(Record):
+    """Where a frozen copy was made, or why none was.
+
+    Attributes:
+        what: "loader", before its iterator is made; "forward", before the first one with gradients; "cuda", before it
+            begins.
+        number: Of the loader.
+        copy: Its folder beside the record; empty where there is none.
+        at_ns: On the system's monotonic clock.
+    """
+
+    what: str
+    number: int
+    copy: str
+    reason: str
+    at_ns: int
+
+
 class ScriptRecord(Record):
     """One process of the script.
 
@@ -161,6 +179,7 @@ class ScriptRecord(Record):
             "closures".
         num_calls_without_grad: Calls of outermost modules without gradients, in the first steps.
         settings: torch's own: threads, precision of FP32 matmuls, cuDNN.
+        copies: Frozen ones, from which trials can start, in the order in which they were made.
     """
 
     pid: int
@@ -190,6 +209,7 @@ class ScriptRecord(Record):
     num_calls_without_grad: int = 0
     trainer: ScriptTrainer | None = None
     settings: dict[str, int | str | bool] = field(default_factory=dict)
+    copies: tuple[CopyPlace, ...] = ()
 
     @property
     def num_made(self) -> int:

@@ -1,4 +1,5 @@
-"""Trials of a script that nobody rewrites: each is a start of the same command, with a candidate's changes.
+"""Trials of a script that nobody rewrites: each goes on from a frozen copy of its process, or starts its command again,
+with a candidate's changes.
 
 The command runs in a copy-on-write view of its folder, armed as in an inspection. Nothing of it is parsed: where the
 changes are made, the inspection has recorded. Trials run one after another; a launcher's command has all its ranks.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import threading
@@ -42,21 +44,30 @@ from steptune.tuner.records import (
     Window,
     WorkloadFacts,
 )
+from steptune.tuner.scripts.copies import CopyError, FrozenCopy
 from steptune.tuner.scripts.facts import workload_facts
-from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, ReferenceRuns, judged
+from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, Judge, ReferenceRuns
 from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.api import Outside
+from steptune.tuner.strategies.api import Outside, Way
 from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles
 
 MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
 LOG_BYTES = 1 << 16
-SAME_ORDER = {"PYTHONHASHSEED": "0"}
-"""Sets of strings have one order in all trials."""
+SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Sets of strings have one order in all trials. To ask whether there is a GPU does not begin CUDA: a process that has
+begun it leaves no copies.
+"""
+FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
+"""Longest time of a trial from a frozen copy: times that of the look, and seconds beyond."""
+START_LOOKS = 4.0
+"""Times of the look that a start of the command may take in any case."""
+FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
+"""What is tried again by a start of the command: files or threads of the script may not bear a copy."""
 WARM_UP_WINDOWS = 2.5
 """Least length of the warm-up, in windows."""
 LEAST_WINDOWS = 2
@@ -74,6 +85,9 @@ class Look:
     Args:
         breakdowns: Of the steps that it recorded.
         seconds: That it took.
+        traces: Of these steps; gone once the look is closed.
+        copy: From which trials start; None where each is a start of the command.
+        why_no_copy: Where one was wanted.
     """
 
     def __init__(
@@ -83,12 +97,26 @@ class Look:
         record: ScriptRecord,
         breakdowns: tuple[Breakdown, ...],
         seconds: float,
+        traces: tuple[Path, ...] = (),
     ) -> None:
         self.command = command
         self.folder = folder
         self.record = record
         self.breakdowns = breakdowns
         self.seconds = seconds
+        self.traces = traces
+        self.copy: FrozenCopy | None = None
+        self.why_no_copy = ""
+        self._kept = contextlib.ExitStack()
+
+    def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
+        """Have trials start from a copy, with the view and the folder that it needs."""
+        self.copy, self._kept = copy, kept
+
+    def close(self) -> None:
+        """End what the look has left for trials."""
+        self.copy = None
+        self._kept.close()
 
     @functools.cached_property
     def facts(self) -> WorkloadFacts:
@@ -109,11 +137,13 @@ class Start:
     Attributes:
         variables: Of the environment.
         texts: Other texts of files in its view, by their path below the folder.
+        anew: Not from the frozen copy.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    anew: bool = True
 
 
 class ScriptRunner:
@@ -145,7 +175,10 @@ class ScriptRunner:
         self._strategies = strategies
         self._listener = listener
         self._runs = ReferenceRuns(directory)
+        self._judge = Judge()
         self._own_roundoff = 0.0
+        self._fastest_ns: dict[bool, float] = {}
+        """Of the steps of good trials, by whether they started anew."""
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -174,6 +207,7 @@ class ScriptRunner:
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self._own_roundoff = request.own_roundoff
+        self._judge.start()  # it loads torch while nothing is timed
         units = sorted({request.own_roundoff, *request.unit_roundoffs} - {0.0})
         began = time.monotonic()
         folders = [(self._runs.reference, 0.0), (self._runs.repeated, 0.0)]
@@ -192,6 +226,7 @@ class ScriptRunner:
                 second = [(self._runs.disturbed(unit, 1), unit) for unit in units]
                 if usual_s * (len(left) + len(second)) < MOST_REFERENCE_SHARE * longest_s:
                     left += second
+        self._judge.wait_until_loaded()
 
     def _run_guarded(
         self, folder: Path, unit: float, number: int, longest_s: float | None, variables: Mapping[str, str]
@@ -201,21 +236,22 @@ class ScriptRunner:
         guard = self._guard(reference, disturb=unit, noise=number)
         trial = {**self._trial({}, guard, None), "only_guard": True}
         log = self._files.logs / f"{folder.name}.log"
-        way = Start(command=self._look.command, variables=variables)
+        way = Start(command=self._look.command, variables=variables, anew=bool(variables))
+        began = time.monotonic()
         with self._ran(trial, way, log, longest_s) as ended:
-            if ended.timed_out:
-                raise BudgetError("the budget was spent on the guard's reference")
-            if not (ended.folder / SEEN).exists():
-                why = _why(ended, log)
-                out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
-                raise BaselineError(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
-            partial = folder.with_name(f".{folder.name}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for pattern in ("guard-*.pt", "batches-of-*.pt"):
-                for path in ended.folder.glob(pattern):
-                    shutil.copyfile(path, partial / path.name)
-            partial.rename(folder)
+            if (ended.folder / SEEN).exists():
+                _keep_guard(ended.folder, folder)
+                return
+            why = _why(ended, log)
+        left_s = None if longest_s is None else longest_s - (time.monotonic() - began)
+        if ended.timed_out and (not ended.forked or (left_s is not None and left_s <= 0)):
+            raise BudgetError("the budget was spent on the guard's reference")
+        if ended.forked:
+            self._without_copy(why.message)
+            self._run_guarded(folder, unit, number, left_s, variables)
+            return
+        out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
+        raise BaselineError(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
 
     def _guard(self, reference: str | None, *, disturb: float = 0.0, noise: int = 0) -> dict[str, Any]:
         return {
@@ -245,7 +281,9 @@ class ScriptRunner:
         return False
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """End the copy from which trials start, and the judge."""
+        self._judge.close()
+        self._look.close()
 
     def _run(
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
@@ -253,11 +291,62 @@ class ScriptRunner:
         listener(Progress(trial_id=spec.trial_id, text=f"{spec.candidate.label}: starting the script", phase="build"))
         applied = outside_of(spec.candidate, spec.choices, self._look.script, self._strategies)
         changes = {name: value for outside in applied.values() for name, value in outside.changes.items()}
-        guarded = spec.guard and (self._runs.reference / SEEN).exists()
-        guard = self._guard(str(self._runs.reference)) if guarded else None
-        trial = self._trial(changes, guard, _measure(spec, settings))
-        way = Start(command=self._look.command, variables=spec.environment_variables)
-        return self._timed(spec, purpose, settings, group, trial, way, applied)[0]
+        anew = self._starts_anew(spec, purpose, applied)
+        has_reference = (self._runs.reference / SEEN).exists()
+        guard = None
+        if spec.guard and self._runs.is_made:
+            guard = self._guard(str(self._runs.reference))
+        elif spec.candidate.is_baseline and not has_reference and not anew:
+            guard = self._guard(None)  # one fork less: candidates begin with the same steps
+        measure = _measure(spec, settings)
+        if spec.candidate.is_baseline and not anew:
+            measure["profile"] = False  # the look has recorded its steps
+        trial = self._trial(changes, guard, measure)
+        way = Start(command=self._look.command, variables=spec.environment_variables, anew=anew)
+        result = self._timed(spec, purpose, settings, group, trial, way, applied)[0]
+        if result.interpreter == "forked" and result.failure is not None and result.failure.kind in FAULTS_OF_COPIES:
+            again = self._run_anew(spec, purpose, settings, group, listener)
+            if again.failure is None:
+                self._without_copy(result.failure.message)
+            return again
+        if result.ok:
+            times = [window.duration_ns / window.num_steps for window in result.windows]
+            self._fastest_ns[anew] = min(sum(times) / len(times), self._fastest_ns.get(anew, math.inf))
+        return result
+
+    def _run_anew(
+        self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
+    ) -> TrialResult:
+        """A trial that starts the command, whatever its changes."""
+        copy, self._look.copy = self._look.copy, None
+        try:
+            return self._run(spec, purpose, settings, group, listener)
+        finally:
+            self._look.copy = copy
+
+    def _starts_anew(self, spec: TrialSpec, purpose: Purpose, applied: Mapping[str, Outside]) -> bool:
+        """Say whether a trial cannot go on from the frozen copy: the process must be another one, or the answer may be
+        one that needs that, and is compared with starts alike.
+        """
+        if self._look.copy is None or spec.environment_variables:
+            return True
+        if any(outside.way is Way.START for outside in applied.values()):
+            return True
+        if purpose not in (Purpose.CONFIRM, Purpose.CONTRIBUTION):
+            return False
+        return self._confirms_anew or self._fastest_ns.get(True, math.inf) < self._fastest_ns.get(False, math.inf)
+
+    @property
+    def _confirms_anew(self) -> bool:
+        """True where starts that an answer rests on start the command: forks share the layout of the host's memory,
+        which differs from start to start. Context, memory and kernels of a GPU are made after the fork.
+        """
+        return self._look.record.device != "cuda"
+
+    def _without_copy(self, reason: str) -> None:
+        """Start the command for each further trial."""
+        self._look.close()
+        self._look.why_no_copy = reason
 
     def run_start(
         self, way: Start, spec: TrialSpec, settings: MeasureSettings
@@ -283,14 +372,14 @@ class ScriptRunner:
         """One start of the command as a result, and what its first process wrote."""
         log = self._files.logs / f"{spec.trial_id}.log"
         began_ns = time.perf_counter_ns()
-        with _LoadWatch() as load, self._ran(trial, way, log, _longest_s(spec)) as ended:
+        with _LoadWatch() as load, self._ran(trial, way, log, self._longest_s(spec, way)) as ended:
             load.stop()
             result = TrialResult(
                 trial_id=spec.trial_id,
                 candidate=spec.candidate,
                 purpose=purpose,
                 group=group,
-                interpreter="started",
+                interpreter="forked" if ended.forked else "started",
                 steps_per_epoch=self._look.facts.steps_per_epoch,
             )
             seen = _read(ended.folder / "trial-0.json")
@@ -315,14 +404,16 @@ class ScriptRunner:
         whole = record is not None and (record.complete or (len(windows) >= LEAST_WINDOWS and not ended.status))
         if not windows or not whole or ended.timed_out:
             return msgspec.structs.replace(result, failure=_why(ended, log), phases_ns=phases)
-        verdict = self._verdict(spec, ended) if spec.guard and (self._runs.reference / SEEN).exists() else None
+        if not (self._runs.reference / SEEN).exists() and (ended.folder / SEEN).exists():
+            _keep_guard(ended.folder, self._runs.reference)
+        verdict = self._verdict(spec, ended) if spec.guard and self._runs.is_made else None
         step_ns = round(sum(w.duration_ns for w in windows) / sum(w.num_steps for w in windows))
         return msgspec.structs.replace(
             result,
             windows=windows,
             contended=any(window.marked or window.void for window in windows),
             startup=Startup(
-                build_ns=phases[Phase.BUILD.value],
+                build_ns=phases[Phase.BUILD.value] + self._later_ns(ended),
                 user_code_ns=0,
                 first_step_ns=phases[Phase.BUILD.value],
                 warm_up_ns=seen["warm_up_ns"],
@@ -336,12 +427,17 @@ class ScriptRunner:
             phases_ns={**phases, Phase.REPORT.value: 0},
         )
 
+    def _later_ns(self, ended: Ended) -> int:
+        """Time that the confirming starts of a candidate take beyond its fork: forecasts are of those."""
+        copy = self._look.copy
+        return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0
+
     def _verdict(self, spec: TrialSpec, ended: Ended) -> GuardVerdict:
         candidate = ended.folder / SEEN
         if not candidate.exists():
             raise RunnerError(f"trial {spec.trial_id} was measured without its guarded steps")
         own, device = self._own_roundoff, self._look.record.device
-        return judged(self._runs.request(candidate, spec.unit_roundoff, own, device))
+        return self._judge.verdict(self._runs.request(candidate, spec.unit_roundoff, own, device))
 
     def _windows(self, seen: Mapping[str, Any], settings: MeasureSettings, load: _LoadWatch) -> tuple[Window, ...]:
         batch = self._look.facts.global_batch
@@ -370,13 +466,14 @@ class ScriptRunner:
         """The breakdown of the recorded steps; their traces are kept where that was asked for."""
         if not spec.profile:
             return ()
-        if not ended.traces:  # the script ended before its steps were recorded
-            return self._look.breakdowns if spec.candidate.is_baseline else ()
+        traces = ended.traces or (self._look.traces if spec.candidate.is_baseline else ())
         folder = self._files.trial_directory(spec.trial_id)
         if spec.keep_trace:
             folder.mkdir(parents=True, exist_ok=True)
-            for rank, trace in enumerate(ended.traces):
+            for rank, trace in enumerate(path for path in traces if path.exists()):
                 shutil.copyfile(trace, self._files.trace(spec.trial_id, rank))
+        if not ended.traces:  # the look has recorded them, or the script ended before
+            return self._look.breakdowns if spec.candidate.is_baseline else ()
         analysis = analyse_traces(ended.traces, step_ns, details=details_of_traces(ended.traces))
         return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
 
@@ -402,11 +499,18 @@ class ScriptRunner:
 
     @contextlib.contextmanager
     def _ran(self, trial: Mapping[str, Any], way: Start, log: Path, longest_s: float | None) -> Iterator[Ended]:
-        given = {name: value for name, value in SAME_ORDER.items() if name not in os.environ}
+        copy = self._look.copy
+        if copy is not None and not way.anew:
+            try:
+                with copy.ran(self._for_copy(copy, trial), log, self._longest_fork_s(longest_s), self._check) as ended:
+                    yield ended
+                return
+            except CopyError as error:
+                self._without_copy(str(error))
         with ran_script(
             way.command,
             trial=trial,
-            variables={**given, **self._variables, **way.variables},
+            variables={**same_for_all(), **self._variables, **way.variables},
             texts=way.texts,
             folder=self._look.folder,
             log=log,
@@ -414,6 +518,27 @@ class ScriptRunner:
             check=self._check,
         ) as ended:
             yield ended
+
+    def _longest_s(self, spec: TrialSpec, way: Start) -> float:
+        deadlines = spec.deadlines
+        starting = deadlines.build_s + deadlines.guard_s + deadlines.warm_up_s
+        if way.anew:  # what is usual may be known of forks only
+            starting = max(starting, START_LOOKS * self._look.seconds)
+        if deadlines.starting_s is not None:
+            starting = min(starting, deadlines.starting_s)
+        return starting + deadlines.measure_s + deadlines.profile_s + deadlines.report_s
+
+    def _for_copy(self, copy: FrozenCopy, trial: Mapping[str, Any]) -> dict[str, Any]:
+        """A trial's task, as the copy's view shows its files."""
+        guard = trial["guard"]
+        if guard is None or guard["reference"] is None:
+            return dict(trial)
+        return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
+
+    def _longest_fork_s(self, longest_s: float | None) -> float:
+        """Longest time of a trial from the copy: one that hangs is found before the time of a start is over."""
+        longest = FORK_LOOKS * self._look.seconds + FORK_MORE_S
+        return longest if longest_s is None else min(longest, longest_s)
 
 
 class _LoadWatch:
@@ -470,14 +595,6 @@ def _queue(spec: TrialSpec) -> int:
     return int(loading.get("num_workers") or 0) * int(loading.get("prefetch_factor") or 0)
 
 
-def _longest_s(spec: TrialSpec) -> float:
-    deadlines = spec.deadlines
-    starting = deadlines.build_s + deadlines.guard_s + deadlines.warm_up_s
-    if deadlines.starting_s is not None:
-        starting = min(starting, deadlines.starting_s)
-    return starting + deadlines.measure_s + deadlines.profile_s + deadlines.report_s
-
-
 def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -> dict[str, int]:
     """Time of each phase; together, all of the trial."""
     whole = time.perf_counter_ns() - began_ns
@@ -491,6 +608,22 @@ def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -
         Phase.MEASURE.value: measure,
         Phase.PROFILE.value: max(0, whole - build - warm_up - measure),
     }
+
+
+def same_for_all() -> dict[str, str]:
+    """Variables of the environment of looks and trials, where the user has not set them."""
+    return {name: value for name, value in SAME_FOR_ALL.items() if name not in os.environ}
+
+
+def _keep_guard(seen: Path, folder: Path) -> None:
+    """Keep what guarded steps have written, whole or not at all."""
+    partial = folder.with_name(f".{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for pattern in ("guard-*.pt", "batches-of-*.pt"):
+        for path in seen.glob(pattern):
+            shutil.copyfile(path, partial / path.name)
+    partial.rename(folder)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -552,16 +685,43 @@ def look_at(
     log: Path,
     variables: Mapping[str, str] | None = None,
     *,
+    frozen_seed: int | None = None,
     longest_s: float | None = None,
     check: Callable[[], None] | None = None,
 ) -> tuple[Look | None, Ended]:
-    """Run a command until its steps are recorded; None where they could not be."""
-    began = time.monotonic()
-    with ran_script(command, folder=folder, log=log, variables=variables, longest_s=longest_s, check=check) as ended:
+    """Run a command until its steps are recorded; None where they could not be.
+
+    Args:
+        frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends that.
+    """
+    began, began_ns = time.monotonic(), time.perf_counter_ns()
+    own = {} if frozen_seed is None else same_for_all()
+    with contextlib.ExitStack() as stack:
+        ended = stack.enter_context(
+            ran_script(
+                command,
+                folder=folder,
+                log=log,
+                variables={**own, **(variables or {})},
+                frozen_seed=frozen_seed,
+                longest_s=longest_s,
+                check=check,
+            )
+        )
         record = next((record for record in ended.records if record.complete), None)
         if record is None or not ended.traces:
             return None, ended
+        copy, reason = None, ""
+        if frozen_seed is not None:
+            try:
+                copy = FrozenCopy(ended.folder, record, began_ns)  # it goes on importing while the traces are analysed
+            except CopyError as error:
+                reason = str(error)
         unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None
         analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
         breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
-        return Look(command, folder, record, breakdowns, time.monotonic() - began), ended
+        look = Look(command, folder, record, breakdowns, time.monotonic() - began, ended.traces)
+        look.why_no_copy = reason
+        if copy is not None:
+            look.keep(copy, stack.pop_all())
+        return look, ended

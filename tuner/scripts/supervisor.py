@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from steptune.tuner.scripts.record import COMPLETE, NO_VIEW, TEXTS
+from steptune.tuner.scripts.record import COMPLETE, NO_VIEW, STATUS, TEXTS
 from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
 END_S = 3.0
 """Time that the command has to end by itself once it was recorded, or interrupted."""
 POLL_S = 0.05
+KEPT_POLL_S = 0.2
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses of shells."""
 
@@ -46,12 +47,19 @@ class _Stop:
 
 
 def supervise(
-    record: Path, parent_pid: int, view: Path | None, variables: Mapping[str, str], command: list[str]
+    record: Path,
+    parent_pid: int,
+    view: Path | None,
+    variables: Mapping[str, str],
+    command: list[str],
+    *,
+    keeps_copies: bool = False,
 ) -> int:
     """Run the command to its end, and return its exit status as a shell has it: 0 where it was recorded.
 
     Args:
         record: The folder of the record.
+        keeps_copies: Once it was recorded, let frozen copies of it live until this process is told to end.
         view: An empty folder for what the command writes; None lets it write where it stands.
         variables: Environment variables of the command, beside this process's.
     """
@@ -75,11 +83,22 @@ def supervise(
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return NOT_EXECUTABLE
     try:
-        return _wait(process, stop, record / COMPLETE)
+        status = _wait(process, stop, record / COMPLETE)
+        if keeps_copies and (record / COMPLETE).exists():
+            _keep_copies(record, stop)
+        return status
     finally:
         kill_descendants()
         if os.getppid() != parent_pid:  # nobody is left to tidy up
             shutil.rmtree(record.parent, ignore_errors=True)
+
+
+def _keep_copies(record: Path, stop: _Stop) -> None:
+    partial = record / f".{STATUS}"
+    partial.write_text("0", encoding="ascii")
+    partial.rename(record / STATUS)
+    while not (stop.told or stop.interrupted):
+        time.sleep(KEPT_POLL_S)
 
 
 def _wait(process: subprocess.Popen[bytes], stop: _Stop, complete: Path) -> int:

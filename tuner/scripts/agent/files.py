@@ -23,6 +23,11 @@ class SharedFolder:
         trial: dict[str, Any] | None = self._settings().get("trial")
         return trial
 
+    def frozen_seed(self) -> int | None:
+        """Seed of an inspection that leaves frozen copies; None where it leaves none."""
+        seed: int | None = self._settings().get("frozen_seed")
+        return seed
+
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads((self._path / "settings.json").read_text(encoding="utf-8"))
         return settings

@@ -57,8 +57,9 @@ class GuardWatch:
         self.same_initial = True
         self.over = False
         self._dropout = _Dropout()
+        if settings["disturb"]:  # hooks in every module would break a compiled graph into hundreds
+            torch.compiler.set_stance("force_eager")
         self._generator: torch.Generator | None = None
-        self.seed(0)
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._handles: list[Any] = [
@@ -95,6 +96,8 @@ class GuardWatch:
         if not any(module is known for known in self._modules):
             place = len(self._modules)
             self._modules.append(module)
+            if may_drop(module):
+                self._dropout.switch_off()
             self._start(f"module {place}.", dict(module.named_buffers()))
             self._disturb(module)
 
@@ -304,28 +307,44 @@ class GuardWatch:
 
 
 class _Dropout:
-    """Dropout off, wherever torch's functions compute it: other back ends draw other masks."""
+    """Dropout off, wherever torch's functions compute it: other back ends draw other masks.
+
+    Functions are replaced only for models that may have dropout: code that was compiled with others is compiled anew.
+
+    Attributes:
+        used: A function was called that would have dropped something, outside of compiled code.
+    """
 
     def __init__(self) -> None:
+        self.off, self.used = False, False
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def switch_off(self) -> None:
+        """Replace torch's functions, also where they were imported by name."""
+        if self.off:
+            return
+        self.off = True
         functional: Any = torch.nn.functional
-        self._originals = {
-            "dropout": functional.dropout,
-            "scaled_dot_product_attention": functional.scaled_dot_product_attention,
-        }
-        self.off, self.used = True, False
+        original_dropout, original_attention = functional.dropout, functional.scaled_dot_product_attention
 
         def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
             self._note(p, training)
-            return self._originals["dropout"](input, 0.0 if self.off else p, training, inplace)
+            return original_dropout(input, 0.0 if self.off else p, training, inplace)
 
         def attention(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
             if self.off and "dropout_p" in options:
                 options["dropout_p"] = 0.0
             elif self.off and len(arguments) > 1:
                 arguments = (arguments[0], 0.0, *arguments[2:])
-            return self._originals["scaled_dot_product_attention"](query, key, value, *arguments, **options)
+            return original_attention(query, key, value, *arguments, **options)
 
-        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
+        replacements = {id(original_dropout): dropout, id(original_attention): attention}
+        others = [module for name, module in sys.modules.items() if name.partition(".")[0] != "torch"]
+        for module in (functional, *others):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if id(value) in replacements:
+                    self._replaced.append((module, name, value))
+                    module.__dict__[name] = replacements[id(value)]
 
     def _note(self, p: float, training: bool) -> None:
         if not torch.compiler.is_compiling() and p and training:
@@ -333,8 +352,21 @@ class _Dropout:
 
     def restore(self) -> None:
         self.off = False
-        for name, original in self._originals.items():
-            setattr(torch.nn.functional, name, original)
+        for module, name, original in self._replaced:
+            module.__dict__[name] = original
+        self._replaced.clear()
+
+
+def may_drop(module: torch.nn.Module) -> bool:
+    """Say whether a module or its configuration has a probability of dropout that is not 0."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
+            return True
+        for owner in (part, getattr(part, "config", None)):
+            values = getattr(owner, "__dict__", {}).items()
+            if any("drop" in name and isinstance(value, int | float) and value for name, value in values):
+                return True
+    return False
 
 
 class _Disturbed(torch.autograd.Function):

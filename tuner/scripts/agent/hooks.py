@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -19,9 +20,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .copies import Copies
+from .files import SharedFolder
 from .places import hide_own_frames, is_users, users_place
 from .session import Session
-from .trial import begin_session
+from .trial import TrialSession, begin_session, seed_generators
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -39,6 +42,7 @@ class Hooks:
         self.session = begin_session(folder, self)
         self._depth = threading.local()
         self._restore: dict[str, Callable[[], None]] = {}
+        self._copies: Copies | None = None
 
     def install(self) -> None:
         self._put(torch.autograd, "backward", self._backward)
@@ -57,6 +61,11 @@ class Hooks:
         self._put(torch.nn.Module, "__call__", self._module)
         os.register_at_fork(after_in_child=self._in_child)
         hide_own_frames()
+        seed = SharedFolder(self.folder).frozen_seed()
+        if seed is not None:
+            seed_generators(seed)
+            self._copies = self.session.copies = Copies(self.folder)
+            self._put_lazy_init()
 
     def remove(self) -> None:
         """Take everything away that can be: the script goes on as it would without us."""
@@ -89,7 +98,28 @@ class Hooks:
 
         self._restore[key] = restore
 
+    def _put_lazy_init(self) -> None:
+        """Wherever torch has bound the name: a copy is of no use once CUDA has begun."""
+        original = torch.cuda._lazy_init
+        for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
+            if vars(module).get("_lazy_init") is original:
+                self._put(module, "_lazy_init", self._lazy_init)
+
+    def _freeze(self, what: str, number: int = 0) -> None:
+        """Leave a frozen copy, where that is wanted. A trial that starts from it goes on here, with its own session."""
+        copies, before, depth = self._copies, self.session, dict(vars(self._depth))
+        if copies is None:
+            return
+        inside = "training begins inside of an optimizer's step" if depth.get("step") else ""
+        request = copies.freeze(what, number, is_last=what != "loader", against=inside)
+        if request is not None:
+            self.folder = request["folder"]
+            session = self.session = TrialSession(self.folder, self, request["trial"])
+            session.go_on_from(before)
+            vars(self._depth).update(depth)
+
     def _in_child(self) -> None:
+        self._copies = None
         self.session = Session(self.folder, self)  # a trial is of the process that was started, not of its workers
         self._depth = threading.local()
 
@@ -99,6 +129,8 @@ class Hooks:
             if _is_compiling() or getattr(depth, "backward", False):
                 return original(*arguments, **options)
             depth.backward = True
+            if self._copies is not None:
+                self._copies.end()
             self.session.loss(arguments[0] if arguments else options.get("tensors"))
             try:
                 result = original(*arguments, **options)
@@ -109,6 +141,14 @@ class Hooks:
 
         return backward
 
+    def _lazy_init(self, original: Any) -> Any:
+        def _lazy_init() -> None:
+            if self._copies is not None and not torch.cuda.is_initialized():
+                self._freeze("cuda")
+            original()
+
+        return _lazy_init
+
     def _made_loader(self, original: Any) -> Any:
         def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
             original(loader, *arguments, **options)
@@ -118,6 +158,8 @@ class Hooks:
 
     def _began_loader(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:
+            if self._copies is not None:
+                self._freeze("loader", self.session.number_of(loader))
             self.session.loader_begins(loader)
             iterator = original(loader)
             self.session.loader_began(loader, iterator)
@@ -232,6 +274,9 @@ class Hooks:
             depth = self._depth
             if _is_compiling() or getattr(depth, "module", False) or getattr(depth, "backward", False):
                 return original(module, *arguments, **options)
+            if self._copies is not None and self.session.begins_training(module):
+                self._freeze("forward")
+                depth = self._depth
             depth.module = True
             try:
                 self.session.called(module)

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .copies import Copies
 from .describe import Description, loader_values, process_description
 from .files import SharedFolder
 from .observed_loop import Made, ObservedLoop
@@ -93,6 +94,17 @@ class Session(ObservedLoop):
 
     awaits_modules = False
     """Whether a module that is to be changed was not called yet."""
+
+    copies: Copies | None = None
+
+    def number_of(self, loader: Any) -> int:
+        """Number of a loader that is known, or will be."""
+        made = self._known_loaders.get(loader)
+        return made.number if made is not None else len(self.loaders)
+
+    def begins_training(self, module: torch.nn.Module) -> bool:
+        """Say whether this call of an outermost module is the first of those that train."""
+        return not self.called_modules and torch.is_grad_enabled() and next(module.parameters(), None) is not None
 
     def loss(self, tensors: Any) -> None:
         """Note what a backward pass begins from."""
@@ -295,6 +307,7 @@ class Session(ObservedLoop):
                 "step_times_ns": self._step_times_ns,
                 "recorded_step_ns": window.recorded_step_ns,
                 "places": self._places,
+                "copies": self.copies.places if self.copies is not None else [],
                 **self._last_description(),
             }
         )

@@ -23,7 +23,10 @@ from .window import Window
 def begin_session(folder: str, hooks: SessionHooks) -> Session:
     """The session of this process: of a trial where the settings describe one."""
     trial = SharedFolder(folder).trial()
-    return Session(folder, hooks) if trial is None else TrialSession(folder, hooks, trial)
+    if trial is None:
+        return Session(folder, hooks)
+    seed_generators(trial["seed"])
+    return TrialSession(folder, hooks, trial)
 
 
 class TrialSession(Session):
@@ -51,8 +54,15 @@ class TrialSession(Session):
         if trial["guard"] is not None:
             rank = int(os.environ.get("RANK", "0"))
             self._guard = GuardWatch(trial["guard"], self._folder.guard(rank), pattern or ())
-        else:
-            _seed(trial["seed"])
+
+    def go_on_from(self, before: Session) -> None:
+        """Know what a session has seen of the script until this process was forked from its own; change it."""
+        self._known_loaders, self.loaders = before._known_loaders, before.loaders
+        self._loader_of, self._last_loader = before._loader_of, before._last_loader
+        self.optimizers, self.optimizer_kinds = before.optimizers, before.optimizer_kinds
+        self.notes, self.num_calls_without_grad = before.notes, before.num_calls_without_grad
+        for optimizer in list(self.optimizers):
+            self._change_optimizer(optimizer)
 
     def _make_window(self) -> Window:
         return TrialWindow(
@@ -66,6 +76,9 @@ class TrialSession(Session):
     @never_raises
     def made_optimizer(self, optimizer: Any, place: str) -> None:
         super().made_optimizer(optimizer, place)
+        self._change_optimizer(optimizer)
+
+    def _change_optimizer(self, optimizer: Any) -> None:
         number = self.optimizers[optimizer].number
         self._changes.optimizer(optimizer, number)
         if self._guard is not None:
@@ -182,7 +195,7 @@ def _memory() -> dict[str, int]:
     return found
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the generators that a script may draw from; what it seeds itself comes later."""
     import random
 

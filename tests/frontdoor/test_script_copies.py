@@ -1,0 +1,160 @@
+"""Trials that start from a frozen copy of a script's process: what they save, and that they train the same."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from script_runs import ScriptFolder, Trials
+
+from steptune.tuner.records import Choice
+from steptune.tuner.scripts.agent import copies
+from steptune.tuner.scripts.copies import CopyError, place_to_start_from
+from steptune.tuner.strategies.api import FP32_ROUNDOFF
+
+FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
+BOUND: dict[str, Choice] = {"cpu_threads": {"bind": "close", "num_threads": 2}}
+
+
+@pytest.fixture
+def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in which the script notes each time that it was loaded."""
+    monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
+    return tmp_path / "loads"
+
+
+@contextlib.contextmanager
+def trials_of(folder: ScriptFolder, study: Path, *arguments: str, forked: bool = True) -> Iterator[Trials]:
+    command = (sys.executable, folder.add("loaded.py"), *arguments)
+    with contextlib.closing(Trials(folder.path, study, command, forked=forked)) as trials:
+        yield trials
+
+
+def test_a_script_is_loaded_once_for_all_trials_but_those_of_another_process(
+    folder: ScriptFolder, tmp_path: Path, loads: Path
+) -> None:
+    before = folder.files()
+    with trials_of(folder, tmp_path / "study") as trials:
+        found = [trials.run(), trials.run(**FUSED)]
+        trials.reference(FP32_ROUNDOFF)
+        found += [trials.run(**FUSED), trials.run(data_loading={"num_workers": 1})]
+        assert len(loads.read_text().splitlines()) == 1
+        bound = trials.run(**BOUND)
+        family = psutil.Process().children(recursive=True)
+
+    assert {result.interpreter for result in found} == {"forked"}, trials.look.why_no_copy
+    assert [result.failure for result in (*found, bound)] == [None] * 5
+    assert bound.interpreter == "started"
+    assert len(loads.read_text().splitlines()) == 2
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert {name: size for name, size in folder.files().items() if name != "loaded.py"} == before
+
+
+def test_a_fork_trains_what_a_start_trains_digit_by_digit(folder: ScriptFolder, tmp_path: Path, loads: Path) -> None:
+    """Also where the script reads on from a file that it opened before, and draws masks of dropout."""
+    with trials_of(folder, tmp_path / "forks") as trials:
+        trials.run()
+        forks = [trials.log(trials.run(**FUSED)) for _ in range(2)]
+    with trials_of(folder, tmp_path / "starts", forked=False) as trials:
+        start = trials.log(trials.run(**FUSED))
+
+    assert len(start) >= 4
+    num = min(map(len, (start, *forks)))
+    assert [fork[:num] for fork in forks] == [start[:num]] * 2
+
+
+def test_a_script_with_a_thread_starts_anew_and_says_why(folder: ScriptFolder, tmp_path: Path, loads: Path) -> None:
+    with trials_of(folder, tmp_path / "study", "--thread") as trials:
+        result = trials.run()
+
+    assert trials.look.why_no_copy == "a copy has no threads, and the script has one (writer)"
+    assert result.failure is None
+    assert result.interpreter == "started"
+
+
+def test_a_script_that_does_not_bear_to_go_on_twice_starts_anew(
+    folder: ScriptFolder, tmp_path: Path, loads: Path
+) -> None:
+    """It makes a folder, which must not be there, after the copy was made: the look has made it."""
+    with trials_of(folder, tmp_path / "study", "--folder") as trials:
+        first, second = trials.run(), trials.run(**FUSED)
+
+    assert [first.failure, second.failure] == [None, None]
+    assert [first.interpreter, second.interpreter] == ["started", "started"]
+    assert "File exists" in trials.look.why_no_copy
+
+
+def test_what_the_script_sets_of_threads_comes_into_effect_where_training_begins(
+    folder: ScriptFolder, tmp_path: Path, loads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked after a team of threads had worked, the trial would hang."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with trials_of(folder, tmp_path / "study") as trials:
+        result = trials.run()
+
+    assert result.interpreter == "forked", trials.look.why_no_copy
+    assert {line.split()[-1] for line in trials.log(result)} == {"2"}
+
+
+def test_one_thread_is_held_whatever_is_set() -> None:
+    before = torch.get_num_threads()
+    held = copies.OneThread()
+    try:
+        torch.set_num_threads(3)
+        seen = torch.get_num_threads()
+    finally:
+        held.end()
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+
+    assert (seen, after) == (3, 3)
+
+
+def test_files_have_positions_of_their_own_after_they_are_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"0123456789")
+    with path.open("rb", buffering=0) as file:
+        file.read(4)
+        known = [each for each in copies.open_files() if each[0] == file.fileno()]
+        file.read(3)
+        copies.reopen(known)
+        assert file.read() == b"456789"
+
+
+def test_the_place_is_the_last_one_before_the_training_loader_is_iterated(folder: ScriptFolder, tmp_path: Path) -> None:
+    """What is changed at the loader must still be ahead."""
+    command = (sys.executable, folder.add("plain.py"))
+    with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
+        record = trials.look.record
+
+    assert [(place.what, bool(place.copy)) for place in record.copies] == [("loader", True), ("forward", True)]
+    assert place_to_start_from(record) == record.copies[0]
+
+
+def test_a_thread_of_the_own_process_is_a_reason(tmp_path: Path) -> None:
+    asked = copies.Copies(str(tmp_path))
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="writer")
+    thread.start()
+    try:
+        assert asked.freeze("loader", 0, is_last=True) is None
+    finally:
+        end.set()
+        thread.join()
+    (place,) = asked.places
+    assert place["copy"] == ""
+    assert place["reason"] == "a copy has no threads, and the script has one (writer)"
+
+
+def test_without_a_place_there_is_no_copy(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (sys.executable, folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+
+    with pytest.raises(CopyError, match="never came to a place"):
+        place_to_start_from(trials.look.record)

@@ -1,0 +1,242 @@
+"""Frozen copies of a script's process: forks made where training may begin, from which trials start.
+
+A copy has imported, read and built all that the script had until there, and waits. For each request it forks once more:
+that child is a trial, which goes on with the script's own next line. Neither CUDA nor a team of threads survives a
+fork, so that a copy is made before the first of both, and torch has one thread until then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .ranks import has_group
+
+MOST_COPIES = 6
+HARMLESS_THREADS = ("TMonitor",)
+"""Classes of threads that a copy does not miss: tqdm's watcher of progress bars."""
+REQUEST, PID, REFUSED = "request", "pid", "refused"
+"""Files of a copy: the pipe for requests; its process; why it can start nothing."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Copies:
+    """The copies that a process leaves behind.
+
+    Args:
+        folder: Shared with the one who starts trials.
+
+    Attributes:
+        places: Where copies were made, in order, and why not elsewhere.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._threads = OneThread()
+        self._over = False
+        self._children: list[int] = []
+        self.places: list[dict[str, Any]] = []
+
+    def freeze(self, what: str, number: int, *, is_last: bool, against: str = "") -> dict[str, Any] | None:
+        """Leave a copy at this place.
+
+        Args:
+            is_last: What comes next makes further copies impossible, or useless.
+            against: Why no trial can begin here.
+
+        Returns:
+            None in the process that goes on; in a trial that starts here, later, what was requested.
+        """
+        if self._over:
+            return None
+        reason = against or self._against()
+        request = None
+        at_ns = time.perf_counter_ns()
+        self.places.append({"what": what, "number": number, "copy": "", "reason": reason, "at_ns": at_ns})
+        if not reason:
+            request = self._copied()
+        if is_last or request is not None:
+            self.end()
+        return request
+
+    def end(self) -> None:
+        """Make no further copies: training begins."""
+        if not self._over:
+            self._over = True
+            self._threads.end()
+
+    def _against(self) -> str:
+        """Why there can be no copy of this process now."""
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        unknown = [thread.name for thread in others if type(thread).__name__ not in HARMLESS_THREADS]
+        if threading.current_thread() is not threading.main_thread():
+            return "training begins in a thread"
+        if unknown:
+            return f"a copy has no threads, and the script has one ({unknown[0]})"
+        if has_group() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            return "the ranks of a group start together"
+        if torch.cuda.is_initialized():
+            return "CUDA had begun"
+        if set(own_children()) - set(self._children):
+            return "the script has started a process"
+        return "there are enough of them" if len(self._children) >= MOST_COPIES else ""
+
+    def _copied(self) -> dict[str, Any] | None:
+        name = f"copy-{os.getpid()}-{len(self._children)}"
+        self.places[-1]["copy"] = name
+        folder = self._folder / name
+        folder.mkdir()
+        os.mkfifo(folder / REQUEST)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else each trial would print it again
+        files = open_files()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads of libraries
+            child = os.fork()
+        if child:
+            self._children.append(child)
+            (folder / PID).write_text(str(child), encoding="ascii")
+            return None
+        return _wait_for_request(folder, files)
+
+
+class OneThread:
+    """One thread for torch, whatever the script sets: what was set comes into effect at the end."""
+
+    def __init__(self) -> None:
+        self._set, self._get = torch.set_num_threads, torch.get_num_threads
+        self._wanted = torch.get_num_threads()
+        self._set(1)
+        torch.set_num_threads = self._note
+        torch.get_num_threads = lambda: self._wanted
+
+    def end(self) -> None:
+        """Have as many as were wanted."""
+        torch.set_num_threads, torch.get_num_threads = self._set, self._get
+        self._set(self._wanted)
+
+    def _note(self, nthreads: int) -> None:
+        self._wanted = nthreads
+
+
+# --- in a copy ----------------------------------------------------------------------------------
+
+
+def _wait_for_request(folder: Path, files: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """Fork a trial for each request, and return in it. A copy itself never returns."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the supervisor ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _redirect(os.devnull)
+    if torch.cuda._is_in_bad_fork():
+        (folder / REFUSED).write_text("the script had asked CUDA's driver something", encoding="utf-8")
+        os._exit(0)
+    while True:
+        request: dict[str, Any] = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the supervisor, once the script itself has ended
+        for name in request.get("imports", ()):
+            importlib.import_module(name)
+        if "trial" not in request:
+            continue
+        own = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _begin_trial(request, own, handlers, files)
+            return request
+        _see_end(Path(request["folder"]), child)
+
+
+def _begin_trial(
+    request: dict[str, Any], parent: int, handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]
+) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
+    _redirect(request["log"])
+    reopen(files)
+
+
+def _see_end(folder: Path, child: int) -> None:
+    """Wait for a trial's end, and end what it leaves."""
+    (folder / PID).write_text(str(child), encoding="ascii")
+    _, status = os.waitpid(child, 0)
+    while children := own_children():
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+    partial = folder / ".status"
+    partial.write_text(str(os.waitstatus_to_exitcode(status)), encoding="ascii")
+    partial.replace(folder / "status")
+
+
+def own_children() -> list[int]:
+    """Processes that this one has started or adopted, and not waited for."""
+    return [
+        int(pid)
+        for path in Path("/proc/self/task").glob("*/children")
+        for pid in path.read_text(encoding="ascii").split()
+    ]
+
+
+def _redirect(output: str) -> None:
+    """Send what is printed to a file; read nothing."""
+    sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    source = os.open(os.devnull, os.O_RDONLY)
+    for target, end in ((source, 0), (sink, 1), (sink, 2)):
+        os.dup2(target, end)
+    for end in (source, sink):
+        os.close(end)
+
+
+def _prctl(option: int, value: int) -> None:
+    library: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+    library(option, value, 0, 0, 0)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def open_files() -> list[tuple[int, int, int]]:
+    """Descriptor, position and flags of each file that is open, streams left aside."""
+    found = []
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        descriptor = int(entry.name)
+        try:
+            if descriptor > 2 and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                found.append((descriptor, os.lseek(descriptor, 0, os.SEEK_CUR), flags))
+        except OSError:  # that of the folder, which is closed by now
+            continue
+    return found
+
+
+def reopen(files: list[tuple[int, int, int]]) -> None:
+    """Open files anew at their positions: forks share a position, and one would read what another has left."""
+    for descriptor, position, flags in files:
+        try:
+            other = os.open(f"/proc/self/fd/{descriptor}", flags & (os.O_ACCMODE | os.O_APPEND))
+        except OSError:
+            os.lseek(descriptor, position, os.SEEK_SET)
+            continue
+        os.lseek(other, position, os.SEEK_SET)
+        os.dup2(other, descriptor, inheritable=os.get_inheritable(descriptor))
+        os.close(other)

@@ -1,0 +1,192 @@
+"""Trials of a script that start from a frozen copy of its process (`agent/copies.py`).
+
+A copy has the imports, data and models of the script behind it, so that only what follows is paid for each trial. It
+shares the look's copy-on-write view of the folder, and writes what its trial saw beside the look's record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from steptune.tuner.errors import SteptuneError
+from steptune.tuner.scripts.launch import Ended, ended_in
+from steptune.tuner.scripts.record import SETTINGS, STATUS, CopyPlace, ScriptRecord
+
+REQUEST, PID, REFUSED = "request", "pid", "refused"
+"""Files of a copy, as the hooks name them."""
+POLL_S = 0.02
+CHECK_EVERY_S = 0.5
+END_S = 5.0
+"""For a copy to see that a trial which was killed has ended."""
+USED_BY_EVERY_TRIAL = ("torch._dynamo",)
+"""Optimizers import it, and it takes seconds."""
+USED_TO_COMPILE = ("torch._inductor.compile_fx",)
+
+
+class CopyError(SteptuneError):
+    """A frozen copy starts no trial; the message says why. Trials start anew."""
+
+
+def place_to_start_from(record: ScriptRecord) -> CopyPlace:
+    """The last copy before the training loader is first iterated: all changes are made after it.
+
+    Raises:
+        CopyError: There is none.
+    """
+    loader = record.training_loader
+    places = list(record.copies)
+    for position, place in enumerate(places):
+        if loader is not None and (place.what, place.number) == ("loader", loader.number):
+            places = places[: position + 1]
+            break
+    found = next((place for place in reversed(places) if place.copy), None)
+    if found is None:
+        reasons = [place.reason for place in places]
+        raise CopyError(reasons[0] if reasons else "the script never came to a place where training may begin")
+    return found
+
+
+class FrozenCopy:
+    """The copy from which the trials of a script start.
+
+    Args:
+        folder: Of the look's record.
+        record: Of the process that left copies.
+        began_ns: When the look began.
+
+    Attributes:
+        spared_ns: Time that a start of the command takes to come to this place.
+
+    Raises:
+        CopyError: There is none.
+    """
+
+    def __init__(self, folder: Path, record: ScriptRecord, began_ns: int) -> None:
+        chosen = place_to_start_from(record)
+        self._folder = folder
+        self._copy = folder / chosen.copy
+        self.spared_ns = chosen.at_ns - began_ns
+        self._number = 0
+        for place in record.copies:
+            if place.copy and place.copy != self._copy.name:
+                _kill(_pid(folder / place.copy))
+        compiles = USED_TO_COMPILE if record.notes.get("compiled") else ()
+        self._send({"imports": [*USED_BY_EVERY_TRIAL, *compiles]}, END_S)
+
+    def shared(self, folder: Path) -> Path:
+        """A folder where the copy's view shows it: what was written after the view was made may be hidden there."""
+        target = self._folder / f"shared-{folder.name}"
+        if not target.exists():
+            shutil.copytree(folder, target)
+        return target
+
+    @contextlib.contextmanager
+    def ran(
+        self, trial: Mapping[str, Any], log: Path, longest_s: float | None, check: Callable[[], None] | None
+    ) -> Iterator[Ended]:
+        """Run a trial from the copy; what it wrote is there until the context ends.
+
+        Raises:
+            CopyError: The copy starts none.
+        """
+        self._number += 1
+        folder = self._folder / f"trial-{self._number}"
+        folder.mkdir()
+        (folder / SETTINGS).write_text(json.dumps({"full": False, "trial": dict(trial)}), encoding="utf-8")
+        own_log = folder / "log"
+        own_log.touch()
+        began = time.monotonic()
+        try:
+            self._send({"trial": dict(trial), "folder": str(folder), "log": str(own_log)}, longest_s)
+            with own_log.open("rb") as source, log.open("ab", buffering=0) as target:
+                status = self._status(folder, began, longest_s, check, lambda: shutil.copyfileobj(source, target))
+            yield replace(ended_in(folder, status), forked=True)
+        finally:
+            shutil.rmtree(folder)
+
+    def _status(
+        self,
+        folder: Path,
+        began: float,
+        longest_s: float | None,
+        check: Callable[[], None] | None,
+        copy_log: Callable[[], None],
+    ) -> int | None:
+        """Exit status of a trial; None where it took longer than it may."""
+        status, checked = folder / STATUS, began
+        try:
+            while not status.exists():
+                time.sleep(POLL_S)
+                if time.monotonic() - checked > CHECK_EVERY_S:
+                    checked = time.monotonic()
+                    copy_log()
+                    if check is not None:
+                        check()
+                    if not _lives(_pid(self._copy)):
+                        raise CopyError("the frozen copy has ended")
+                if longest_s is not None and time.monotonic() - began > longest_s:
+                    self._end(folder)
+                    return None
+            return int(status.read_text(encoding="ascii"))
+        except BaseException:
+            self._end(folder)
+            raise
+        finally:
+            copy_log()
+
+    def _end(self, folder: Path) -> None:
+        """Kill a trial, and wait until the copy has seen to what it leaves."""
+        with contextlib.suppress(OSError):
+            _kill(_pid(folder))
+        end_s = time.monotonic() + END_S
+        while not (folder / STATUS).exists() and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+
+    def _send(self, request: Mapping[str, Any], longest_s: float | None) -> None:
+        """Write to the copy's pipe, which opens once the copy waits."""
+        end_s = None if longest_s is None else time.monotonic() + longest_s
+        while True:
+            refused = self._copy / REFUSED
+            if refused.exists():
+                raise CopyError(refused.read_text(encoding="utf-8"))
+            try:
+                pipe = os.open(self._copy / REQUEST, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO or not _lives(_pid(self._copy)):
+                    raise CopyError("the frozen copy has ended") from None
+                if end_s is not None and time.monotonic() > end_s:
+                    raise CopyError("the frozen copy does not answer") from None
+                time.sleep(POLL_S)
+                continue
+            with os.fdopen(pipe, "wb") as stream:
+                os.set_blocking(pipe, True)
+                stream.write(json.dumps(request).encode())
+            return
+
+
+def _pid(folder: Path) -> int:
+    return int((folder / PID).read_text(encoding="ascii"))
+
+
+def _lives(pid: int) -> bool:
+    """Say whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -37,6 +37,7 @@ import msgspec
 from stamp import RESULTS, ROOT, hardware, stamp
 from tuned import add_foreign_load, settings_of, tuned
 
+from steptune.tuner.errors import SteptuneError
 from steptune.tuner.export import exporter_named
 from steptune.tuner.records import BASELINE, Environment, Recommendation
 
@@ -83,15 +84,19 @@ def study_all(rows: Sequence[tuple[str, str]], arguments: argparse.Namespace) ->
 def study(name: str, start: str, arguments: argparse.Namespace) -> None:
     """Keeps a recommendation and today's settings as records, and what is said of them."""
     settings = settings_of(arguments.budget / 60, arguments.foreign_load)
-    with tuned(reference_of(name, start, arguments.steps), settings, say=f"{name}, {start}  ") as found:
-        recommendation = found.recommendation
     folder = folder_of(name, start, arguments)
     folder.mkdir(parents=True, exist_ok=True)
+    head = {"row": f"{name}, {start}", **stamp(" ".join(["python", "benchmarks/trained.py", *sys.argv[1:]]))}
+    try:
+        with tuned(reference_of(name, start, arguments.steps), settings, say=f"{name}, {start}  ") as found:
+            recommendation = found.recommendation
+    except SteptuneError as error:  # the others go on
+        (folder / "line.json").write_text(json.dumps({**head, "error": str(error), "choices": {}}))
+        return
     for side, record in (("today", today_of(recommendation)), ("recommended", recommendation)):
         (folder / f"{side}.json").write_text(exporter_named("json").export(record))
     line = {
-        "row": f"{name}, {start}",
-        **stamp(" ".join(["python", "benchmarks/trained.py", *sys.argv[1:]])),
+        **head,
         "hardware": hardware(Environment(hardware=recommendation.hardware)),
         "verdict": recommendation.verdict.value,
         "choices": dict(recommendation.candidate.choices),
@@ -174,6 +179,8 @@ def judged(losses: dict[str, list[dict[str, float]]]) -> dict:
 
 def told(line: dict) -> str:
     """Say the row in words."""
+    if "error" in line:
+        return f"no answer: {line['error']}"
     if "last_losses" not in line:
         return f"{line['verdict']}: nothing to train"
     theirs, ours = ([f"{loss:.4f}" for loss in line["last_losses"][side]] for side in ("today", "recommended"))

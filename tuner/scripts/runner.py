@@ -636,7 +636,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _why(ended: Ended, log: Path) -> Failure:
     """Why a start of the command gave no result, in the script's own words where it failed."""
     tail = _tail(log)
-    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+    lines_said = [line.strip() for line in reversed(tail.splitlines()) if line.strip()]
+    own = [
+        line for line in lines_said if not line.startswith("steptune: ")
+    ]  # what it did not change comes after its error
+    last = next(iter((*own, *lines_said)), "")
     if ended.timed_out:
         return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script took longer than it may")
     refusal = next((record.refusal for record in ended.records if record.refusal), "")

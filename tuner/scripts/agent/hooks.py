@@ -36,13 +36,15 @@ class Hooks:
         finished: Called once the record is written, where the process does not end by that.
     """
 
+    _copies: Copies | None = None
+    """Of a look only."""
+
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.finished: Callable[[], None] = lambda: None
         self.session = begin_session(folder, self)
         self._depth = threading.local()
         self._restore: dict[str, Callable[[], None]] = {}
-        self._copies: Copies | None = None
 
     def install(self) -> None:
         self._put(torch.autograd, "backward", self._backward)

@@ -11,6 +11,8 @@ from pathlib import Path
 from steptune.tuner.trials.host_group import HostGroup
 
 SECRET = "a secret of tests, which is as long as it has to be"
+PATIENCE_S = 120.0
+"""An agent that is started imports torch first, which takes long on a busy machine."""
 AGENT = """
 import sys
 from pathlib import Path
@@ -46,14 +48,14 @@ class TwoHosts:
     def lose_second(self) -> None:
         """Kill the second host's agent, and with it what it has started."""
         self.agent.kill()
-        self.agent.communicate(timeout=30)
+        self.agent.communicate(timeout=PATIENCE_S)
 
     def start_second(self, *, place: str = "b", within: Sequence[str] = ()) -> None:
         self.agent = start_agent(self.group.port, self.directory / "again", place=place, within=within)
 
 
 @contextmanager
-def two_agents(workload: str, directory: Path, *, patience_s: float = 60.0) -> Iterator[TwoHosts]:
+def two_agents(workload: str, directory: Path) -> Iterator[TwoHosts]:
     group = HostGroup(
         num_hosts=2,
         ranks_per_host=1,
@@ -61,12 +63,12 @@ def two_agents(workload: str, directory: Path, *, patience_s: float = 60.0) -> I
         secret=SECRET.encode(),
         workload=workload,
         directory=directory / "first",
-        patience_s=patience_s,
+        patience_s=PATIENCE_S,
     )
     hosts = TwoHosts(group, directory, start_agent(group.port, directory / "second"))
     try:
         yield hosts
     finally:
         group.close()
-        _, said = hosts.agent.communicate(timeout=30)
+        _, said = hosts.agent.communicate(timeout=PATIENCE_S)
         assert hosts.agent.returncode in (0, -9), said.decode()

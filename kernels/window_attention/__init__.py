@@ -268,8 +268,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     run = _backward if _is_traced(grad_out) else _run_backward
-    grad_qkv, grad_table, grad_scale, grad_bias = run(grad_out, *ctx.saved_tensors, *ctx.settings)
-    has_bias, cosine = ctx.saved_tensors[3] is not None, ctx.settings[2]
+    saved = ctx.saved_tensors  # asked for once: activation checkpointing gives each tensor once
+    grad_qkv, grad_table, grad_scale, grad_bias = run(grad_out, *saved, *ctx.settings)
+    has_bias, cosine = saved[3] is not None, ctx.settings[2]
     return (
         grad_qkv,
         grad_table,

@@ -131,7 +131,7 @@ def test_the_model_ends_when_nothing_is_likely_left():
 
 
 def test_draws_that_say_too_much_are_read_as_they_came_true():
-    """What they call even comes true less often; what they are sure of stays sure, and more stays more."""
+    """Chances that they call even come true less often; those that they are sure of stay sure, and more stays more."""
     said = [0.0, 0.05, 0.2, 0.5, 0.9, 1.0]
     read = [as_it_came_true(probability) for probability in said]
     assert (read[0], read[-1]) == (0.0, 1.0)

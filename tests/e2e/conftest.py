@@ -24,6 +24,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     for name in [name for name in os.environ if name.startswith("STEPTUNE_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # Typer puts its own there, and leaves it
 
     def run(*arguments: str, status: int = 0) -> Ended:
         monkeypatch.setattr(sys, "argv", ["steptune", *arguments])

@@ -128,7 +128,7 @@ def test_files_have_positions_of_their_own_after_they_are_opened_anew(tmp_path: 
 
 
 def test_the_place_is_the_last_one_before_the_training_loader_is_iterated(folder: ScriptFolder, tmp_path: Path) -> None:
-    """What is changed at the loader must still be ahead."""
+    """A change at the loader must still be ahead."""
     command = (sys.executable, folder.add("plain.py"))
     with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
         record = trials.look.record

@@ -62,7 +62,7 @@ def test_the_strategy_of_the_tutorial_runs_through_a_study(tmp_path: Path, packa
     listed = steptune(tmp_path, packages, "strategies")
     assert "gc_pause" in listed.stdout, listed.stderr
     workload = "zoo:synthetic?batch=4&load_ms=0&compute_ms=1&length=256"
-    options = ("--budget", "90s", "--trials", "2", "--foreign-load", "1000", "--only", "gc_pause")
+    options = ("--budget", "5m", "--trials", "2", "--foreign-load", "1000", "--only", "gc_pause")
     ended = steptune(tmp_path, packages, "tune", workload, *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     with closing(sqlite3.connect(tmp_path / "study.db")) as connection:

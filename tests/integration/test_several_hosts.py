@@ -29,7 +29,7 @@ def study(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Prep
     workload = reference(
         file, name, **{k: v.format(tmp_path) if isinstance(v, str) else v for k, v in arguments.items()}
     )
-    with two_agents(workload, tmp_path, patience_s=20.0) as hosts:
+    with two_agents(workload, tmp_path) as hosts:
         options = {"num_ranks": 2, "hosts": hosts.group, "memory_limit_bytes": 1 << 30}
         prepared = prepare(workload, tmp_path / "first", with_reference=False, **options)
         try:

@@ -10,7 +10,7 @@ from steptune.tuner.records import Candidate, Interval, Part, Recommendation
 
 
 def recommended(cache_gain: float | None = 1.6) -> Recommendation:
-    """Of three parts at 2.42, with the contribution of the cache."""
+    """An answer of three parts at 2.42, with the contribution of the cache."""
     choices = {
         "data_loading": {"num_workers": 2},
         "dataset_cache": {"where": "memory"},

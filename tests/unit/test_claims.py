@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import TraceAnalysis
 MACHINE = Machine(clocks=(0.0, 5000.0))
 NEAR = 0.03
 EVERY = 29
-"""Of the pairs: all of them take minutes."""
+"""A sample of the pairs: all of them take minutes."""
 
 
 def reads_and_pauses(rank: int, step: int, place: int) -> list[Do]:

@@ -99,7 +99,7 @@ class TestRows:
 
     @pytest.mark.parametrize("network", ["one", "two", "two_25gbit"])
     def test_what_is_not_compiled_stands_beside_the_same_compiled(self, rows: Any, network: str) -> None:
-        """Of DDP and FSDP2, in the way that suits the model, and early enough to be timed."""
+        """DDP and FSDP2, in the way that suits the model, and early enough to be timed."""
         for row in rows.ROWS:
             columns = rows.by_hand(row, network=network, lossy=False, on_cpu=False)
             for name in (DDP, "FSDP2 per block", "FSDP2 per block, grad_op"):

@@ -2,10 +2,12 @@
 
 import inspect
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 ON_DEVICE = torch.cuda.is_available()
 if not ON_DEVICE:
@@ -161,6 +163,20 @@ class TestWithoutTheDispatcher:
         assert {"steptune::window_attention", "steptune::window_attention_backward"} <= set(operators.names)
         assert all(torch.equal(a, b) for a, b in zip(found, watched, strict=True))
         assert any(name in found[0].grad_fn.name() for name in OPERATORS)  # what a profile shows
+
+    @pytest.mark.parametrize("is_watched", [False, True], ids=["call", "operator"])
+    def test_layers_that_are_computed_again_have_the_same_gradients(self, is_watched: bool) -> None:
+        """What is saved for them may be asked for once."""
+        given, table = torch.randn(1, 4, 4, 48, device=DEVICE).requires_grad_(), torch.zeros(49, 1, device=DEVICE)
+
+        def layer(qkv: torch.Tensor) -> torch.Tensor:
+            return window_attention(qkv, table, Geometry(rows=4, columns=4), scale_h=torch.ones(1, device=DEVICE))
+
+        (wanted,) = torch.autograd.grad(layer(given).square().sum(), given)
+        with Operators() if is_watched else nullcontext():
+            out = checkpoint(layer, given, use_reentrant=False)
+            (found,) = torch.autograd.grad(out.square().sum(), given)
+        assert torch.equal(found, wanted)
 
     def test_a_second_derivative_is_refused(self) -> None:
         qkv = torch.randn(1, 4, 4, 48, device=DEVICE, requires_grad=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from script_runs import ScriptFolder, Trials
 
 from steptune.tuner.records import Choice
 from steptune.tuner.scripts.agent import copies
+from steptune.tuner.scripts.agent.others_files import TICK_NS, end_at_others_files
 from steptune.tuner.scripts.copies import CopyError, place_to_start_from
 from steptune.tuner.strategies.api import FP32_ROUNDOFF
 
@@ -88,6 +91,64 @@ def test_a_script_that_does_not_bear_to_go_on_twice_starts_anew(
     assert [first.failure, second.failure] == [None, None]
     assert [first.interpreter, second.interpreter] == ["started", "started"]
     assert "File exists" in trials.look.why_no_copy
+
+
+def test_a_trial_does_not_go_on_from_the_checkpoint_of_another(
+    folder: ScriptFolder, tmp_path: Path, loads: Path
+) -> None:
+    """All forks of a copy share the view in which the look has written one."""
+    with trials_of(folder, tmp_path / "study", "--resume") as trials:
+        results = [trials.run(), trials.run(**FUSED)]
+        second = trials.log(results[1])
+    with trials_of(folder, tmp_path / "starts", "--resume", forked=False) as starts:
+        start = starts.log(starts.run(**FUSED))
+
+    assert [result.failure for result in results] == [None, None]
+    assert [result.interpreter for result in results] == ["started", "started"]
+    assert "the script reads last.pt" in trials.look.why_no_copy
+    num = min(len(second), len(start))
+    assert num >= 4
+    assert second[:num] == start[:num]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "modes", "ends"),
+    [
+        ("view/others", "r", True),
+        ("view/others", "r+", True),
+        ("view/link", "r", True),
+        ("view/others", "a", False),
+        ("view/others", "wr", False),
+        ("view/earlier", "r", False),
+        ("view/own", "wr", False),
+        ("view/__pycache__/others", "r", False),
+        ("outside", "r", False),
+    ],
+)
+def test_a_trial_ends_where_it_reads_what_another_has_written(
+    name: str, modes: str, ends: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it writes over, adds to or has written itself is its own."""
+    (tmp_path / "view" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "view" / "earlier").touch()
+    time.sleep(2 * TICK_NS / 1e9)
+    frozen_ns = time.time_ns()
+    time.sleep(2 * TICK_NS / 1e9)
+    for other in ("view/others", "view/__pycache__/others", "outside"):
+        (tmp_path / other).touch()
+    (tmp_path / "view" / "link").symlink_to("others")
+    time.sleep(3 * TICK_NS / 1e9)
+    child = os.fork()
+    if child == 0:
+        end_at_others_files(str(tmp_path / "view"), frozen_ns)
+        for mode in [modes] if modes == "r+" else modes:
+            (tmp_path / name).open(mode).close()
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert status == int(ends)
+    assert ("which an earlier run of the same copy wrote" in capfd.readouterr().err) == ends
 
 
 def test_what_the_script_sets_of_threads_comes_into_effect_where_training_begins(

@@ -191,6 +191,34 @@ def test_samples_that_one_coin_decides_are_random(generator: str, expected: bool
     assert guard_watch._repeats(torch.utils.data.DataLoader(Coins(generator))) is expected
 
 
+class Dropping(torch.nn.Module):
+    """Calls torch's function with a probability that no attribute has."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(value, 0.5, self.training)
+
+
+class Holding(torch.nn.Module):
+    """Has a part of that name."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.dropout = torch.nn.Dropout(probability)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.dropout(value)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [(Dropping(), True), (Holding(0.1), True), (Holding(0.0), False), (torch.nn.Dropout(0.0), False)],
+    ids=["called", "held", "held at 0", "torch's at 0"],
+)
+def test_dropout_is_found_in_a_models_parts_and_in_its_code(module: torch.nn.Module, expected: bool) -> None:
+    assert guard_watch.may_drop(torch.nn.Sequential(module)) is expected
+
+
 def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, tmp_path: Path) -> None:
     """Without a guard nothing is changed but where the process ends: the script's own losses, digit by digit."""
     command = (sys.executable, folder.add("faulty.py"))

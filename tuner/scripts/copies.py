@@ -63,6 +63,7 @@ class FrozenCopy:
         folder: Of the look's record.
         record: Of the process that left copies.
         began_ns: When the look began.
+        view: The folder where the script runs.
 
     Attributes:
         spared_ns: Time that a start of the command takes to come to this place.
@@ -71,9 +72,10 @@ class FrozenCopy:
         CopyError: There is none.
     """
 
-    def __init__(self, folder: Path, record: ScriptRecord, began_ns: int) -> None:
+    def __init__(self, folder: Path, record: ScriptRecord, began_ns: int, view: Path) -> None:
         chosen = place_to_start_from(record)
         self._folder = folder
+        self._view = view.resolve()
         self._copy = folder / chosen.copy
         self.spared_ns = chosen.at_ns - began_ns
         self._number = 0
@@ -107,7 +109,8 @@ class FrozenCopy:
         own_log.touch()
         began = time.monotonic()
         try:
-            self._send({"trial": dict(trial), "folder": str(folder), "log": str(own_log)}, longest_s)
+            request = {"trial": dict(trial), "folder": str(folder), "log": str(own_log), "view": str(self._view)}
+            self._send(request, longest_s)
             with own_log.open("rb") as source, log.open("ab", buffering=0) as target:
                 status = self._status(folder, began, longest_s, check, lambda: shutil.copyfileobj(source, target))
             yield replace(ended_in(folder, status), forked=True)
@@ -170,7 +173,7 @@ class FrozenCopy:
                 continue
             with os.fdopen(pipe, "wb") as stream:
                 os.set_blocking(pipe, True)
-                stream.write(json.dumps(request).encode())
+                stream.write(f"{json.dumps(request)}\n".encode())
             return
 
 

@@ -718,7 +718,8 @@ def look_at(
         copy, reason = None, ""
         if frozen_seed is not None:
             try:
-                copy = FrozenCopy(ended.folder, record, began_ns)  # it goes on importing while the traces are analysed
+                # It goes on importing while the traces are analysed.
+                copy = FrozenCopy(ended.folder, record, began_ns, folder)
             except CopyError as error:
                 reason = str(error)
         unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None

@@ -1,4 +1,7 @@
-"""Says how often it was loaded, reads a file that it opened before training, and has threads where it is asked to."""
+"""Says how often it was loaded, and reads a file that it opened before training.
+
+Where it is asked to, it has a thread, makes a folder, or goes on from its checkpoint.
+"""
 
 import os
 import sys
@@ -30,8 +33,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for batch in DataLoader(Numbers(), batch_size=4, shuffle=True):
     if "--folder" in sys.argv and optimizer.state == {}:
         os.mkdir("made")
+    if "--resume" in sys.argv and optimizer.state == {} and os.path.exists("last.pt"):
+        model.load_state_dict(torch.load("last.pt"))
     optimizer.zero_grad()
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
+    if "--resume" in sys.argv:
+        torch.save(model.state_dict(), "last.pt")
     print(f"loss {loss.item():.9f} {torch.get_num_threads()}", flush=True)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .others_files import end_at_others_files
 from .ranks import has_group
 
 MOST_COPIES = 6
@@ -103,7 +104,7 @@ class Copies:
         os.mkfifo(folder / REQUEST)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each trial would print it again
-        files = open_files()
+        files, frozen_ns = open_files(), time.time_ns()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads of libraries
             child = os.fork()
@@ -111,7 +112,7 @@ class Copies:
             self._children.append(child)
             (folder / PID).write_text(str(child), encoding="ascii")
             return None
-        return _wait_for_request(folder, files)
+        return _wait_for_request(folder, files, frozen_ns)
 
 
 class OneThread:
@@ -136,7 +137,7 @@ class OneThread:
 # --- in a copy ----------------------------------------------------------------------------------
 
 
-def _wait_for_request(folder: Path, files: list[tuple[int, int, int]]) -> dict[str, Any]:
+def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns: int) -> dict[str, Any]:
     """Fork a trial for each request, and return in it. A copy itself never returns."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the supervisor ends us
@@ -147,16 +148,20 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]]) -> dict[s
         (folder / REFUSED).write_text("the script had asked CUDA's driver something", encoding="utf-8")
         os._exit(0)
     while True:
-        request: dict[str, Any] = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+        requests = (folder / REQUEST).read_text(encoding="utf-8").splitlines()  # two, if both came before the reader
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the supervisor, once the script itself has ended
-        for name in request.get("imports", ()):
-            importlib.import_module(name)
+        request: dict[str, Any] = {}
+        for line in requests:
+            request = json.loads(line)
+            for name in request.get("imports", ()):
+                importlib.import_module(name)
         if "trial" not in request:
             continue
         own = os.getpid()
         child = os.fork()
         if child == 0:
             _begin_trial(request, own, handlers, files)
+            end_at_others_files(request["view"], frozen_ns)
             return request
         _see_end(Path(request["folder"]), child)
 

@@ -358,8 +358,10 @@ class _Dropout:
 
 
 def may_drop(module: torch.nn.Module) -> bool:
-    """Say whether a module or its configuration has a probability of dropout that is not 0."""
+    """Say whether a module or its configuration has a probability of dropout that is not 0, or its code calls it."""
     for part in module.modules():
+        if _calls_dropout(part):
+            return True
         if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
             return True
         for owner in (part, getattr(part, "config", None)):
@@ -367,6 +369,14 @@ def may_drop(module: torch.nn.Module) -> bool:
             if any("drop" in name and isinstance(value, int | float) and value for name, value in values):
                 return True
     return False
+
+
+def _calls_dropout(module: torch.nn.Module) -> bool:
+    """Say whether the code of a module that is not torch's own names the function, and no part of the module."""
+    kind = type(module)
+    code = getattr(kind.forward, "__code__", None)
+    named = code is not None and "dropout" in code.co_names and not hasattr(module, "dropout")
+    return named and not kind.__module__.startswith("torch.")
 
 
 class _Disturbed(torch.autograd.Function):

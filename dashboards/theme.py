@@ -54,7 +54,7 @@ BOTTLENECK_COLOURS: dict[str, str] = {
     "optimizer": CATEGORY_COLOURS["optimizer"],
     "compute": CATEGORY_COLOURS["compute_elementwise"],
 }
-"""By what `steptune.tuner.costs.categories.bottleneck` names: the colour of a category of it."""
+"""Colours by the name that `steptune.tuner.costs.categories.bottleneck` gives: that of a category of it."""
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"

@@ -9,7 +9,7 @@ from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import MemoryStats
 
 MEMORY_COLOURS = ("#1f6fd1", "#cc4b1c", "#8457c2", "#2f9e6e", "#d9a514", theme.MUTED)
-"""Of classes of tensors, in their order."""
+"""Colours of classes of tensors, in their order."""
 
 
 def plot_steps(info: pd.DataFrame) -> Figure:

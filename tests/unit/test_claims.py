@@ -1,21 +1,27 @@
 """Every lost share of a step is claimed by one finding, so that claims add up to no more than was lost."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from counterfactuals.machine import Do, Machine, Program, step_time, write_traces
 from counterfactuals.programs import Pair, pairs, training
+from msgspec import structs
 from traces import NAMES, needs_traces, trace_file
 
 from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.costs.categories import COMPUTE
 from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.claims import claimed
 from steptune.tuner.profiling.diagnosis import SUBJECTS
 from steptune.tuner.profiling.evidence import Evidence
-from steptune.tuner.profiling.replay.together import saved_without
+from steptune.tuner.profiling.reader import read_trace
+from steptune.tuner.profiling.replay.answers import DISPATCH, LATE_RANKS, replay_ranks
+from steptune.tuner.profiling.replay.graph import build_graph
+from steptune.tuner.profiling.replay.together import saved_without, with_ranks_together
 from steptune.tuner.records import Finding, Replay
 from steptune.tuner.trace_records import TraceAnalysis
 
@@ -106,6 +112,27 @@ def test_a_rank_that_sleeps_is_claimed_by_its_lateness(tmp_path: Path) -> None:
     assert stall.bound > 0.1
     assert stall.claim == pytest.approx(0.0, abs=NEAR)
     assert "once rank_skew is mended" in render_trace_page(analysis)
+
+
+@pytest.mark.parametrize("recording_ns", [(1600.0, 6000.0), (6000.0, 1600.0)])
+@pytest.mark.parametrize("profiled", [0.95, 0.6], ids=["events", "whole host"])
+def test_causes_of_ranks_are_left_out_of_the_steps_that_their_replay_timed(
+    recording_ns: tuple[float, float], profiled: float, tmp_path: Path
+) -> None:
+    """Recording an event costs each rank its own time: at the largest of them, all would be another step."""
+    program = training(host=20.0, device=12.0, operations=80, buckets=4, network=300.0, extra=sleeps_on_one_rank)
+    paths = write_traces(tmp_path, program, MACHINE, num_steps=6, num_ranks=2)
+    graphs = [build_graph(link(read_trace(path))) for path in paths]
+    graphs = [
+        replace(graph, chain=graph.chain.having(recording_ns=most))
+        for graph, most in zip(graphs, recording_ns, strict=True)
+    ]
+    ranks = dict(enumerate(graphs))
+    replay = replay_ranks(ranks, profiled * max(graph.recorded_ns for graph in graphs))
+    assert replay.host_slowdown is not None
+    assert (replay.host_slowdown > 1) == (profiled < 0.9)
+    again = with_ranks_together(structs.replace(replay, saved={}), ranks, [LATE_RANKS, DISPATCH], workers=False)
+    assert again.together[LATE_RANKS] == pytest.approx(replay.saved[LATE_RANKS], abs=0.001)
 
 
 def test_a_share_that_only_categories_bound_is_claimed_by_the_first(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ RULES: tuple[Rule, ...] = (
         replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: evidence.sets_launches_aside,
-        aside_message="after stalls and waits for batches, launching costs {share} of the step",
+        aside_message="after stalls and waits, launching costs {share} of the step",
     ),
     Rule(
         name="python_bound",

@@ -98,6 +98,15 @@ def cost_at(graph: Graph, level: float) -> Cost:
     return Cost(event_ns=most, slowdown=1 / (1 - part * (1 - 1 / MOST_SLOWDOWN)))
 
 
+def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
+    """The cost to one of several ranks, of which the largest is known: recording an event costs each its own time.
+
+    Args:
+        most_ns: The most that recording an event can have cost any of the ranks.
+    """
+    return replace(largest, event_ns=largest.event_ns * graph.chain.recording_ns / most_ns)
+
+
 def at_level(graph: Graph, level: float) -> Graph:
     """A graph as the step is without the profiler's cost of a level."""
     return calibrated(graph, cost_at(graph, level))

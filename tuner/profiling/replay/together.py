@@ -22,7 +22,7 @@ from steptune.tuner.profiling.replay.answers import (
     as_replayed,
     cost_of,
 )
-from steptune.tuner.profiling.replay.calibration import calibrated
+from steptune.tuner.profiling.replay.calibration import calibrated, own_cost
 from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.scenarios import (
     without_allocation,
@@ -69,15 +69,17 @@ def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Seq
         graphs: By rank.
         replay: Of all these graphs, without a refusal.
     """
-    cost = cost_of(replay)
-    joint = several.meet([calibrated(graphs[rank], cost) for rank in sorted(graphs)])
+    largest = cost_of(replay)
+    most_ns = max(graph.chain.recording_ns for graph in graphs.values())
+    ranks = [graphs[rank] for rank in sorted(graphs)]
+    joint = several.meet([calibrated(graph, own_cost(graph, largest, most_ns)) for graph in ranks])
     edits = _edits(workers=workers)
 
     def time_without(gone: frozenset[str]) -> float:
-        ranks = several.without_late_ranks(joint) if LATE_RANKS in gone else joint
+        left = several.without_late_ranks(joint) if LATE_RANKS in gone else joint
         for name in _ordered(gone, edits):
-            ranks = dataclasses.replace(ranks, graphs=tuple(map(edits[name], ranks.graphs)))
-        return several.step_time_ns(ranks)
+            left = dataclasses.replace(left, graphs=tuple(map(edits[name], left.graphs)))
+        return several.step_time_ns(left)
 
     return _having(replay, [cause for cause in causes if cause in EDITED], time_without)
 

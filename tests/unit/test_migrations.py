@@ -18,11 +18,13 @@ from old_schemas import REVISIONS, Rows, fill, reflected
 from page_builders import large_story
 from sqlalchemy import Engine, delete, inspect, select, update
 
+from steptune.service.artifacts import ArtifactStore
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import alembic_config, migrate
 from steptune.service.models import Base, RecommendationRow, TrialRow
 from steptune.service.store import SqlStudyStore
 from steptune.service.studies import write_report
+from steptune.service.trial_source import KeptTrials
 from steptune.tuner.records import StudyState, TrialState, Verdict
 
 
@@ -82,7 +84,8 @@ class TestReleased:
     def test_its_answer_has_a_report(self, engine, revision, tmp_path):
         fill(engine, revision)
         migrate(engine)
-        report = write_report(STUDY_ID, SqlStudyStore(engine), tmp_path / "report.html")
+        source = KeptTrials(SqlStudyStore(engine), ArtifactStore(tmp_path))
+        report = write_report(STUDY_ID, source, tmp_path / "report.html")
         assert "The plan is not known here: data_loading has no timeout" in report.read_text()
 
     def test_its_studies_can_be_read_and_gone_on_with(self, engine, revision):

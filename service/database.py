@@ -6,6 +6,7 @@ Alembic is imported by what migrates only: every command checks the schema, and 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, column, func, inspect, select, table
 
@@ -16,7 +17,10 @@ from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import SchemaOutdatedError, SchemaTooNewError, StoreError
 from steptune.tuner.installation import PACKAGE
 
-__all__ = ["check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+__all__ = ["alembic_config", "check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = PACKAGE / "migrations"
 """Beside the package, in a checkout as in an installation."""
@@ -150,11 +154,17 @@ def _revision(connection: Connection, place: str) -> str | None:
     return revision
 
 
-def _upgrade(connection: Connection) -> None:
-    from alembic import command
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Settings of Alembic for the migrations of this version, on a connection."""
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+
+    command.upgrade(alembic_config(connection), "head")

@@ -9,7 +9,7 @@ from alembic import command
 from sqlalchemy import DateTime, Engine, MetaData, func, select
 
 from steptune.service.connections import writing
-from steptune.service.database import _alembic_config
+from steptune.service.database import alembic_config
 
 RELEASED = Path(__file__).parent / "released"
 REVISIONS = sorted(path.stem for path in RELEASED.glob("*.json"))
@@ -18,9 +18,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def upgrade_to(engine: Engine, revision: str) -> None:
     with writing(engine) as session:
-        config = _alembic_config()
-        config.attributes["connection"] = session.connection()
-        command.upgrade(config, revision)
+        command.upgrade(alembic_config(session.connection()), revision)
 
 
 def reflected(engine: Engine) -> MetaData:

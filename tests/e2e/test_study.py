@@ -277,7 +277,7 @@ def test_two_trials_of_a_study_are_compared(tuned_inside, recommendation):
     compared = tuned_inside("compare", "last:baseline", "last:recommended", "--json").json
     assert compared["measured"]["low_ns"] <= compared["measured"]["high_ns"]
     assert all(module["cause"] and module["before_ns"] != module["after_ns"] for module in compared["modules"])
-    assert {module["name"] for module in compared["modules"]}
+    assert compared["modules"] or not compared["trusted"]  # on a busy machine no difference is told
     changes = [d["after_ns"] - d["before_ns"] for d in compared["categories"]]
     assert sum(changes) == pytest.approx(compared["step"]["after_ns"] - compared["step"]["before_ns"], abs=10)
     with closing(open_store("sqlite:///steptune.db")) as store:

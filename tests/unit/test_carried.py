@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from export_builders import on_gpus, sharded
+from msgspec import structs
 from report_builders import make_recommendation, without_gain
 
 from steptune.tuner.export import exporter_named
 from steptune.tuner.export.carried import carried
-from steptune.tuner.records import Candidate, Interval, Part, Recommendation
+from steptune.tuner.records import Candidate, Interval, Part, Recommendation, SampleUnit
 
 
 def recommended(cache_gain: float | None = 1.6) -> Recommendation:
@@ -72,6 +75,35 @@ def test_a_cache_in_memory_arrives_in_every_loop_of_python_and_a_prefetcher_in_n
 def test_what_the_other_file_of_a_target_says_is_not_lost() -> None:
     """The YAML has no key for the loader; the settings in code beside it say it."""
     assert exporter_named("accelerate").lost(recommended()) == ("device_prefetch",)
+
+
+def test_what_neither_file_of_a_target_says_is_lost_in_both() -> None:
+    """FSDP takes no hook of DDP: no code says the compression, and the YAML has no key for it."""
+    compressing = {"gradient_compression": {"method": "bf16", "rank": None}}
+    full = sharded("full")
+    recommendation = structs.replace(
+        full,
+        candidate=full.candidate.with_choice("gradient_compression", compressing["gradient_compression"]),
+        choices={**full.choices, **compressing},
+    )
+    for name in ("accelerate", "accelerate_fsdp1", "accelerate_python"):
+        assert "gradient_compression" in exporter_named(name).lost(recommendation)
+
+
+def test_what_the_other_file_makes_otherwise_is_named_by_both() -> None:
+    recommendation = structs.replace(on_gpus(micro_batch={"num_micro_batches": 2}), sample_unit=SampleUnit.TOKEN)
+    for name in ("accelerate", "accelerate_python"):
+        assert exporter_named(name).lost(recommendation) == ()
+        assert exporter_named(name).otherwise(recommendation) == ("micro_batch",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost"), [("full", []), ("hybrid", []), ("zero1", ["activation_checkpointing", "sharding"])]
+)
+def test_code_beside_a_yaml_that_is_refused_does_not_send_the_reader_there(mode: str, lost: list[str]) -> None:
+    code = exporter_named("accelerate_python")
+    assert sorted(code.lost(sharded(mode))) == lost
+    assert any("export deepspeed" in sentence for sentence in code.not_expressible(sharded(mode))) == bool(lost)
 
 
 def test_steptunes_own_formats_carry_everything() -> None:

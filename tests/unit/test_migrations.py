@@ -18,10 +18,13 @@ from old_schemas import REVISIONS, Rows, fill, reflected
 from page_builders import large_story
 from sqlalchemy import Engine, delete, inspect, select, update
 
+from steptune.service.artifacts import ArtifactStore
 from steptune.service.connections import create_engine_for, reading, writing
-from steptune.service.database import _alembic_config, migrate
+from steptune.service.database import alembic_config, migrate
 from steptune.service.models import Base, RecommendationRow, TrialRow
 from steptune.service.store import SqlStudyStore
+from steptune.service.studies import write_report
+from steptune.service.trial_source import KeptTrials
 from steptune.tuner.records import StudyState, TrialState, Verdict
 
 
@@ -78,6 +81,13 @@ class TestReleased:
         migrate(engine)
         assert held(engine, before) == before
 
+    def test_its_answer_has_a_report(self, engine, revision, tmp_path):
+        fill(engine, revision)
+        migrate(engine)
+        source = KeptTrials(SqlStudyStore(engine), ArtifactStore(tmp_path))
+        report = write_report(STUDY_ID, source, tmp_path / "report.html")
+        assert "The plan is not known here: data_loading has no timeout" in report.read_text()
+
     def test_its_studies_can_be_read_and_gone_on_with(self, engine, revision):
         """Records of that version are understood; new ones are numbered after the old."""
         before = fill(engine, revision)
@@ -98,7 +108,7 @@ class TestReleased:
 
 def test_every_released_revision_has_what_it_held():
     """When the newest revision is released, `released/dump.py` makes its file."""
-    scripts = ScriptDirectory.from_config(_alembic_config())
+    scripts = ScriptDirectory.from_config(alembic_config())
     head = scripts.get_current_head()
     assert [*REVISIONS, head] == sorted({*(script.revision for script in scripts.walk_revisions()), head})
 
@@ -165,9 +175,7 @@ def test_stored_trials_get_the_figures_that_are_worked_out_for_new_ones(engine):
     with reading(engine) as session:
         expected = session.execute(figures.order_by(TrialRow.sequence)).all()
     with writing(engine) as session:
-        config = _alembic_config()
-        config.attributes["connection"] = session.connection()
-        command.downgrade(config, "0006")
+        command.downgrade(alembic_config(session.connection()), "0006")
     migrate(engine)
     with reading(engine) as session:
         found = session.execute(figures.order_by(TrialRow.sequence)).all()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES, Strategy
+from steptune.tuner.strategies.cpu_threads.strategy import CpuThreads
 from steptune.tuner.strategies.planned import BEFORE_TORCH, STAGES, planned_steps
 from steptune.tuner.training.plan import Plan
 
@@ -53,6 +57,16 @@ def test_an_argument_that_two_strategies_set_is_of_both() -> None:
     }
 
 
+def test_choices_of_an_older_version_lack_parameters() -> None:
+    steps = planned_steps({"data_loading": {"num_workers": 2}})
+    assert [step.does for step in steps] == ["num_workers=2", "prefetch_factor=2"]
+
+
+def test_a_parameter_that_this_version_does_not_have_is_not_left_out_silently() -> None:
+    with pytest.raises(ChoiceError, match=r"data_loading has no timeout in this version"):
+        planned_steps({"data_loading": {"num_workers": 2, "timeout": 0.5}})
+
+
 def test_every_stage_of_a_plan_is_shown() -> None:
     assert set(STAGES) == set(vars(Plan()))
 
@@ -66,6 +80,30 @@ def test_each_strategy_is_named_where_it_asks_for_something(strategy: Strategy) 
     ]
     assert any(asked)
     assert all(name == strategy.name and "<lambda>" not in does for steps in asked for _, does, name in steps)
+
+
+class Doubled:
+    def __call__(self) -> None: ...
+
+
+def set_level(level: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (lambda: None, "num_threads=3"),
+        (partial(partial(set_level), 2), "set level (num_threads=3)"),
+        (Doubled(), "Doubled (num_threads=3)"),
+    ],
+    ids=["lambda", "partial", "object"],
+)
+def test_what_a_strategy_of_another_package_asks_for_has_words(
+    asked: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A contribution may be any callable: the tutorial's own is a lambda."""
+    monkeypatch.setattr(CpuThreads, "contribute", lambda self, plan, choice: plan.environment.append(asked))
+    assert seen(cpu_threads={"num_threads": 3}) == [("process", told, "cpu_threads")]
 
 
 def test_no_torch_is_loaded_to_say_it() -> None:

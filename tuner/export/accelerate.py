@@ -21,23 +21,21 @@ from steptune.tuner.export.translation import Rule, Said, Sections, TranslatingE
 from steptune.tuner.records import Choice, Recommendation
 from steptune.tuner.strategies.activation_checkpointing.choice import ActivationCheckpointingSetting
 from steptune.tuner.strategies.allocator.choice import AllocatorSetting
-from steptune.tuner.strategies.attention_backend.choice import AttentionBackendSetting
 from steptune.tuner.strategies.backend_flags.choice import BackendFlagsSetting
 from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.cpu_threads.choice import CpuThreadsSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
-from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 from steptune.tuner.strategies.ddp_buckets.choice import DdpBucketsSetting
 from steptune.tuner.strategies.gradient_compression.choice import GradientCompressionSetting
-from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
 from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
-from steptune.tuner.strategies.nccl_settings.strategy import VARIABLES
 from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 VERSION = "accelerate 1.15.0"
 _IN_CODE = "no key of the YAML; the accelerate_python export says it"
+_IN_YAML = "the YAML says it (export accelerate, or accelerate_fsdp1)"
+_NO_ZERO1 = "Accelerate has no ZeRO-1 of its own; export deepspeed"
 _NOWHERE = "Accelerate has no setting for it; steptune.apply runs it"
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
 _MODES = ("default", "reduce-overhead", "max-autotune")
@@ -95,30 +93,6 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this checkpoints none"})
 
 
-def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={"num_micro_batches": _IN_CODE})
-
-
-def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing=dict.fromkeys(choice, _IN_CODE), differs=python_code.first_bucket(choice))
-
-
-def _compression(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={**dict.fromkeys(choice, _IN_CODE), **python_code.compression_missing(choice)})
-
-
-def _elsewhere(*parameters: str) -> Rule:
-    return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
-
-
-def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={"implementation": _IN_CODE, "contiguous": python_code.NO_LAYOUT})
-
-
-def _memory_format(choice: Choice, recommendation: Recommendation) -> Said:
-    return Said(missing={"layout": _IN_CODE, "batch_second": prepared_code.NO_ORDER})
-
-
 def _fsdp1(recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     return Said(
@@ -169,6 +143,49 @@ def _unwrapped(recommendation: Recommendation) -> dict[str, str]:
     }
 
 
+_HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
+
+
+def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
+    if recommendation.num_ranks == 1:
+        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
+    if by_fsdp := reduced_by_fsdp(choice, recommendation):
+        return Said(missing=by_fsdp)
+    hook = _HOOKS.get(str(choice["method"]))
+    if hook is None:
+        return Said(missing=python_code.compression_missing(choice))
+    arguments: dict[str, Any] = {"comm_hook": python_code.Code(f"DDPCommunicationHookType.{hook}")}
+    if choice["method"] == "powersgd":
+        steps = python_code.POWERSGD_STEPS
+        arguments["comm_state_option"] = {"matrix_approximation_rank": choice["rank"], "start_powerSGD_iter": steps}
+    return Said(sections={"DDP": arguments})
+
+
+def _said_beside(words: str, rule: Rule) -> Rule:
+    """Not said in this file: the other one says it, as far as its own rule does."""
+
+    def missing(choice: Choice, recommendation: Recommendation) -> Said:
+        there = rule(choice, recommendation)
+        return Said(missing={**dict.fromkeys(choice, words), **there.missing}, differs=there.differs)
+
+    return missing
+
+
+_CODE_RULES: Mapping[str, Rule] = {
+    DataLoadingSetting.strategy: python_code.data_loading,
+    CpuThreadsSetting.strategy: python_code.cpu_threads,
+    AllocatorSetting.strategy: python_code.allocator,
+    NcclSetting.strategy: python_code.nccl_settings,
+    BackendFlagsSetting.strategy: python_code.backend_flags,
+    **prepared_code.RULES,
+    OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
+    MicroBatchSetting.strategy: python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
+    DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
+    GradientCompressionSetting.strategy: _code_compression,
+}
+"""Of the strategies that only code says."""
+
+
 class _Yaml(TranslatingExporter):
     """Base of both versions of the file."""
 
@@ -176,22 +193,11 @@ class _Yaml(TranslatingExporter):
     comment = "#"
     lacks = _NOWHERE
     beside = frozenset({_IN_CODE})
-    shared: ClassVar[Mapping[str, Rule]] = {
-        DataLoadingSetting.strategy: _elsewhere("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
-        CpuThreadsSetting.strategy: _elsewhere("num_threads", "bind"),
-        AllocatorSetting.strategy: _elsewhere("expandable_segments", "max_split_size_mb"),
-        NcclSetting.strategy: _elsewhere(*VARIABLES),
-        BackendFlagsSetting.strategy: _elsewhere("cudnn_benchmark", "tf32", "flush_denormals"),
-        OptimizerImplementationSetting.strategy: _optimizer,
-        DatasetCacheSetting.strategy: _elsewhere("where"),
-        MemoryFormatSetting.strategy: _memory_format,
-        AttentionBackendSetting.strategy: _elsewhere("backend"),
+    rules: ClassVar[Mapping[str, Rule]] = {
+        **{strategy: _said_beside(_IN_CODE, rule) for strategy, rule in _CODE_RULES.items()},
         PrecisionSetting.strategy: _precision,
         CompileSetting.strategy: _compile,
         ActivationCheckpointingSetting.strategy: _checkpointing,
-        MicroBatchSetting.strategy: _micro_batch,
-        DdpBucketsSetting.strategy: _ddp_buckets,
-        GradientCompressionSetting.strategy: _compression,
     }
 
     @abstractmethod
@@ -243,7 +249,6 @@ class AccelerateYaml(_Yaml):
     name = "accelerate"
     summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
     usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
-    rules = _Yaml.shared
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate.yaml"
@@ -255,14 +260,13 @@ class AccelerateYaml(_Yaml):
         mode = sharding_of(recommendation).mode
         if mode == "hybrid":
             return "hybrid sharding needs the sizes of both groups in FSDP2; export accelerate_fsdp1, which has it"
-        return "Accelerate has no ZeRO-1 of its own; export deepspeed" if mode == "zero1" else None
+        return _NO_ZERO1 if mode == "zero1" else None
 
 
 class AccelerateFsdp1Yaml(_Yaml):
     name = "accelerate_fsdp1"
     summary = "the configuration of accelerate launch with FSDP1"
     usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
-    rules = _Yaml.shared
 
     def file_name(self, recommendation: Recommendation) -> str:
         return "accelerate_fsdp1.yaml"
@@ -279,41 +283,30 @@ class AccelerateFsdp1Yaml(_Yaml):
 # --- in code ----------------------------------------------------------------------------------
 
 
-_IN_YAML = "the YAML of the accelerate export says it"
-
-
-def _said_in_yaml(rule: Rule | None) -> Rule:
-    """Not said in code: the YAML says it, or says why not."""
+def _said_in_yaml(rule: Rule) -> Rule:
+    """Not said in code, and without a YAML nowhere."""
+    beside = _said_beside(_IN_YAML, rule)
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
-        there = rule(choice, recommendation) if rule else Said()
-        return Said(missing={**dict.fromkeys(choice, _IN_YAML), **there.missing}, differs=there.differs)
+        if sharding_of(recommendation).mode == "zero1":
+            return Said(missing=dict.fromkeys(choice, _NO_ZERO1))
+        return beside(choice, recommendation)
 
     return missing
+
+
+def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
+    """The part of the YAML that holds it."""
+    sharding = sharding_of(recommendation)
+    if not sharding.shards:
+        return Said()
+    return _fsdp1(recommendation) if sharding.mode == "hybrid" else _fsdp2(recommendation)
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
     """TF32 is code; the rest is the YAML's."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
-
-
-_HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
-
-
-def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
-    if recommendation.num_ranks == 1:
-        return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
-    if by_fsdp := reduced_by_fsdp(choice, recommendation):
-        return Said(missing=by_fsdp)
-    hook = _HOOKS.get(str(choice["method"]))
-    if hook is None:
-        return Said(missing=python_code.compression_missing(choice))
-    arguments: dict[str, Any] = {"comm_hook": python_code.Code(f"DDPCommunicationHookType.{hook}")}
-    if choice["method"] == "powersgd":
-        steps = python_code.POWERSGD_STEPS
-        arguments["comm_state_option"] = {"matrix_approximation_rank": choice["rank"], "start_powerSGD_iter": steps}
-    return Said(sections={"DDP": arguments})
 
 
 _OWN_THREADS = """
@@ -334,20 +327,11 @@ class AccelerateCode(TranslatingExporter):
     lacks = _NOWHERE
     beside = frozenset({_IN_YAML})
     rules: ClassVar[Mapping[str, Rule]] = {
-        DataLoadingSetting.strategy: python_code.data_loading,
-        CpuThreadsSetting.strategy: python_code.cpu_threads,
-        AllocatorSetting.strategy: python_code.allocator,
-        NcclSetting.strategy: python_code.nccl_settings,
-        BackendFlagsSetting.strategy: python_code.backend_flags,
-        **prepared_code.RULES,
+        **_CODE_RULES,
         PrecisionSetting.strategy: _code_precision,
         CompileSetting.strategy: _said_in_yaml(_compile),
-        OptimizerImplementationSetting.strategy: python_code.optimizer_implementation,
         ActivationCheckpointingSetting.strategy: _said_in_yaml(_checkpointing),
-        MicroBatchSetting.strategy: python_code.accumulation("ACCELERATOR", "gradient_accumulation_steps"),
-        DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
-        GradientCompressionSetting.strategy: _code_compression,
-        STRATEGY: _said_in_yaml(None),
+        STRATEGY: _said_in_yaml(_sharding),
     }
 
     def file_name(self, recommendation: Recommendation) -> str:

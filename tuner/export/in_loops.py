@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from steptune.tuner.errors import ChoiceError
 
 if TYPE_CHECKING:
     import torch
@@ -27,23 +30,63 @@ def cached(
     Args:
         dataset: As the loader takes it.
         where: In memory, or as one file a sample.
-        directory: Of the files.
+        directory: Folder of the files. Each dataset has a folder of its own in it, named by the number of its samples
+            and the first one: one that reads otherwise finds none of the old files.
         fill: Read all samples now: workers of a loader share what is in memory before they start.
+
+    Raises:
+        ChoiceError: There is no such place, or the dataset is not map-style.
     """
+    from torch.utils.data import IterableDataset
+
     from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 
-    made = CachedDataset(dataset, where, Path(directory))
+    if where not in ("memory", "disk"):
+        raise ChoiceError(f'samples are kept in "memory" or on "disk"; this is {where!r}')
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ChoiceError(
+            f"a cache requires a dataset with __getitem__ and __len__, and {type(dataset).__name__} has no index that "
+            "samples could be kept under: give it both, or keep decoded samples in its own files"
+        )
+    folder = Path(directory) / _fingerprint(dataset) if where == "disk" else Path(directory)
+    made = CachedDataset(dataset, where, folder)
     if fill:
         made.fill(range(len(made)))
     return made
 
 
 def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bool | None = None) -> None:
-    """Compile the repeated blocks of a model in place: the longest ModuleList or Sequential of one class."""
+    """Compile the repeated blocks of a model in place: the longest ModuleList or Sequential of one class.
+
+    Raises:
+        ChoiceError: The model repeats no block.
+    """
     from steptune.tuner.training.compilation import allow_recompilations, compile_in_place
     from steptune.tuner.workloads.blocks import longest_repetition
 
     blocks = longest_repetition(model)
+    if not blocks:
+        raise ChoiceError(
+            f"compile_blocks requires a ModuleList or Sequential of several blocks of one class, and "
+            f"{type(model).__name__} has none: compile all of it with torch.compile"
+        )
     allow_recompilations(len(blocks))
     for block in blocks:
         compile_in_place(block, mode, dynamic)
+
+
+def _fingerprint(dataset: Any) -> str:
+    """Name for the number of samples and what is stored of the first one."""
+    import torch
+
+    from steptune.tuner.training.structure import flatten
+
+    if not len(dataset):
+        return "empty"
+    first = dataset.load(0) if hasattr(dataset, "load") and hasattr(dataset, "augment") else dataset[0]
+    tensors, description = flatten(first)
+    found = hashlib.sha256(repr((len(dataset), description)).encode())
+    for tensor in tensors.values():
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]

@@ -56,7 +56,7 @@ def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
 def compile_blocks(choice: Choice) -> Said:
     """Compilation of the repeated blocks alone, for targets that compile whole models only."""
     arguments = f"mode={literal(choice['mode'])}, dynamic={literal(choice['dynamic'])}"
-    return Said(sections={"model": {"compile": f"steptune.compile_blocks(model, {arguments})"}})
+    return Said(sections={"model": {"blocks": f"steptune.compile_blocks(model, {arguments})"}})
 
 
 RULES: Mapping[str, Rule] = {

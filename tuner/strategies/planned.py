@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
+from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies.combine import strategies_of
 from steptune.tuner.training.plan import Plan
@@ -46,12 +48,23 @@ class PlannedStep:
 
 
 def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
-    """Steps that complete choices ask for, in the order in which they are carried out."""
+    """Steps that complete choices ask for, in the order in which they are carried out.
+
+    Parameters that are newer than the choices are as in plain PyTorch.
+
+    Raises:
+        ChoiceError: A strategy or parameter that this version does not have.
+    """
     plan = Plan()
     variables: list[PlannedStep] = []
     found: dict[str, list[PlannedStep]] = {stage: [] for stage in STAGES}
     for strategy in strategies_of(choices):
-        choice = choices[strategy.name]
+        choice = strategy.completed(choices[strategy.name])
+        if unknown := choice.keys() - strategy.defaults:
+            raise ChoiceError(
+                f"{strategy.name} has no {', '.join(sorted(unknown))} in this version of Steptune: "
+                "show the plan with the version that tuned"
+            )
         for name, value in strategy.environment_variables(choice).items():
             variables.append(PlannedStep(stage=BEFORE_TORCH, does=f"{name}={value}", strategy=strategy.name))
         before = {stage: _parts(getattr(plan, stage)) for stage in STAGES}
@@ -88,7 +101,7 @@ def _added(before: Mapping[str, Any], after: Mapping[str, Any], asked: str) -> I
         old = before.get(name)
         if isinstance(value, list):
             for each in value[len(old or ()) :]:
-                yield f"{name}={each}" if isinstance(each, str) else f"{_named(each)} ({asked})"
+                yield f"{name}={each}" if isinstance(each, str) else _called(each, asked)
         elif isinstance(value, dict):
             yield from (_set(key, each) for key, each in value.items() if (old or {}).get(key) != each)
         elif value != old:
@@ -106,6 +119,9 @@ def _set(name: str, value: Any) -> str:
     return f"{name}={value}"
 
 
-def _named(asked: Callable[..., Any]) -> str:
-    """Name of a function, in words."""
-    return asked.__name__.strip("_").replace("_", " ")
+def _called(function: Callable[..., Any], asked: str) -> str:
+    """Name of a function in words, with the choice; the choice alone of one without a name, as a lambda is."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    return asked if name == "<lambda>" else f"{name.strip('_').replace('_', ' ')} ({asked})"

@@ -1,0 +1,66 @@
+"""Calls of exported code in a training loop of another library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import steptune
+from steptune.tuner.errors import ChoiceError
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, first: int, length: int = 4) -> None:
+        self.first = first
+        self.length = length
+        self.num_reads = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.num_reads += 1
+        return {"x": torch.tensor(float(self.first + index)), "name": str(index)}
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        yield from range(3)
+
+
+def values(dataset: Any) -> list[float]:
+    return [float(dataset[index]["x"]) for index in range(len(dataset))]
+
+
+def test_two_datasets_in_one_folder_keep_their_own_samples(tmp_path: Path) -> None:
+    """A training and a validation set go through the same call of an export."""
+    training, validation = (steptune.cached(Numbers(first), "disk", directory=tmp_path) for first in (0, 100))
+    assert (values(training), values(validation)) == ([0, 1, 2, 3], [100, 101, 102, 103])
+
+
+def test_a_later_process_reads_the_files_and_one_that_decodes_otherwise_does_not(tmp_path: Path) -> None:
+    steptune.cached(Numbers(0), "disk", directory=tmp_path, fill=True)
+    again = Numbers(0)
+    assert values(steptune.cached(again, "disk", directory=tmp_path)) == [0, 1, 2, 3]
+    assert again.num_reads == 1
+    assert values(steptune.cached(Numbers(50), "disk", directory=tmp_path)) == [50, 51, 52, 53]
+    assert values(steptune.cached(Numbers(0, length=5), "disk", directory=tmp_path)) == [0, 1, 2, 3, 4]
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(ChoiceError, match=r"\"memory\" or on \"disk\"; this is 'ram'"):
+        steptune.cached(Numbers(0), "ram")  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_an_index_is_refused() -> None:
+    with pytest.raises(ChoiceError, match="requires a dataset with __getitem__ and __len__, and Stream"):
+        steptune.cached(Stream())
+
+
+def test_a_model_that_repeats_no_block_is_refused_rather_than_left_as_it_is() -> None:
+    with pytest.raises(ChoiceError, match="Linear has none"):
+        steptune.compile_blocks(torch.nn.Linear(2, 2))

@@ -46,11 +46,11 @@ from guarded_unseen import LATEST, UNSEEN
 
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.guard.averages import LIMIT as AVERAGE_LIMIT
-from steptune.tuner.guard.gradients import KINDS, Limits, limits_of, scores
+from steptune.tuner.guard.gradients import KINDS, Limits, Noise, limits_of, scores
 from steptune.tuner.guard.masks import FALSE_SHIFTS, FLOOR_OF_DRAWS, SPREADS_OF_DRAWS
 from steptune.tuner.guard.update_replay import LIMIT
 from steptune.tuner.hardware import describe_environment
-from steptune.tuner.records import Record
+from steptune.tuner.records import GuardCheck, Record
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.trials.gradient_watch import Compared, GradientReference
 
@@ -225,7 +225,8 @@ class Bench:
         gradients, twin, state = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), 0.0
         if judged.gradients is not None and "finite loss" not in checks:
             has_twin = judged.twin is not None
-            gradients = _scores(known.gradients, roundoff, judged.gradients.gradients, known.exact, has_twin)
+            noise = known.noise_of(judged.gradients, roundoff) if _replays(checks) else None
+            gradients = _scores(known.gradients, roundoff, judged.gradients.gradients, known.exact, has_twin, noise)
             state = _scores(known.changes, roundoff, judged.gradients.changes, known.exact)["residual"]
         if judged.twin is not None:
             twin = _scores(known.wide, FP32, judged.twin.gradients, range(len(known.wide.steps)))
@@ -281,10 +282,19 @@ def counted() -> Iterator[list[int]]:
         TrainingJob.step = step  # type: ignore[method-assign]
 
 
+def _replays(checks: Mapping[str, GuardCheck]) -> bool:
+    return "replayed update" in checks and checks["replayed update"].observed <= LIMIT
+
+
 def _scores(
-    known: Compared, roundoff: float, found: Sequence[Any], exact: Sequence[int], has_twin: bool = False
+    known: Compared,
+    roundoff: float,
+    found: Sequence[Any],
+    exact: Sequence[int],
+    has_twin: bool = False,
+    noise: Sequence[Noise] | None = None,
 ) -> dict[str, float]:
-    noise = known.noise_at(roundoff)
+    noise = known.noise_at(roundoff) if noise is None else noise
     by_kind = scores(known.steps, noise, found, limits=UNITS, exact=exact, has_twin=has_twin)
     return {kind: score.ratio for kind, score in by_kind.items()}
 

@@ -296,6 +296,12 @@ class TestSeveralFinalists:
         assert simultaneous_level(0.05, 1, 5, 0.5) == 0.05
         assert simultaneous_level(0.05, 2, 5, 0.0) == 0.025
 
+    @pytest.mark.parametrize("correlation", [0.1, 0.5, 0.9999])
+    @pytest.mark.parametrize("alpha", [0.05, 1e-4])
+    def test_few_degrees_and_arms_that_vary_together_have_a_level_too(self, alpha: float, correlation: float) -> None:
+        """The integral over the variance is rough there: between Bonferroni's level and that of one interval."""
+        assert alpha / 2 <= simultaneous_level(alpha, 2, 1, correlation) <= alpha
+
     @given(count=st.integers(2, 4), degrees=st.floats(1, 100), less=st.floats(0.01, 0.5), more=st.floats(0, 0.49))
     @settings(max_examples=30, deadline=None)
     def test_differences_that_err_together_are_widened_less(self, count, degrees, less, more):

@@ -5,6 +5,7 @@ A short form of `benchmarks/guard_power.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,11 +13,33 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
-from guarded_trainings import FAULTS, Causal, Convolutional, Experts, Masked, Perceptron, Regression, Training
+from guarded_trainings import (
+    FAULTS,
+    Causal,
+    Convolutional,
+    Experts,
+    Masked,
+    Perceptron,
+    Recurrent,
+    Regression,
+    Residual,
+    Training,
+)
 from msgspec.structs import replace
 from torch import nn
 
-from steptune.tuner.guard.gradients import COARSE, FINE, Score, limits_of, measure_noise, scores, worst_of
+from steptune.tuner.guard.gradients import (
+    COARSE,
+    FINE,
+    Score,
+    at_distance,
+    distances,
+    limits_of,
+    measure_distances,
+    measure_noise,
+    scores,
+    worst_of,
+)
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
 from steptune.tuner.guard.masks import (
     excess_of,
@@ -112,6 +135,24 @@ def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_
     assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
     failed = study.failed(study.job(planted(fault, Regression), **O1), unit_roundoff=BF16, choices=O1)
     assert "gradients in FP32" in failed
+
+
+def test_a_step_that_rounding_turns_over_brings_gradients_as_far_as_parameters(tmp_path: Path) -> None:
+    """RMSprop's first update of one weight has the other sign in four micro-batches of float16."""
+    short = replace(PROTOCOL, num_curve=0)
+    study = make_study(tmp_path / "study", Recurrent, protocol=short, unit_roundoffs=(FP16,))
+    choices: dict[str, Any] = {
+        "precision": {"level": "O2", "dtype": "float16"},
+        "micro_batch": {"num_micro_batches": 4},
+    }
+    assert study.failed(study.job(**choices), unit_roundoff=FP16, choices=choices) == []
+
+
+def test_a_detached_output_that_updates_alone_show_is_seen_under_a_reference_of_16_bits(tmp_path: Path) -> None:
+    short = replace(PROTOCOL, num_curve=0)
+    study = make_study(tmp_path / "study", Residual, protocol=short, unit_roundoffs=(BF16,), choices=O1)
+    job = study.job(planted("last output detached by a tenth", Residual), **O1)
+    assert study.failed(job, unit_roundoff=BF16, choices=O1) == ["gradients"]
 
 
 def test_units_that_16_bits_turn_over_at_two_steps_are_no_fault_where_a_twin_agrees(tmp_path: Path) -> None:
@@ -383,20 +424,29 @@ class TestScores:
 
     EXACT = (0, 2, 3)
 
-    def steps(self, scale: float = 1.0, seed: int = 0, noise: float = 0.0) -> list[dict[str, torch.Tensor]]:
+    def steps(
+        self, scale: float = 1.0, seed: int = 0, noise: float = 0.0, count: int = 4
+    ) -> list[dict[str, torch.Tensor]]:
         drawn = torch.Generator().manual_seed(seed)
         values = torch.linspace(1, 2, 64, dtype=torch.float64)
         names = ("first", "second")
         return [
             {n: scale * values * (1 + noise * torch.randn(64, generator=drawn, dtype=torch.float64)) for n in names}
-            for _ in range(4)
+            for _ in range(count)
         ]
 
     def score(
-        self, found: list[dict[str, torch.Tensor]], *, has_twin: bool = False, exact: tuple[int, ...] = EXACT
+        self,
+        found: list[dict[str, torch.Tensor]],
+        *,
+        has_twin: bool = False,
+        exact: tuple[int, ...] = EXACT,
+        distances: Sequence[float] = (),
     ) -> Score:
-        reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
+        count = max(4, len(found))
+        reference, disturbed = self.steps(count=count), [self.steps(seed=k, noise=BF16, count=count) for k in (1, 2)]
         noise = measure_noise(reference, disturbed, reference, unit_roundoff=BF16, exact=exact)
+        noise = at_distance(noise, distances, exact)
         return worst_of(scores(reference, noise, found, limits=limits_of(BF16), exact=exact, has_twin=has_twin))
 
     def turned(self) -> torch.Tensor:
@@ -423,6 +473,32 @@ class TestScores:
                 steps[place] = {name: values * (1 + 3.2 * BF16) for name, values in steps[place].items()}
         assert self.score(strayed, exact=(0, 1)).ratio < 1
         assert self.score(wrong, exact=(0, 1)).ratio > 1
+
+    @pytest.mark.parametrize(("places", "passes"), [((1, 2, 3), False), ((2, 3), False), ((2,), True)])
+    def test_a_tensor_s_size_counts_in_two_of_three_steps_that_go_on(
+        self, places: tuple[int, ...], passes: bool
+    ) -> None:
+        """Along the gradient, by less than residuals may differ."""
+        found = self.steps(count=5)
+        for place in places:
+            found[place]["first"] *= 1 + 6 * BF16
+        assert (self.score(found, exact=(0, 4)).ratio <= 1) is passes
+
+    def test_gradients_may_differ_by_as_much_more_as_parameters_do(self) -> None:
+        """An optimizer that normalises turns the rounding of one small gradient into a full step."""
+        found = self.steps()
+        for place in (2, 3):
+            found[place]["second"] += self.turned()
+        assert self.score(found, exact=(0, 1)).ratio > 1
+        assert self.score(found, exact=(0, 1), distances=(1.0, 20.0, 20.0)).ratio < 1
+        assert self.score(found, exact=(2, 3), distances=(20.0, 20.0, 20.0)).ratio > 1  # back at the reference's
+
+    def test_distances_are_those_of_all_parameters_in_those_of_disturbed_runs(self) -> None:
+        reference, disturbed = self.steps(), [self.steps(seed=k, noise=BF16) for k in (1, 2)]
+        noise = measure_distances(reference, disturbed)
+        assert distances(reference, noise, reference) == [0.0] * 4
+        for found in distances(reference, noise, self.steps(seed=3, noise=10 * BF16)):
+            assert found == pytest.approx(10, rel=0.3)
 
     def test_one_step_may_be_turned_over_by_rounding_and_two_may_not(self) -> None:
         once, twice = self.steps(), self.steps()
@@ -566,7 +642,12 @@ def test_gradients_reject_where_their_limits_hold_and_missing_ones_on_gpus_too(
     assert judged.gradients is not None
     for device in ("cpu", "cuda", "xpu"):
         gradients, _ = check_gradients(
-            reference, judged.gradients, unit_roundoff=BF16, device=torch.device(device), has_twin=False
+            reference,
+            judged.gradients,
+            unit_roundoff=BF16,
+            device=torch.device(device),
+            has_twin=False,
+            has_right_updates=True,
         )
         assert gradients.observed > gradients.tolerance
         assert gradients.passed is (device not in rejecting)

@@ -57,6 +57,15 @@ class TestWatching:
         assert outputs["0"] is not None
         assert outputs["1"] is None
 
+    def test_a_module_that_draws_numbers_is_left_out(self) -> None:
+        class Noisy(nn.Module):
+            def forward(self, values: torch.Tensor) -> torch.Tensor:
+                return values + torch.randn_like(values)
+
+        outputs = watched(nn.Sequential(nn.Linear(4, 4), Noisy(), nn.Linear(4, 4)), torch.randn(8, 4))
+        assert outputs["1"] is None
+        assert all(outputs[name] is not None for name in ("0", "2"))
+
     def test_statistics_and_draws_go_on_as_if_nobody_looked(self) -> None:
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
         states = []

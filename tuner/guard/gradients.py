@@ -5,7 +5,9 @@ disturbed by one unit roundoff. A candidate that computes at this roundoff may d
 compared by its own noise, because rounding moves one gradient of a model by a thousandth and the next by half.
 
 Some of the steps begin from exactly the reference's parameters: there deviations do not pile up, and what was measured
-at one of them holds at the others. At the rest the candidate stands where its own updates brought it.
+at one of them holds at the others. At the rest the candidate stands where its own updates brought it: further from the
+reference than the disturbed runs, where an optimizer that normalises has turned a gradient's rounding into a full step.
+There noise is as many times larger as the candidate is further away (`distances`).
 
 The same is done with what a step changes beside the parameters: running statistics, averages, counters.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,7 +56,9 @@ class Limits:
 
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
-SIZES = ("slope", "scale")
+SIZES_THAT_STRAY = 1.75
+"""So many times the limit may a tensor's size differ where steps go on: parameters that are stored in 16 bits are
+rounded again after each update there, which those of disturbed runs are not."""
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
@@ -187,6 +191,40 @@ def _largest_norms(steps: Sequence[Tensors]) -> dict[str, float]:
     return norms
 
 
+def measure_distances(steps: Sequence[Tensors], disturbed: Sequence[Sequence[Tensors]]) -> list[Noise]:
+    """Distances of disturbed runs from the reference's parameters after each step."""
+    return [_raw(wanted, [run[k] for run in disturbed], wanted) for k, wanted in enumerate(steps)]
+
+
+def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Sequence[Tensors]) -> list[float]:
+    """How many times further from the reference's parameters than disturbed runs a candidate is after each step."""
+    result = []
+    for wanted, measured, own in zip(reference, noise, found, strict=False):
+        apart = math.hypot(*(float((own[name] - tensor).norm()) for name, tensor in wanted.items() if name in own))
+        result.append(_ratio_of(apart, math.hypot(*(measured.residuals[name] for name in wanted if name in own))))
+    return result
+
+
+def at_distance(noise: Sequence[Noise], distances: Sequence[float], exact: Sequence[int]) -> list[Noise]:
+    """Noise of a candidate whose steps begin where its own updates brought it, but for the exact ones.
+
+    Gradients differ by as many times more as parameters do: a difference that small moves them in proportion.
+    """
+    factors = [1.0, *(max(1.0, distance) if math.isfinite(distance) else 1.0 for distance in distances)]
+    return [
+        measured if place in exact or place >= len(factors) else _times(measured, factors[place])
+        for place, measured in enumerate(noise)
+    ]
+
+
+def _times(noise: Noise, factor: float) -> Noise:
+    return Noise(
+        residuals={name: factor * value for name, value in noise.residuals.items()},
+        slopes={name: factor * value for name, value in noise.slopes.items()},
+        scale=factor * noise.scale,
+    )
+
+
 # --- scores -----------------------------------------------------------------------------------
 
 
@@ -204,10 +242,11 @@ def scores(
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
-    the smallest, where there are two of them. Sizes are compared at the exact ones alone: a few disturbed runs that
-    went on do not say how far sizes may stray. Where only one step is exact, the smallest score of all counts. Under
-    16 bits two of few steps may have a turn, which moves a row of one tensor, and hardly its size: where a twin is
-    compared without this rounding, the smallest residual of the exact steps counts.
+    the smallest, where there are two of them. The size of all gradients together is compared at the exact ones alone,
+    and a tensor's by the second smallest of the others (one may be small by chance), where there are three, at a limit
+    of its own. Where only one step is exact, the smallest score of all counts. Under 16 bits two of few steps may have
+    a turn, which moves a row of one tensor, and hardly its size: where a twin is compared without this rounding, the
+    smallest residual of the exact steps counts.
 
     Args:
         has_twin: They are compared without the rounding of 16 bits as well.
@@ -217,27 +256,29 @@ def scores(
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {
         kind: _of_steps(
-            [step[kind] for step in steps],
-            exact,
-            smallest=has_twin and kind == "residual",
-            elsewhere=kind not in SIZES,
-            may_turn=may_turn,
+            kind, [step[kind] for step in steps], exact, smallest=has_twin and kind == "residual", may_turn=may_turn
         )
         for kind in KINDS
     }
 
 
-def _of_steps(
-    steps: Sequence[Score], exact: Sequence[int], *, smallest: bool, elsewhere: bool, may_turn: bool
-) -> Score:
+def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smallest: bool, may_turn: bool) -> Score:
     at_exact = sorted((steps[k] for k in exact if k < len(steps)), key=_ratio, reverse=True)
-    others = [score for k, score in enumerate(steps) if k not in exact] if elsewhere else []
+    others = [score for k, score in enumerate(steps) if k not in exact]
     fewest = 2 if may_turn else 1
     if len(at_exact) < fewest:
         return min(steps, key=_ratio, default=Score(ratio=0.0))
     left = at_exact if smallest else at_exact[:2]
-    counted = [left[-1], *([min(others, key=_ratio)] if len(others) >= fewest else [])]
-    return max(counted, key=_ratio)
+    return max([left[-1], *_elsewhere(kind, sorted(others, key=_ratio), fewest)], key=_ratio)
+
+
+def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
+    """The score that counts of steps that are not exact, smallest first; none where there are too few of them."""
+    if kind == "scale":
+        return []
+    if kind == "slope":
+        return [replace(others[1], ratio=others[1].ratio / SIZES_THAT_STRAY)] if len(others) > fewest else []
+    return [others[0]] if len(others) >= fewest else []
 
 
 def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:

@@ -83,11 +83,16 @@ def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, corre
     if num_comparisons < 2 or not correlation:
         return alpha / max(1, num_comparisons)
     alone, bonferroni = (float(stdtrit(degrees, 1 - alpha / 2 / count)) for count in (1, num_comparisons))
-    bound = brentq(
-        lambda bound: _all_within(bound, num_comparisons, degrees, correlation) - (1 - alpha),
-        0.99 * alone,  # a hundredth for the error of integration
-        1.01 * bonferroni,
-    )
+
+    def excess(bound: float) -> float:
+        return _all_within(bound, num_comparisons, degrees, correlation) - (1 - alpha)
+
+    # No level is beyond these two; with few degrees of freedom the integral's error is.
+    if excess(bonferroni) <= 0:
+        return alpha / num_comparisons
+    if excess(alone) >= 0:
+        return alpha
+    bound = brentq(excess, alone, bonferroni)
     return 2 * (1 - float(stdtr(degrees, bound)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steptune.tuner.guard.averages import StateStep
-from steptune.tuner.guard.gradients import Noise, Tensors, measure_noise
+from steptune.tuner.guard.gradients import Noise, Tensors, at_distance, distances, measure_distances, measure_noise
 from steptune.tuner.guard.masks import Scatter
 from steptune.tuner.training.initial_state import named_state
 from steptune.tuner.training.job import unwrapped
@@ -183,6 +184,7 @@ class GradientReference:
         gradients: Of every step.
         changes: Of what is not trained.
         wide: Gradients of the audits in FP32, whatever the reference computes in; no steps where they are not known.
+        weights: After every step, and the distances of disturbed runs; no steps where they are not known.
         exact: Places of the steps that begin from the initial parameters.
         scatter: By masks; None where there are none.
     """
@@ -194,11 +196,13 @@ class GradientReference:
         changes: Compared,
         exact: Sequence[int],
         wide: Compared | None = None,
+        weights: Compared | None = None,
         scatter: Scatter | None = None,
     ) -> None:
         self.gradients = gradients
         self.changes = changes
         self.wide = wide or Compared(steps=(), noise={})
+        self.weights = weights or Compared(steps=(), noise={})
         self.exact = tuple(exact)
         self.scatter = scatter
 
@@ -227,13 +231,36 @@ class GradientReference:
             }
             return Compared(steps=part(reference), noise=noise)
 
+        def weights_of(watch: GradientWatch) -> list[Tensors]:
+            """After each step that another one follows from where it ended."""
+            following = itertools.takewhile(lambda place: place not in exact, itertools.count(1))
+            return [state.weights for state, _ in zip(watch.states, following, strict=False)]
+
+        steps = weights_of(reference)
+        weights = Compared(
+            steps=steps,
+            noise={
+                roundoff.hex(): measure_distances(steps, [weights_of(run) for run in runs])
+                for roundoff, runs in disturbed.items()
+            },
+        )
         return cls(
             gradients=compared(lambda watch: watch.gradients),
             changes=compared(lambda watch: watch.changes),
             exact=exact,
             wide=wide,
+            weights=weights,
             scatter=scatter,
         )
+
+    def noise_of(self, watch: GradientWatch, unit_roundoff: float) -> list[Noise]:
+        """Noise of the gradients of a candidate whose updates are right: it may be further away than disturbed runs."""
+        noise = self.gradients.noise_at(unit_roundoff)
+        if not self.weights.steps:
+            return noise
+        found = [state.weights for state in watch.states]
+        far = distances(self.weights.steps, self.weights.noise_at(unit_roundoff), found)
+        return at_distance(noise, far, self.exact)
 
     def save(self, path: Path) -> None:
         tensors: dict[str, torch.Tensor] = {}
@@ -275,4 +302,4 @@ class GradientReference:
         return cls(**parts, exact=metadata["exact"], scatter=scatter)
 
 
-_PARTS = ("gradients", "changes", "wide")
+_PARTS = ("gradients", "changes", "wide", "weights")

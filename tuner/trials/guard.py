@@ -111,11 +111,13 @@ def check_gradients(
     unit_roundoff: float,
     device: torch.device,
     has_twin: bool,
+    has_right_updates: bool,
 ) -> list[GuardCheck]:
     """Check that gradients, and what a step changes beside parameters, are the reference's to within rounding.
 
     Args:
         has_twin: Gradients are compared in FP32 as well.
+        has_right_updates: Replaying them showed it: parameters are where the gradients bring them.
     """
     limits = limits_of(unit_roundoff)
     checks: list[GuardCheck] = []
@@ -126,7 +128,8 @@ def check_gradients(
     for name, kind, wanted, found, kinds, twinned in parts:
         if not any(wanted.steps) and not any(found):
             continue
-        noise = wanted.noise_at(unit_roundoff)
+        is_far = kind == "gradient" and has_right_updates
+        noise = reference.noise_of(watch, unit_roundoff) if is_far else wanted.noise_at(unit_roundoff)
         seen = scores(
             wanted.steps,
             noise,
@@ -363,13 +366,24 @@ class Judge:
         if curve.finite and update_watch is not None and self.reference.rule is not None:
             rules = (self.reference.rule, *self.reference.further_rules)
             checks.append(check_update(rules, update_watch, job))
+        has_right_updates = any(check.kind == "update" and check.observed <= check.tolerance for check in checks)
         twin, no_twin, twin_ns = None, "", 0
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             if choices is not None and changes_precision:
                 began = time.monotonic_ns()
                 twin, no_twin = self._audited_twin(job, choices, batches)
                 twin_ns = time.monotonic_ns() - began
-            checks += self._check_layers(self._gradients, gradient_watch, twin, unit_roundoff, job.device)
+            checks += check_gradients(
+                self._gradients,
+                gradient_watch,
+                unit_roundoff=unit_roundoff,
+                device=job.device,
+                has_twin=twin is not None,
+                has_right_updates=has_right_updates,
+            )
+            checks += check_averages(self.reference.averages, gradient_watch, job.device)
+            if twin is not None:
+                checks.append(check_twin(self._gradients, twin, job.device))
             if mask_watch is not None:
                 checks += self._check_masks(self._gradients, mask_watch, unit_roundoff, job.device)
             if output_watch is not None:
@@ -384,21 +398,6 @@ class Judge:
         }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
         return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin, twin_ns=twin_ns)
-
-    def _check_layers(
-        self,
-        reference: GradientReference,
-        watch: GradientWatch,
-        twin: GradientWatch | None,
-        unit_roundoff: float,
-        device: torch.device,
-    ) -> list[GuardCheck]:
-        """Compare gradients, untrained state and averages, and the gradients of the twin where there is one."""
-        checks = check_gradients(
-            reference, watch, unit_roundoff=unit_roundoff, device=device, has_twin=twin is not None
-        )
-        checks += check_averages(self.reference.averages, watch, device)
-        return checks if twin is None else [*checks, check_twin(reference, twin, device)]
 
     def _check_masks(
         self, reference: GradientReference, watch: GradientWatch, unit_roundoff: float, device: torch.device

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Of parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
+"""Most parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
 
 
 class OutputWatch:
@@ -28,10 +28,10 @@ class OutputWatch:
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
-        self._versions: dict[str, list[int]] = {}
+        self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """By the name of the module; None where it could not be computed again."""
+        """Differences by name of the module; None where it could not be computed again."""
         self._was_done = False
 
     @contextmanager
@@ -60,7 +60,7 @@ class OutputWatch:
     def _before(self, name: str) -> Any:
         def look(module: Any, arguments: Any, named: Any) -> None:
             if not self._is_looking:
-                self._versions[name] = _versions(arguments, named)
+                self._given[name] = _versions(arguments, named), _generators()
 
         return _not_compiled(look)
 
@@ -69,10 +69,11 @@ class OutputWatch:
             found = next(iter(_tensors(output)), None)
             if self._is_looking or name in self.outputs or found is None or not _has_16_bits(found):
                 return
-            changed = self._versions.get(name) != _versions(arguments, named)  # in place: its inputs are gone
+            # Inputs that were changed in place are gone, and FP32 draws other numbers than 16 bits do.
+            is_other = name not in self._given or _has_changed(*self._given[name], arguments, named)
             self._is_looking = True
             try:
-                self.outputs[name] = None if changed else _held_to_fp32(name, module, arguments, named, found)
+                self.outputs[name] = None if is_other else _held_to_fp32(name, module, arguments, named, found)
             finally:
                 self._is_looking = False
 
@@ -114,7 +115,7 @@ def _in_fp32(module: Any, arguments: Any, named: Any, given: Callable[[Any], Any
 
 @contextmanager
 def _same_draws(near: torch.Tensor) -> Iterator[None]:
-    """Generators go on as if the module had not been called again."""
+    """Generators stay as they are, whatever a module draws in FP32 alone."""
     import torch
 
     with torch.random.fork_rng([near.device.index or 0] if near.is_cuda else []):
@@ -155,6 +156,22 @@ def _is_other(value: Any) -> bool:
 
 def _versions(arguments: Any, named: Any) -> list[int]:
     return [tensor._version for tensor in _tensors((arguments, named))]
+
+
+def _generators() -> list[torch.Tensor]:
+    """States of those that a module may draw from."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _has_changed(versions: list[int], generators: list[torch.Tensor], arguments: Any, named: Any) -> bool:
+    """Say whether a call changed its inputs or drew numbers."""
+    import torch
+
+    drew = not all(torch.equal(a, b) for a, b in zip(generators, _generators(), strict=False))
+    return drew or versions != _versions(arguments, named)
 
 
 def _has_16_bits(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -73,11 +74,11 @@ def test_every_stage_of_a_plan_is_shown() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
 def test_each_strategy_is_named_where_it_asks_for_something(strategy: Strategy) -> None:
-    asked = [
-        seen(**{strategy.name: {parameter: value[-1] if isinstance(value, range) else value}})
-        for parameter, values in strategy.values.items()
-        for value in values
-    ]
+    asked = []
+    for parameter, values in strategy.values.items():
+        for value in values:
+            with contextlib.suppress(ChoiceError):  # a dtype without its level, say
+                asked.append(seen(**{strategy.name: {parameter: value[-1] if isinstance(value, range) else value}}))
     assert any(asked)
     assert all(name == strategy.name and "<lambda>" not in does for steps in asked for _, does, name in steps)
 

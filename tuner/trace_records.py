@@ -17,7 +17,7 @@ class Gap(Record):
     start_ns: int
     length_ns: int
     category: str
-    """What most of it is blamed on."""
+    """Category that most of it is blamed on."""
     kernel_before: str
     kernel_after: str
     operator_before: str
@@ -52,12 +52,12 @@ class QueueStats(Record):
     stream: int
     num_launches: int
     mean_depth: float
-    """Over time."""
+    """Mean over time."""
     max_depth: int
     empty_share: float
-    """Of the launches: those that found the stream empty and idle."""
+    """Share of the launches that found the stream empty and idle."""
     median_delay_ns: int
-    """From the call to the start."""
+    """Time from the call to the start."""
     timeline: tuple[tuple[int, int], ...] = ()
     """(time, depth from then on), thinned out; every largest depth is kept."""
 
@@ -70,11 +70,11 @@ class OperatorStats(Record):
     """Types and shapes by argument: "float[32, 64], Scalar"; empty where they were not recorded."""
     count: int
     device_ns: int
-    """Of the kernels and copies that it launched itself; on a CPU its own time."""
+    """Time of the kernels and copies that it launched itself; on a CPU its own time."""
     host_ns: int
-    """Without the operators inside it."""
+    """Time without the operators inside it."""
     flops: float | None = None
-    """Of all calls, where the shapes allow it."""
+    """FLOP of all calls, where the shapes allow it."""
     num_bytes: float | None = None
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -90,13 +90,13 @@ class ModuleStats(Record):
     """Classes with the number of the object, the outermost first: "GPT_0.Block_3.MLP_3"."""
     count: int
     forward_ns: int
-    """Of the kernels and copies that its operators launched; on a CPU of the operators themselves."""
+    """Time of the kernels and copies that its operators launched; on a CPU of the operators themselves."""
     backward_ns: int
-    """The same of the operators that compute their gradients."""
+    """Time of the operators that compute their gradients, counted alike."""
     own_ns: int
-    """Of both: without the modules inside of it."""
+    """Time of both without the modules inside of it."""
     num_launches: int = 0
-    """Of its own operators: kernels and copies; on a CPU their calls."""
+    """Kernels and copies of its own operators; on a CPU the operators' calls."""
     kernels: tuple[str, ...] = ()
     """Those kernels (on a CPU operators) without the modules inside of it, the most time first."""
     num_bytes: float | None = None
@@ -111,7 +111,7 @@ class RooflineRow(Record):
     name: str
     count: int
     time_ns: int
-    """Of the kernels and copies that it launched itself."""
+    """Time of the kernels and copies that it launched itself."""
     floor_ns: int
     """The least time of its FLOP and bytes at the device's peaks: a bound, which kernels seldom reach."""
     limit: str
@@ -121,7 +121,8 @@ class RooflineRow(Record):
     flops: float | None = None
     num_bytes: float | None = None
     saved_share: float | None = None
-    """Of the step, by a simulation with these kernels at their floor; of the first kernels, where it could be done."""
+    """Share of the step saved with these kernels at their floor, by a simulation; of the first kernels, where it could
+    be done."""
 
     @property
     def above_ns(self) -> int:
@@ -146,14 +147,14 @@ class Roofline(Record):
     mfu: float | None = None
     """Model FLOPs utilisation: these FLOP at the peak of the arithmetic that ran, over the time of the step."""
     known_share: float | None = None
-    """Of the time of computing kernels: the part that has a floor."""
+    """Share of the time of computing kernels that has a floor."""
     silent: str = ""
     """Why FLOP are not stated; empty where they are."""
     operators: tuple[RooflineRow, ...] = ()
     """The most time above the floor first, as in the two others."""
     kernels: tuple[RooflineRow, ...] = ()
     modules: tuple[RooflineRow, ...] = ()
-    """Their own operators, without the modules inside; where the trace has call stacks."""
+    """Modules by their own operators, without the modules inside; where the trace has call stacks."""
 
 
 class StackNode(Record):
@@ -163,7 +164,7 @@ class StackNode(Record):
     parent: int
     """Place of the one around it in the same list, or -1."""
     time_ns: int
-    """Of the kernels and copies that operators in it launched; on a CPU of the operators themselves."""
+    """Time of the kernels and copies that operators in it launched; on a CPU of the operators themselves."""
 
 
 class Synchronisation(Record):
@@ -179,7 +180,8 @@ class Synchronisation(Record):
     """Length of the calls. What they cost is another thing: the host loses its lead."""
     num_steps: int
     saved_share: float | None = None
-    """Of the step, by a simulation without the waits of this place; None where the steps could not be simulated."""
+    """Share of the step saved without the waits of this place, by a simulation; None where the steps could not be
+    simulated."""
 
 
 class MemoryClass(Record):
@@ -216,13 +218,13 @@ class RankWait(Record):
 
     rank: int
     wait_ns: int
-    """In all collectives that were compared."""
+    """Time in all collectives that were compared."""
     late_share: float
-    """Of the collectives: those in which it arrived last."""
+    """Share of the collectives in which it arrived last."""
     exposed_ns: int = 0
-    """Of the wait: what counts as exposed communication, because no compute hides it. It is not the network's time."""
+    """Wait that counts as exposed communication, because no compute hides it. It is not the network's time."""
     step_share: float = 1.0
-    """Of its steps: those whose collectives were compared. Another rank may have recorded fewer steps."""
+    """Share of its steps whose collectives were compared. Another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):
@@ -233,7 +235,7 @@ class WhatIf(Record):
     gain: float
     """Rate over today's; 1.0 is none."""
     replayed: bool = False
-    """By a simulation of the steps, not by the shares of categories: an estimate, not the most that it could be."""
+    """True for a simulation of the steps, not the shares of categories: an estimate, not the most that it could be."""
 
 
 class RankAnalysis(Record):
@@ -248,7 +250,7 @@ class RankAnalysis(Record):
     device_names: dict[str, str]
     breakdowns: tuple[Breakdown, ...]
     gaps: dict[str, GapStats] = field(default_factory=dict)
-    """By device."""
+    """Statistics of the gaps by device."""
     queues: dict[str, tuple[QueueStats, ...]] = field(default_factory=dict)
     kernels: tuple[KernelStats, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
@@ -261,16 +263,16 @@ class RankAnalysis(Record):
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     tensor_core_share: float | None = None
-    """Of the time in matrix kernels."""
+    """Share of tensor cores in the time of matrix kernels."""
     step_time_cv: float | None = None
     """Standard deviation of the steps' times over their mean."""
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""
     lanes: tuple[Lane, ...] = ()
-    """Of each device what it did and what its streams ran, then the host's threads."""
+    """Lanes of each device (what it did) and of its streams (what they ran), then of the host's threads."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Of the busiest device."""
+    """Scenarios of the busiest device."""
     roofline: Roofline | None = None
     """None in older records."""
     first_step_ns: int = 0
@@ -282,12 +284,12 @@ class TraceAnalysis(Record):
 
     ranks: tuple[RankAnalysis, ...]
     collectives: tuple[CollectiveStats, ...] = ()
-    """Across ranks; with one rank its own."""
+    """Collectives across ranks; with one rank its own."""
     waits: tuple[RankWait, ...] = ()
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)
-    """By rank: what was added to its wall-clock times so that collectives end together; 0 for the first rank."""
+    """Offset of each rank, added to its wall-clock times so that collectives end together; 0 for the first rank."""
     findings: tuple[Finding, ...] = ()
-    """Of the run: those of its ranks, each once, with what only several ranks show."""
+    """Findings of the run: those of its ranks, each once, with what only several ranks show."""
     replay: Replay | None = None
     """All ranks together, without late ones; None of one rank, and in older records."""
     notes: tuple[str, ...] = ()
@@ -309,9 +311,9 @@ class Timeline(Record):
     step_boundaries_ns: tuple[int, ...]
     """Each step's beginning, and the last one's end."""
     end_ns: tuple[int, ...]
-    """By bucket; it begins where the one before it ends."""
+    """End of each bucket; it begins where the one before it ends."""
     time_ns: tuple[dict[str, int], ...]
-    """By bucket: nanoseconds of each category in it, the longest first."""
+    """Nanoseconds of each category in each bucket, the longest first."""
 
 
 class Lane(Record):
@@ -336,10 +338,10 @@ class Lane(Record):
     names: tuple[str, ...]
     categories: tuple[str, ...]
     start_ns: tuple[int, ...]
-    """By cell, from the beginning of the first step."""
+    """Beginning of each cell, from the beginning of the first step."""
     length_ns: tuple[int, ...]
     name: tuple[int, ...]
-    """By cell, the number in `names`, from 0, of the longest event in it."""
+    """Number in `names`, from 0, of the longest event in each cell."""
     category: tuple[int, ...]
     count: tuple[int, ...]
     """Events in it: more than one where it is merged."""
@@ -381,7 +383,7 @@ class SpanPlace(Record):
     lane: str
     """Label of it."""
     start_ns: int
-    """From the beginning of the first step."""
+    """Time from the beginning of the first step."""
     length_ns: int
     """Its duration."""
 

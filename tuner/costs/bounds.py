@@ -35,13 +35,13 @@ class Situation:
     choices: dict[str, Choice]
     """The complete choices of the incumbent."""
     input: InputActivity | None = None
-    """Of its last clean window, where it was measured."""
+    """Input activity in its last clean window, where it was measured."""
     facts: StepFacts = field(default_factory=StepFacts)
-    """What the choices switch on."""
+    """Facts about what the choices switch on."""
     exchange: Exchange = field(default_factory=Exchange)
-    """What ranks exchange with the incumbent's choices."""
+    """Exchange between ranks with the incumbent's choices."""
     exchange_today: Exchange = field(default_factory=Exchange)
-    """The same with the user's own settings, with which the links were measured."""
+    """Exchange between ranks with the user's own settings, with which the links were measured."""
 
     @property
     def step_ns(self) -> float:
@@ -73,7 +73,7 @@ def total(savings: Savings) -> float:
 
 
 def part_of(savings: Savings, part: float) -> Savings:
-    """The same part of what is saved in every category."""
+    """This part of the savings in every category."""
     return {name: part * share for name, share in savings.items()}
 
 

@@ -219,7 +219,7 @@ WAITS: dict[str, tuple[Category, ...]] = {
     "host": (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST),
     "synchronisation": (Category.SYNCHRONISATION, Category.QUEUED),
 }
-"""What a step can wait for, by the names that people see as what limits it."""
+"""Categories of what a step can wait for, by the names that people see as what limits it."""
 HOST_CATEGORIES: frozenset[str] = frozenset(info.category.value for info in CATEGORIES if info.host)
 
 _Rules = tuple[tuple[Category, re.Pattern[str]], ...]

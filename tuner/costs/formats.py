@@ -1,4 +1,4 @@
-"""In which formats ranks exchange gradients and weights, and what a compression sends in place of a gradient."""
+"""Formats in which ranks exchange gradients and weights, and what a compression sends in place of a gradient."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from steptune.tuner.training.wide_reduction import is_needed
 
 FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
 SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
-"""Of an element: what is sent, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
+"""Bytes sent of an element, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
 CHOSEN_BYTES = 8.0
 """Value and place of an element of `dgc`."""
 WIDENED_BYTES = 20.0
-"""Of an element of 16 bits that DDP averages in FP32: read and written to widen, to divide and to narrow it."""
+"""Bytes read and written to widen, to divide and to narrow an element of 16 bits that DDP averages in FP32."""
 
 
 class Formats(NamedTuple):

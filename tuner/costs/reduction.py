@@ -43,7 +43,7 @@ MIB = 2**20
 SLACK = 1.5
 """A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
 COPIED_PARTS = 5
-"""Of the gradients: bytes that two levels write and read to pad a bucket, to fill it and to take it out again."""
+"""Sizes of the gradients that two levels write and read to pad a bucket, to fill it and to take it out again."""
 
 
 class Reduction(NamedTuple):
@@ -56,8 +56,8 @@ class Reduction(NamedTuple):
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Any) -> Reduction | None:
-    """With the incumbent's exchange, but for these fields of it; None where the links are not known, and where ranks
-    exchange something else: activations of a model that is laid over them, or weights every so many steps.
+    """Reduction with the incumbent's exchange, but for these fields of it; None where the links are not known, and
+    where ranks exchange something else: activations of a model that is laid over them, or weights every so many steps.
 
     Args:
         compressing: With what compressing takes by itself, which is no part of a bound.
@@ -84,7 +84,7 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Any
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """The same as `saved`, if the model is wrong to the advantage of what is to be tried.
+    """Share as in `saved`, if the model is wrong to the advantage of what is to be tried.
 
     Links that were measured beside other load have a large error of their fit, which either cost may have.
     """
@@ -92,7 +92,7 @@ def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float
 
 
 def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """The same as `saved`, where the two use different links, whose errors do not cancel: the mean over a cost that is
+    """Share as in `saved`, where the two use different links, whose errors do not cancel: the mean over a cost that is
     modelled too small by the error of the fit, as it is, or too large.
     """
     error = 1 + _fit_error(situation)

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from steptune.tuner.records import Link, Topology
 
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
-"""With which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between emulated
-hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`), and made
-messages of 1 MiB four times slower."""
+"""Exponents with which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between
+emulated hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`),
+and made messages of 1 MiB four times slower."""
 
 
 def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:

@@ -38,7 +38,7 @@ class Protocol(Record):
     num_curve: int
     num_horizon: int
     randomness: str
-    """As in `WorkloadFacts.randomness`."""
+    """Value as in `WorkloadFacts.randomness`."""
     seed: int = 0
     num_disturbed: int = 2
     """Runs that are disturbed by each unit roundoff."""
@@ -85,7 +85,8 @@ class GuardReference(Record):
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Between runs of the same seed and settings, in one process and, once it was seen, from process to process."""
+    """Tolerance between runs of the same seed and settings, in one process and, once it was seen, from process to
+    process."""
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None

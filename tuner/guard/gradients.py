@@ -28,10 +28,10 @@ Tensors = Mapping[str, "torch.Tensor"]
 FLOOR_ROUNDOFFS = 2.0
 """Unit roundoffs of a tensor's largest norm over the steps, by which storing it rounds."""
 SHARE_OF_ALL = 0.02
-"""In unit roundoffs of the size of all gradients together, for each element."""
+"""Unit roundoffs of the size of all gradients together, for each element."""
 SMALLEST_SCORE = 1e-3
 REPETITIONS = 10.0
-"""So many times what rounding does may a training differ from itself; beyond that it does not repeat itself."""
+"""Factor over what rounding does by which a training may differ from itself; beyond that it does not repeat itself."""
 FP32_ROUNDOFF = 2.0**-23
 """Arithmetics up to this one sum in formats of their own: another order of a long sum counts as many roundings."""
 
@@ -57,8 +57,8 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""So many times the limit may a tensor's size differ where steps go on: parameters that are stored in 16 bits are
-rounded again after each update there, which those of disturbed runs are not."""
+"""Factor over the limit by which a tensor's size may differ where steps go on: parameters that are stored in 16 bits
+are rounded again after each update there, which those of disturbed runs are not."""
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
@@ -168,7 +168,7 @@ def _largest(noises: Sequence[Noise]) -> Noise:
 
 
 def _floored(noise: Noise, wanted: Tensors, largest: Mapping[str, float], unit_roundoff: float) -> Noise:
-    """Not less than what storing a gradient rounds, nor than a share of what all gradients round."""
+    """Noise that is not less than what storing a gradient rounds, nor than a share of what all gradients round."""
     count = sum(tensor.numel() for tensor in wanted.values())
     everything = math.sqrt(sum(float(tensor.norm()) ** 2 for tensor in wanted.values()))
     residuals, slopes = {}, {}

@@ -29,7 +29,7 @@ FLOOR = 0.5
 SPREADS = 3.0
 """Factor over what the reference's own runs are off by."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""The same of draws from one place. Correct ones reach 0.4 of it (`benchmarks/results/guard_power.json`)."""
+"""Floor and factor for draws from one place. Correct ones reach 0.4 of it (`benchmarks/results/guard_power.json`)."""
 FALSE_SHIFTS = 1e-4
 """Share of correct trainings whose mean gradients may lie beyond their limit."""
 FEWEST_SEEDS = 4

@@ -26,13 +26,13 @@ LIMIT = 3.0
 """Largest score that passes. Correct runs score at most 0.8, planted faults at least 260
 (`benchmarks/results/guard_power.json`)."""
 RELATIVE = 1e-5
-"""Of an update's element: the bias corrections of a rule are FP32 in some of its forms."""
+"""Part of an update's element that may differ: the bias corrections of a rule are FP32 in some of its forms."""
 RELATIVE_IN_FP32 = 1e-4
-"""The same where the powers of betas are, too: 1 - beta ** t cancels in the first steps."""
+"""Part that may differ where the powers of betas are FP32, too: 1 - beta ** t cancels in the first steps."""
 ABSOLUTE = 1e-6
-"""Of a tensor's mean update, for each of its elements."""
+"""Part of a tensor's mean update that each of its elements may differ by."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
-"""Of an optimizer's group: how the rule is computed, not which one it is."""
+"""Options of an optimizer's group that say how the rule is computed, not which one it is."""
 
 
 class RuleGroup(Record):
@@ -231,7 +231,7 @@ class _Replay:
         return self._optimizers[name]
 
     def _clip_factor(self, norm: float) -> float:
-        """As `torch.nn.utils.clip_grads_with_norm_`."""
+        """Factor of `torch.nn.utils.clip_grads_with_norm_`."""
         if self._rule.max_grad_norm is None:
             return 1.0
         return min(1.0, self._rule.max_grad_norm / (norm + 1e-6))

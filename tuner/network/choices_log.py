@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from steptune.tuner.records import Record
 
 VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,TUNING"}
-"""To have the lines that are read here, beside NCCL_DEBUG_FILE."""
+"""Variables for the lines that are read here, beside NCCL_DEBUG_FILE."""
 
 _COLLECTIVE = re.compile(r"(\w+): \d+ Bytes -> Algo (\w+) proto (\w+)")
 _CHANNELS = re.compile(r"(\d+) coll channels")

@@ -32,7 +32,7 @@ MAX_HOSTS = 8
 BURST = "128kb"
 """Two of the largest packets that the kernel makes of a stream; 2 ms at 500 Mbit/s."""
 QUEUE = "100ms"
-"""What waits for the link longest. More than that is dropped, as a switch does."""
+"""Longest wait of a packet for the link. More than that is dropped, as a switch does."""
 COMMAND_S = 20.0
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")

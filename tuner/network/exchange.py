@@ -10,7 +10,7 @@ from dataclasses import dataclass
 SHARDED = ("grad_op", "full", "hybrid")
 """Modes that lay parameters over ranks."""
 USUAL_SOCKETS = 1
-"""Of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
+"""Sockets of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""From measured collectives to a link: latency, bandwidth and the constant part of a call.
+"""Fit of a link to measured collectives: latency, bandwidth and the constant part of a call.
 
 Every timing is one equation of the alpha-beta model (`collective_costs`), linear in the three unknowns. They are found
 by least squares of the relative errors, so that microseconds of small messages count as much as milliseconds of large
@@ -26,7 +26,7 @@ from steptune.tuner.records import CollectiveTiming, Link
 
 NUM_ROUNDS = 3
 FAR = 1.5
-"""In median absolute residuals: beyond it a point's weight shrinks."""
+"""Median absolute residuals beyond which a point's weight shrinks."""
 NEAR = 0.02
 """Residuals below this share never count as far."""
 MOST_OF_SEEN = 10.0

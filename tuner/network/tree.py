@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from steptune.tuner.errors import SteptuneError
 
 MAX_BYTES = 1 << 20
-"""Of one file; those that are looked at have a few kilobytes."""
+"""Most bytes of one file; those that are looked at have a few kilobytes."""
 MAX_LINKS = 40
-"""As the kernel follows at most."""
+"""Most links that the kernel follows."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _NO_VALUE = {errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP}
-"""What sysfs answers for an attribute that has no value now, such as the speed of a link that is down."""
+"""Errors of sysfs for an attribute that has no value now, such as the speed of a link that is down."""
 
 
 class UnreadableError(SteptuneError):
@@ -48,7 +48,7 @@ class Tree:
         return None if data is None else data.decode("utf-8", "replace").strip()
 
     def data(self, path: str) -> bytes | None:
-        """As `text`, in bytes."""
+        """Read a file as `text` does, in bytes."""
         real = self.real(path)
         if real is None:
             return None

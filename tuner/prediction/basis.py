@@ -160,7 +160,7 @@ def _bare_step(
     environment: Environment,
     contention: float,
 ) -> ComputeStep:
-    """As long as was measured without a profiler, without what exchanging adds: contention, and copies."""
+    """Compute as long as was measured without a profiler, without what exchanging adds: contention, and copies."""
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
@@ -205,7 +205,7 @@ def measured_step_ns(results: Sequence[TrialResult], candidate: Candidate) -> fl
 
 
 def units_per_step(result: TrialResult) -> float:
-    """Over all ranks."""
+    """Units of a step over all ranks."""
     windows = result.clean_windows
     return sum(window.num_units for window in windows) / sum(window.num_steps for window in windows)
 
@@ -232,7 +232,7 @@ def _contention(
 def _with_sockets(
     environment: Environment, sockets: int, workload: WorkloadFacts, assumptions: list[str]
 ) -> Environment:
-    """With the links as the configuration's sockets make them."""
+    """Environment with the links as the configuration's sockets make them."""
     if environment.topology is None:
         return environment
     topology = with_sockets(environment.topology, sockets, exchange_of(complete_choices(BASELINE, workload)).sockets)

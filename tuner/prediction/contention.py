@@ -22,7 +22,7 @@ ON_CUDA = 0.5
 ELSEWHERE = 0.0
 MOST = 0.95
 MIN_SPREAD = 0.05
-"""Of the step: what hidden communication has to differ by between trials that tell something."""
+"""Share of the step by which hidden communication has to differ between trials that tell something."""
 
 
 def default_contention(device_kind: str) -> float:

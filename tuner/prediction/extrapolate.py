@@ -1,4 +1,4 @@
-"""From a basis to other ways to communicate, on other numbers of hosts; and how far off that is where it was measured.
+"""Extrapolation to other ways to communicate, on other numbers of hosts; how far off that is where it was measured.
 
 Every rank keeps the samples that it computes: the global batch grows with the ranks (weak scaling).
 """

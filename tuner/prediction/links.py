@@ -6,11 +6,11 @@ from steptune.tuner.records import Link, Topology
 
 INSIDE_LATENCY_NS = 2_000.0
 BETWEEN_LATENCY_NS = 20_000.0
-"""Of one message: NVLink's under NCCL, and TCP's in a data centre."""
+"""Latencies of one message: NVLink's under NCCL, and TCP's in a data centre."""
 
 
 def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[Link | None, list[str]]:
-    """Between devices of a host, and what is assumed of it.
+    """Link between devices of a host, and what is assumed of it.
 
     Args:
         topology: Of the study; None where it has not measured its links.
@@ -29,7 +29,7 @@ def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[L
 def between_link(
     topology: Topology | None, bytes_per_s: float | None, latency_ns: float | None
 ) -> tuple[Link | None, list[str]]:
-    """Between hosts, and what is assumed of it.
+    """Link between hosts, and what is assumed of it.
 
     Args:
         bytes_per_s: What the network of a host carries one way, where it is given.

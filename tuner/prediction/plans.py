@@ -121,5 +121,5 @@ def refusal(candidate: Candidate, environment: Environment, facts: WorkloadFacts
 
 
 def on_cluster(environment: Environment, num_ranks: int, num_hosts: int) -> Environment:
-    """The same devices and software, more of them."""
+    """Environment with more of the same devices and software."""
     return structs.replace(environment, num_ranks=num_ranks, num_hosts=num_hosts, topology=None)

@@ -20,7 +20,7 @@ from steptune.tuner.records import Breakdown, StepPhase
 UPDATE_BYTES = 28
 """Read and written by AdamW for one FP32 parameter: parameter, gradient and two moments, three of them back."""
 BACKWARD_SHARE = 2 / 3
-"""Of forward and backward pass together: a matrix product of the one needs two in the other."""
+"""Share of the backward pass in both passes: a matmul of the forward pass needs two in the backward pass."""
 NO_PHASES = "the profile does not tell forward and backward pass apart: two thirds are taken as the backward pass"
 
 

@@ -63,7 +63,7 @@ class Timeline:
 
 
 def in_turn(tasks: Sequence[Task]) -> list[Task]:
-    """The same tasks where nothing runs beside anything: each waits for the one before it."""
+    """Tasks where nothing runs beside anything: each waits for the one before it."""
     return [replace(task, after=(number - 1,) if number else ()) for number, task in enumerate(tasks)]
 
 

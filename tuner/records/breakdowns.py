@@ -32,9 +32,9 @@ class CaptureQuality(Record):
     """Profiled step time over unprofiled step time."""
     problems: tuple[str, ...] = ()
     problem_names: tuple[str, ...] = ()
-    """Of `problems`, in their order: which of `profiling.quality.PROBLEMS` each is; empty in older records."""
+    """Names in `profiling.quality.PROBLEMS` of the `problems`, in their order; empty in older records."""
     notes: tuple[str, ...] = ()
-    """What a reader should know, but what changes no verdict."""
+    """Remarks that a reader should know and that change no verdict."""
 
 
 class StepFacts(Record):
@@ -149,12 +149,12 @@ class Breakdown(Record):
     unprofiled_step_time_ns: int | None = None
     """Mean step time of the measured windows, per step; what the shares are rescaled to."""
     rescaled: dict[str, int] = field(default_factory=dict)
-    """Per step: host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
+    """Times per step, host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
     overlapped: dict[str, int] = field(default_factory=dict)
-    """Beside the sum: communication and copies hidden behind compute."""
+    """Communication and copies hidden behind compute, beside the sum."""
     blocking: dict[str, int] = field(default_factory=dict)
-    """Of exposed communication: what held compute up that was launched already. Without it the device would have
-    waited for the host. Empty where that is not known (a CPU)."""
+    """Exposed communication that held up compute that was launched already. Without it the device would have waited
+    for the host. Empty where that is not known (a CPU)."""
     steps: tuple[dict[str, int], ...] = ()
     """The categories of each step that are not zero; together they are `categories`."""
     phases: dict[str, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Breakdown(Record):
     copies: tuple[str, ...] = ()
     """Names of the copies in the steps, as the trace has them."""
     facts: StepFacts = StepFacts()
-    """What the steps already use; nothing is known of it in older records."""
+    """Facts about what the steps already use; nothing is known of it in older records."""
     stalls: Stalls | None = None
     """Stretches without a launch; None in older records."""
     replay: Replay | None = None

@@ -20,7 +20,7 @@ class Suggestion(Record):
     replicate: int = 0
     """0 for the first start of this candidate for this purpose."""
     companion: Candidate | None = None
-    """What it is compared with; run in turns with it where both fit."""
+    """Candidate that it is compared with; run in turns with it where both fit."""
 
 
 class Decision(Record):

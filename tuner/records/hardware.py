@@ -63,6 +63,6 @@ class Calibration(Record):
     """Measured ceilings of the device, the floors of the bounds."""
 
     matmul_flops_per_s: dict[str, float] = msgspec.field(default_factory=dict)
-    """By dtype name ("float32", "bfloat16", ...): the best rate of a square matrix product."""
+    """Best rate of a square matmul by dtype name ("float32", "bfloat16", ...)."""
     copy_bytes_per_s: float = 0.0
     """Bytes read plus bytes written per second of a large copy."""

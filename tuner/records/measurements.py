@@ -23,9 +23,9 @@ class MeasureSettings(Record):
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
-    """Of the cores, that processes outside the group may use during a window of a quiet machine."""
+    """Share of the cores that processes outside the group may use during a window of a quiet machine."""
     quiet_machine: bool = False
-    """Whether only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
+    """Only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
 
 
 class InputActivity(Record):
@@ -37,11 +37,11 @@ class InputActivity(Record):
 
     num_workers: int
     wait_ns: int
-    """Of the main thread, in the loader's `next()`."""
+    """Time of the main thread in the loader's `next()`."""
     runnable_share: float
-    """Of the makers' time (the main thread: of `wait_ns`): computing or queueing for a core, not sleeping."""
+    """Share of the makers' time (the main thread: of `wait_ns`) computing or queueing for a core, not sleeping."""
     read_bytes_per_s: float
-    """From storage; what the page cache holds costs nothing and is not counted."""
+    """Bytes from storage; what the page cache holds costs nothing and is not counted."""
 
 
 class DeviceReading(Record):
@@ -61,9 +61,9 @@ class DeviceReading(Record):
     temperature_c: int | None = None
     limits: tuple[str, ...] = ()
     slowed_share: float | None = None
-    """Of the window: slowed down from heat."""
+    """Share of the window in which heat slowed the device down."""
     foreign_share: float | None = None
-    """Of the device's time: used by processes of others."""
+    """Share of the device's time that processes of others used."""
 
 
 class Window(Record):
@@ -103,7 +103,7 @@ class Window(Record):
     """Why the machine was not quiet during a window that counts all the same, or None."""
     input: InputActivity | None = None
     device: DeviceReading | None = None
-    """Of the first rank's device; None on a CPU, and where nothing could be read."""
+    """Reading of the first rank's device; None on a CPU, and where nothing could be read."""
 
     @property
     def units_per_s(self) -> float:
@@ -125,11 +125,11 @@ class Startup(Record):
     """
 
     build_ns: int
-    """From the request to a built job, the next field included."""
+    """Time from the request to a built job, the next field included."""
     user_code_ns: int
-    """Of that, inside the user's import, model and dataset code."""
+    """Part of `build_ns` inside the user's import, model and dataset code."""
     first_step_ns: int
-    """From the request to the beginning of the first warm-up step."""
+    """Time from the request to the beginning of the first warm-up step."""
     warm_up_ns: int
     warm_up_steps: int
     steady: bool
@@ -150,7 +150,7 @@ class MemoryPeak(Record):
 
     rank: int
     resident_bytes: int
-    """Of the rank and the processes it started, together."""
+    """Memory of the rank and the processes it started, together."""
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     device_bytes: int = 0

@@ -23,7 +23,7 @@ class KernelStats(Record):
     count: int
     total_ns: int
     share: float
-    """Of the profiled time."""
+    """Part of the profiled time."""
     mean_ns: int
     max_ns: int
     tensor_cores: bool
@@ -64,11 +64,11 @@ class CollectiveStats(Record):
     """The larger of what goes in and what comes out; 0 where the trace does not say."""
     dtype: str
     count: int
-    """Per rank."""
+    """Calls per rank."""
     total_ns: int
     """Mean over the ranks that have it, as is `exposed_ns`."""
     exposed_ns: int
-    """What no compute hides. Two collectives at the same time count both."""
+    """Time that no compute hides. Two collectives at the same time count both."""
     latency_ns: int | None = None
     """Median over calls of the shortest over ranks: what is left when nobody waits. None with one rank."""
     skew_ns: int | None = None
@@ -78,7 +78,7 @@ class CollectiveStats(Record):
 
 
 class TrialProfile(Record):
-    """Beside the breakdown, of the first rank: the kernels, gaps and collectives with the most time."""
+    """Kernels, gaps and collectives of the first rank with the most time, beside the breakdown."""
 
     kernels: tuple[KernelStats, ...] = ()
     gap_sites: tuple[GapSite, ...] = ()

@@ -54,7 +54,7 @@ class Gain(Record):
 
     ratio: float
     interval: Interval
-    """Of the ratio, simultaneous over the finalists."""
+    """Confidence interval of the ratio, simultaneous over the finalists."""
     prediction: Interval
     """Where the ratio of one more confirmation of the same size falls with this probability."""
     num_blocks: int
@@ -227,7 +227,7 @@ class Recommendation(Record):
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
     unproven_gain: Gain | None = None
-    """Of the best finalist, where the confirmation proved none faster: it is not recommended."""
+    """Gain of the best finalist, where the confirmation proved none faster: it is not recommended."""
     unproven_candidate: Candidate | None = None
     """The finalist of `unproven_gain`; None in older records."""
     search_interval: Interval | None = None
@@ -241,7 +241,7 @@ class Recommendation(Record):
     objective_before: str = ""
     """Figure of today's settings by it, with its unit; empty for throughput."""
     objective_after: str = ""
-    """The same of the recommendation."""
+    """Figure of the recommendation by it, with its unit; empty for throughput."""
     prospect: str = ""
     """The probable gain of more time, as a sentence; empty where the search did not end by its budget."""
     foreign_cpu_share: float = 0.0

@@ -64,7 +64,7 @@ class StudySettings(Record):
     phase_timeout_s: float | None = None
     """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
     search: str = "model"
-    """What proposes the trials, by name."""
+    """Name of the search that proposes the trials."""
     objective: str = "throughput"
     """The objective, as `tuner/objectives.py` reads it."""
 
@@ -82,7 +82,7 @@ class Study(Record):
     environment: Environment | None = None
     message: str = ""
     source_digest: str = ""
-    """Of the workload's own file, so that results of an edited workload are not mixed."""
+    """Digest of the workload's own file, so that results of an edited workload are not mixed."""
     steptune_version: str = ""
 
 

@@ -96,7 +96,7 @@ class TrialSpec(Record):
     lossy: bool = False
     """A choice is lossy or a recipe: the guard judges the loss curve over its longer horizon."""
     unit_roundoff: float = 2.0**-24
-    """Of the coarsest arithmetic that a `rounding` choice asks for; selects the tolerance."""
+    """Roundoff of the coarsest arithmetic that a `rounding` choice asks for; selects the tolerance."""
     checks_loader: bool = False
     profile: bool = True
     keep_trace: bool = False
@@ -104,7 +104,7 @@ class TrialSpec(Record):
     memory_limit_bytes: int | None = None
     deadlines: Deadlines = Deadlines()
     run_id: str = ""
-    """Of this run: where its ranks meet. A trial that is repeated meets where no earlier run's ranks did."""
+    """Identity of this run: where its ranks meet. A trial that is repeated meets where no earlier run's ranks did."""
     requested_at_ns: int = 0
     """`time.monotonic_ns()` when the trial was asked for (one clock for all processes of a host)."""
 

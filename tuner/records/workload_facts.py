@@ -16,14 +16,14 @@ class SampleUnit(StrEnum):
     SAMPLE = "sample"
     TOKEN = "token"
     STEP = "step"
-    """Of a script whose batches Steptune cannot count."""
+    """Unit of a script whose batches Steptune cannot count."""
 
 
 class DatasetFacts(Record):
     """Facts about a dataset.
 
     Attributes:
-        load_deterministic: The same of `load(index)`.
+        load_deterministic: `load(index)` gave the same sample under both states.
     """
 
     kind: str
@@ -96,9 +96,9 @@ class ModelFacts(Record):
     unaligned_linears: dict[str, int] = field(default_factory=dict)
     """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
     unaligned_flops: dict[str, float] = field(default_factory=dict)
-    """Their share of `flops_per_step`."""
+    """Share of `flops_per_step` of the layers in `unaligned_linears`."""
     num_movable_experts: int = 0
-    """Of every mixture, that ranks can share out; 0 where it has none, or does not let them."""
+    """Experts of every mixture that ranks can share out; 0 where it has none, or does not let them."""
     tensor_units: int = 0
     """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
     tensor_refusal: str = ""
@@ -112,7 +112,7 @@ class ModelFacts(Record):
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
     shard_units: dict[str, UnitFacts] = field(default_factory=dict)
-    """By what `sharding` gathers as one: "root", "block", "size 1000000", …"""
+    """Units by what `sharding` gathers as one: "root", "block", "size 1000000", …"""
 
     @property
     def num_trained(self) -> int:
@@ -133,9 +133,9 @@ class OptimizerFacts(Record):
     name: str
     module: str
     implementation: str
-    """What the user's optimizer runs: "default", "for_loop", "foreach", "fused" or "own"."""
+    """Implementation that the user's optimizer runs: "default", "for_loop", "foreach", "fused" or "own"."""
     implementations: tuple[str, ...] = ()
-    """What its class can run."""
+    """Implementations that the optimizer's class can run."""
     state_bytes: int = 0
     capturable: bool = False
 
@@ -237,7 +237,7 @@ class WorkloadFacts(Record):
     model: ModelFacts
     optimizer: OptimizerFacts
     current: dict[str, Choice] = field(default_factory=dict)
-    """What the user runs today, by strategy: only what differs from PyTorch's defaults."""
+    """Choices that the user runs today, by strategy: only what differs from PyTorch's defaults."""
     steps_per_epoch: int | None = None
     batch_bytes: int = 0
     batch_splittable: bool = True
@@ -260,9 +260,9 @@ class WorkloadFacts(Record):
     fits_memory: bool = True
     """False where one whole batch ran out of memory and a part of it was looked at."""
     look_samples: float = 0.0
-    """Of the step that was looked at."""
+    """Samples of the step that was looked at."""
     look_peak_bytes: int = 0
-    """What tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
+    """Bytes that tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
     knobs: tuple[KnobFacts, ...] = ()
     """The workload's own, which are searched with the strategies."""
     prepare_ns: int = 0

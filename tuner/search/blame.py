@@ -20,10 +20,10 @@ Ints = NDArray[np.int64]
 PAIR, PAIR_WITH_TODAY = 0.2, 0.05
 """Weight of a pair of choices, and of a choice with an untouched strategy, over that of a choice."""
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
-"""What is known of choices in general before any was tried: so many failed of so many that ran."""
+"""Prior knowledge of choices in general, before any was tried: so many failed of so many that ran."""
 
 ADDED, SAVED, PEAK_NOISE, HALFWAY = 0.2, 0.1, 0.01, 0.02
-"""In peaks of the smallest configuration: what a choice may add, what one is expected to save that is there for it,
+"""Parts of the smallest configuration's peak: what a choice may add, what one is expected to save that is there for it,
 what two starts differ by, and how much more than the largest that fitted there may be."""
 
 

@@ -43,9 +43,9 @@ from steptune.tuner.search.spending import looks, simultaneous_level
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
-"""Without two there is no interval; that of two is wide, and enough for a large gain."""
+"""Fewest and most blocks. Without two there is no interval; that of two is wide, and enough for a large gain."""
 LONGEST_OVERRUN = 0.15
-"""Of the budget, by which the fewest blocks may end late."""
+"""Share of the budget by which the fewest blocks may end late."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
 """Probabilities of the tests by which the blocks scatter more, or less, than single starts say. To scatter less makes

@@ -152,7 +152,7 @@ class ConfirmationRun:
         )
 
     def _set_windows(self, num_missing: int) -> None:
-        """As long as the time that is left allows; starts differ more than windows of one start."""
+        """Make windows as long as the time that is left allows; starts differ more than windows of one start."""
         cap_s = self._block_runner.longest_cap_s(self._all(), self._view.left_s / max(1, num_missing))
         cap_s = min(cap_s, CONFIRM_CAPS * self._trials.measure.cap_s)
         self._trials.measure = measure_settings(self._settings.measure, cap_s)

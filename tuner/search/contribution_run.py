@@ -48,7 +48,7 @@ class ContributionRun:
         self._runner = BlockRunner(trials, ledger, designer.knowledge, purpose=Purpose.CONTRIBUTION, place=place)
         self._answer = designer.reference
         self._without: dict[str, Candidate] = {}
-        """What is left of the answer, by the strategy that is left out."""
+        """Rest of the answer, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
         """Those of them that every start so far succeeded of."""
         self._planned = 0

@@ -338,8 +338,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """For the confirmation of what is best so far; nothing while that is hardly faster than the reference, or where
-        the time for the fewest blocks that say something is gone already.
+        """Seconds for the confirmation of what is best so far; 0 while that is hardly faster than the reference, or
+        where the time for the fewest blocks that say something is gone already.
         """
         if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0

@@ -59,7 +59,7 @@ class StudyDriver:
     ) -> None:
         self.study = study
         self.prepared: Prepared | None = None
-        """What the search began with, once that is known."""
+        """Preparation that the search began with, once that is known."""
         self._store = store
         self._runner = runner
         self._before_trials = before_trials

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
-"""What the noise is thought to be before replicates show it, with the weight of two of them."""
+"""Noise that is expected before replicates show it, with the weight of two of them."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
 """Noise of trials in which the device hardly waited, in that of those in which it did."""
@@ -58,7 +58,7 @@ class Prior:
 SURPRISING = 1.5
 """Widths of its prior from which the effect of a choice is looked at: has this one a wider prior than the others?"""
 WIDENING = 2.0
-"""Of log-likelihood, that it must gain."""
+"""Log-likelihood that a wider prior must gain."""
 MOST_WIDENED = 6
 """Choices with a wider prior, that the fit of one model looks for."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
@@ -336,6 +336,6 @@ def _log_likelihood(covariance: Floats, values: Floats) -> float:
 
 
 def _log_prior(noise_sd: float, drift: Drift) -> float:
-    """As if two replicates had shown the usual noise; drift needs evidence."""
+    """Log-prior as if two replicates had shown the usual noise; drift needs evidence."""
     spread = math.log(noise_sd / NOISE_PRIOR_SD) / math.log(3)
     return -0.5 * spread**2 - (1.0 if drift.sd else 0.0)

@@ -1,4 +1,4 @@
-"""From trials and profiles to the numbers of the Gaussian model: what was measured, and what is expected of choices."""
+"""Numbers of the Gaussian model from trials and profiles: what was measured, and what is expected of choices."""
 
 from __future__ import annotations
 

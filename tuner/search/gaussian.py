@@ -45,11 +45,11 @@ HOPE, HOPE_SD = 0.3, 0.3
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
 LENGTH = 0.3
-"""Over which effects of ordered choices stay alike, as a part of the range of ranks."""
+"""Length over which effects of ordered choices stay alike, as a part of the range of ranks."""
 SMOOTH = 0.85
 """Part of an ordered choice's effect that its neighbours share."""
 PROFILE_NOISE, LEAST_ERROR = 0.05, 0.003
-"""Of the time of one category in one profile."""
+"""Noise of the time of one category in one profile."""
 FLOOR = 0.004
 """Part of the reference's step below which a category's time is not told apart from none."""
 BY_ITSELF = 0.0002
@@ -62,7 +62,7 @@ NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
 """Standard deviations between starts that are compared."""
 USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
-"""Of that noise, what a step has that never waits for its host."""
+"""Parts of that noise in a step that never waits for its host."""
 DRIFTS = (0.0, 0.006, 0.02)
 """Standard deviations of a machine's drift from one start to the next."""
 DRIFT_PENALTY = 1.5

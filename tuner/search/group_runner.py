@@ -182,7 +182,7 @@ class GroupRunner:
             self._crowded_bytes = min(self._crowded_bytes, sum(peak for peak in known if peak is not None))
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
-        """With the findings of its profile; an error of the workload under a candidate is the candidate's,
+        """Result with the findings of its profile; an error of the workload under a candidate is the candidate's,
         because the reference ran.
         """
         failure = result.failure

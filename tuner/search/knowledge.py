@@ -47,9 +47,9 @@ class Priors:
 
     past_winners: tuple[Candidate, ...] = ()
     past_shares: tuple[dict[str, float], ...] = ()
-    """Of each winner: shares of its study's step by category, as it was before."""
+    """Shares by category of the step of each winner's study, as it was before."""
     realisation: dict[str, float] = field(default_factory=dict)
-    """By strategy: measured gain over bound, averaged."""
+    """Measured gain over bound, averaged, by strategy."""
     audits: int = 0
     audit_violations: int = 0
 
@@ -95,7 +95,7 @@ class Knowledge:
             self._observe_profiles(result.candidate, compared_with)
 
     def _note_cost(self, outcome: Outcome) -> None:
-        """As it would be with what was compiled found in the cache; and what compiling it took."""
+        """Note the cost as it would be with what was compiled found in the cache; and what compiling it took."""
         key, cold_s = outcome.result.candidate.key, cold_compile_s(outcome.result)
         self._costs.setdefault(key, []).append(outcome.spent_s - cold_s + warm_compile_s(cold_s))
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
@@ -271,7 +271,7 @@ class Knowledge:
         return seen or self._memory.expected_bytes(candidate, pieces_of(self.space, candidate))
 
     def expected_memory_bytes(self, candidate: Candidate) -> float:
-        """As measured, or the reference's plus what its choices added where they were measured."""
+        """Memory as measured, or the reference's plus what its choices added where they were measured."""
         measured = self.peak_memory_bytes(candidate)
         if measured:
             return measured
@@ -348,7 +348,7 @@ class Knowledge:
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
-        """Between starts of these candidates: the root of their mean variance."""
+        """Noise between starts of these candidates: the root of their mean variance."""
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:

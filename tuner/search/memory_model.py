@@ -27,9 +27,9 @@ from steptune.tuner.trials.memory import CONTEXT_BYTES
 
 MICRO_BATCH = MicroBatchSetting.strategy
 MARGIN = 0.05
-"""Of the capacity, for what the allocator cannot use and what is not its own."""
+"""Share of the capacity kept for what the allocator cannot use and what is not its own."""
 LAYOUT_ERROR = 0.1
-"""By which a peak may be wrong that was predicted from another layout."""
+"""Share by which a peak that was predicted from another layout may be wrong."""
 INPUT_STRATEGIES = frozenset(
     kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting, CpuThreadsSetting)
 )
@@ -106,7 +106,7 @@ class MemoryModel:
 
     @property
     def capacity_bytes(self) -> float:
-        """As given, or less where something ran out that should have fitted."""
+        """Capacity as given, or less where something ran out that should have fitted."""
         seen = [self.predict(rest, samples) for rest, samples in self._failed.items()]
         return min([self._capacity, *(peak for peak in seen if peak is not None)])
 

@@ -30,7 +30,7 @@ NUM_BASES = 3
 NUM_SEVERAL, NUM_RANDOM = 120, 60
 """Double and triple changes of the best, and random configurations, that are looked at."""
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
-"""Of the local search, and how many configurations it goes on from in each."""
+"""Rounds of the local search, and how many configurations it goes on from in each."""
 SHORT = 0.15
 """Part of the time left that a start may cost before what it promises is weighed by the second."""
 NUM_PROPOSALS = 12
@@ -46,7 +46,7 @@ WORTH = 0.02
 UNLIKELY = 0.05
 """Probability of such a gain below which the search ends."""
 MAX_STARTS = 4
-"""Of one configuration."""
+"""Most starts of one configuration."""
 LEAST_WORTH = 2e-4
 """Expected gain of the answer, of the step, for which a configuration is started again."""
 TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "the host and its launches"}
@@ -73,7 +73,7 @@ class ModelSearch:
     def __init__(self, ends_below: float = UNLIKELY) -> None:
         self._ends_below = ends_below
         self.probability_left: float | None = None
-        """That something untried is faster by more than 2 %, when it was asked last."""
+        """Probability that something untried is faster by more than 2 %, when it was asked last."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
         """Keeps nothing: the history has it all."""
@@ -161,8 +161,8 @@ class Look:
         return tuple(int(self._generator.integers(parameter.num_levels)) for parameter in self._grid.parameters)
 
     def _fresh(self, wanted: Iterable[Levels]) -> list[Levels]:
-        """As the space normalises them, each once, without those that cannot be run, and without changes that can save
-        nothing.
+        """Configurations as the space normalises them, each once, without those that cannot be run, and without changes
+        that can save nothing.
         """
         found = []
         for levels in self._lean(list(wanted)):
@@ -179,8 +179,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """The same without changes of the best that go along with others and by their bounds save nothing, where these
-        make it no likelier to run.
+        """Configurations without changes of the best that go along with others and by their bounds save nothing, where
+        these make it no likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """

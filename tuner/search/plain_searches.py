@@ -27,7 +27,7 @@ ASKS = {"tpe": 12, "gp": 3}
 """Times that a sampler is asked for configurations that can be run."""
 STARTUP_TRIALS = 5
 WORSE = 0.1
-"""What a configuration that failed is told to take beyond the slowest, as a logarithm."""
+"""Time beyond the slowest that a configuration that failed is told to take, as a logarithm."""
 
 
 class RandomSearch:

@@ -37,15 +37,15 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Of the budget left after looking at the workload that windows are planned for."""
+"""Share of the budget left after looking at the workload that windows are planned for."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Of the budget, for the runs of the reference's twin on a GPU."""
+"""Share of the budget for the runs of the reference's twin on a GPU."""
 REFERENCE_SHARE = 0.06
-"""Of the budget that the guard's reference runs may take."""
+"""Share of the budget that the guard's reference runs may take."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
-"""Of the budget, and in seconds at most: for timing the links between ranks."""
+"""Share of the budget, and seconds at most, for timing the links between ranks."""
 ROOM = 0.7
 """Share of a device's memory that the reference may need beside a trial that compiles."""
 REFERENCE_STAGE = "running the reference"
@@ -87,8 +87,8 @@ class Prepared:
         return Designer(self.space, search=make_search(settings.search), **limits)
 
     def after(self, ran_out: TrialResult) -> Prepared | None:
-        """With the nearest configuration as the reference that needs less memory and loses no information; None where
-        there is none left.
+        """Preparation with the nearest configuration as the reference that needs less memory and loses no information;
+        None where there is none left.
         """
         known = (*self.ran_out, ran_out)
         memory = memory_model(self.space, self.study.settings)
@@ -179,7 +179,7 @@ class Preparation:
             raise BudgetError(f"the budget of {budget_s:g} s is too short: {error}. Give a larger --budget") from None
 
     def _with_topology(self, environment: Environment) -> Environment:
-        """With the links between ranks: those that an earlier study measured, where they still are as they were.
+        """Environment with the links between ranks: those of an earlier study, where they still are as they were.
 
         Links that cannot be measured are noted and leave the search to know nothing of them.
         """
@@ -260,7 +260,7 @@ class ReferenceMaker:
             self._runner.begin_reference(request, longest_s)
 
     def _has_room(self) -> bool:
-        """On a device of its own, until the trial beside it has compiled."""
+        """Room on a device of its own, until the trial beside it has compiled."""
         facts, hardware = self._space.workload, self._space.environment.hardware
         needed = facts.look_peak_bytes + facts.optimizer.state_bytes
         return (

@@ -234,7 +234,7 @@ class RankMemory:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
-        """By the other choices and the samples of a micro-batch: the most that was seen."""
+        """Most memory of activations that was seen, by the other choices and the samples of a micro-batch."""
         self._too_many: dict[str, dict[float, float]] = {}
         """Likewise, at least so many there were where the memory ran out."""
 
@@ -246,7 +246,7 @@ class RankMemory:
             self._note(candidate, samples, activations)
 
     def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
-        """So many micro-batches of so many samples needed more than there is."""
+        """Takes in that so many micro-batches of so many samples needed more than there is."""
         found = held(self._space, candidate, pieces)
         if found is not None and found.least < capacity_bytes:
             points = self._too_many.setdefault(self._key(candidate), {})

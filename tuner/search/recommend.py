@@ -1,4 +1,4 @@
-"""From a finished search and its confirmation to the recommendation."""
+"""Recommendation from a finished search and its confirmation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LogRates(Protocol):
 
 NUM_ALTERNATIVES = 3
 LEAST_INCREASE = 1.25
-"""Of a budget that did not suffice, whatever the trials are expected to take."""
+"""Factor over a budget that did not suffice, whatever the trials are expected to take."""
 
 
 class Searched(Protocol):

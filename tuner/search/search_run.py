@@ -45,7 +45,7 @@ class SearchRun:
         self._guard = guard
         self._told = {result.trial_id for result in designer.ran_out}
         self._reference_is_paid = False
-        """What the guard's reference took is off the designer's budget."""
+        """True once the time that the guard's reference took is off the designer's budget."""
 
     def run(self) -> None:
         """Tells the designer the stored part of its story again, and runs what is missing.
@@ -129,7 +129,7 @@ class SearchRun:
             self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
 
     def _measure(self, suggestion: Suggestion) -> TrialResult:
-        """In turns with its companion, where that is worth it."""
+        """Measure in turns with its companion, where that is worth it."""
         baseline = suggestion.purpose is Purpose.BASELINE
         companion = suggestion.companion
         if companion is not None and self._trials.takes_turns(suggestion.candidate, companion):

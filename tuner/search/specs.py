@@ -143,7 +143,7 @@ def guard_protocol(
     seed: int,
     draws: bool = False,
 ) -> Protocol:
-    """As many guarded steps as the time allows, within limits that make the check worth having; where not even the
+    """Plan as many guarded steps as the time allows, within limits that make the check worth having; where not even the
     fewest fit, what rounding does is measured once for each roundoff instead of twice.
 
     Args:

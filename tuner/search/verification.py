@@ -32,7 +32,7 @@ class Verification(Record):
     """One for each seed."""
     recommended: LossCurve
     difference: float
-    """Of the mean losses over the last quarter of the steps."""
+    """Difference of the mean losses over the last quarter of the steps."""
     tolerance: float
     baseline_units_per_s: float
     recommended_units_per_s: float

@@ -33,7 +33,7 @@ class StudyView:
     best_label: str = ""
     best_gain: float | None = None
     num_trials: int = 0
-    """Of all, those that took turns with others for comparison included."""
+    """Count of all trials, those that took turns with others for comparison included."""
     num_searched: int = 0
     """Those that count against `max_trials`: each with what took turns with it is one."""
     max_trials: int | None = None

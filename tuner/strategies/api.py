@@ -34,7 +34,7 @@ TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
 HARDLY = 0.005
-"""What a change is expected to save of which nothing is expected, as a share of the step."""
+"""Share of the step that a change of which nothing is expected is expected to save."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _from_sysfs(host: Host) -> dict[str, dict[str, str]]:
 
 
 def distance(first: Function, second: Function) -> str:
-    """Between two functions whose paths are known."""
+    """Name of the distance between two functions whose paths are known."""
     shared = 0
     for one, other in zip(first.path, second.path, strict=False):
         if one != other:

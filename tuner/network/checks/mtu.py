@@ -12,7 +12,7 @@ NAME = "MTU"
 FOR_ROCE_OF_4096 = 4200
 """Bytes of an Ethernet frame that carries RoCE's largest message with its headers."""
 FAST_MEGABITS_PER_S = 10_000
-"""From here on the number of packets is what limits TCP."""
+"""Speed from which on the number of packets is what limits TCP."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:

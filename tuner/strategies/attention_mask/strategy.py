@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 WITHOUT_MASK = 0.4
-"""Of the time of attention with a mask, it is expected to take less without: half of its scores are not needed."""
+"""Part of the time of attention that leaving its mask out is expected to save: half of its scores are not needed."""
 
 
 class AttentionMask(Strategy):

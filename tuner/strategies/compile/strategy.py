@@ -50,13 +50,13 @@ SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
 """Seconds of a first compilation, on a host with 16 cores: beforehand, of the first block of each kind, of each further
 one in a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
 AUTOTUNING = 4.0
-"""So many times as long takes choosing kernels by timing them."""
+"""Factor on these seconds where kernels are chosen by timing them."""
 WHOLE_PART = 0.4
-"""Of the bound, compiling the whole model usually realises; blocks alone realise less."""
+"""Part of the bound that compiling the whole model usually realises; blocks alone realise less."""
 GRAPHS_PART = 0.7
-"""Of the time in which the device waits for launches, CUDA graphs usually save."""
+"""Part of the time in which the device waits for launches that CUDA graphs usually save."""
 AUTOTUNED_PART = 0.15
-"""Of the products' time above their roofline, kernels that were chosen by timing them usually save."""
+"""Part of the matmuls' time above their roofline that kernels that were chosen by timing them usually save."""
 
 
 class Compile(Strategy):
@@ -109,7 +109,7 @@ class Compile(Strategy):
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """As seen on an H200: GPT-2, ViT-L, a ResNet and a Swin."""
+        """Seconds as seen on an H200: GPT-2, ViT-L, a ResNet and a Swin."""
         if choice.get("mode") is None:
             return 0.0
         training_modes = 2 if workload.randomness == "switchable" else 1  # the guard begins with dropout off

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 
 WITHOUT_WORKERS_PART = 0.9
-"""Of what loading without workers saves by the measured time of a sample, it usually does."""
+"""Part of its saving by the measured time of a sample that loading without workers usually realises."""
 PINNED_PART = 0.5
-"""Of copies and what waits for them, pinned memory is expected to save: what it leaves is exposed still."""
+"""Part of copies and of waiting for them that pinned memory is expected to save: what it leaves is exposed still."""
 
 
 class DataLoading(Strategy):

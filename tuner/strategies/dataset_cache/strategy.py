@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CROWDING_PART = 0.1
 MEMORY_SHARE = 0.5
-"""Of the free memory or disk that a cache may fill."""
+"""Part of the free memory or disk that a cache may fill."""
 
 
 class DatasetCache(Strategy):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
 """Times that products of odd sizes usually take longer: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
 KEPT_PART = 0.7
-"""Of what they could save, padded products usually do: weights and results are copied."""
+"""Part that padded matmuls usually save of what they could: weights and results are copied."""
 SLOWEST = 16
 """Times that a product of odd sizes may take longer: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 

@@ -44,19 +44,19 @@ VARIABLES = {
     "socket_threads": "NCCL_SOCKET_NTHREADS",
     "sockets_per_thread": "NCCL_NSOCKS_PERTHREAD",
 }
-"""By parameter."""
+"""NCCL's variable of each parameter."""
 TEXTS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {"ring": "allreduce:ring", "tree": "allreduce:tree"},
     "protocol": {"simple": "Simple", "ll": "LL"},
 }
-"""What a variable says, where that is not the value itself. The algorithm is that of all-reduces: no other collective
+"""Texts of values in NCCL's variables, where they differ. The algorithm is that of all-reduces: no other collective
 has a tree, and NCCL fails where it has none of the algorithms that are named. LL128 is left to NCCL, which knows where
 it is safe."""
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
 """NCCL's limits: on channels, on threads and on sockets of a thread, and on the product of these two."""
 TCP_LIKELY = 0.5
-"""That sockets serve a network of which nothing is known but its speed: over InfiniBand and RoCE there are none."""
+"""Probability that sockets serve a network of which only the speed is known: InfiniBand and RoCE use none."""
 
 
 class NcclSettings(Strategy):

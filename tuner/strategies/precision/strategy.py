@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Of element-wise time, which is casts, and of the update, which reads and writes FP32."""
+"""Parts of element-wise time, which is casts, and of the update, which reads and writes FP32."""
 
 
 class Precision(Strategy):
@@ -154,7 +154,9 @@ class Precision(Strategy):
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Between levels of 16 bits: weights need no casts, the update moves fewer bytes. Another dtype is as fast."""
+        """Share saved between levels of 16 bits: weights need no casts, the update moves fewer bytes. Another dtype is
+        as fast.
+        """
         levels = ("O1", "O2", "O3")
         current = situation.choices[self.name]["level"]
         if current not in levels:

@@ -12,7 +12,7 @@ from stamp import RESULTS, stamp
 from tuned import Tuned, add_foreign_load, answer, json_lines, settings_of, told, tuned
 
 Look = Callable[[str, Tuned, dict], dict]
-"""What is of interest in a study, from the name of its row and its answer."""
+"""Function that returns what is of interest in a study, from the name of its row and its answer."""
 
 
 def parser_of(doc: str | None, rows: Mapping[str, str], out: str) -> argparse.ArgumentParser:

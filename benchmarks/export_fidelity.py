@@ -152,7 +152,7 @@ def command(library: str, example: str, folder: Path) -> list[str]:
 
 
 def today(recommendation: Recommendation) -> Recommendation:
-    """The same record with the user's own settings (the workload's `current` is empty)."""
+    """Return the record with the user's own settings (the workload's `current` is empty)."""
     choices = {strategy.name: dict(strategy.defaults) for strategy in STRATEGIES}
     return msgspec.structs.replace(recommendation, candidate=BASELINE, choices=choices, environment_variables={})
 

@@ -45,7 +45,7 @@ TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
 WAYS = ("enable", "diff")
 STUDY_SHARE = 0.5
-"""Of the seconds of a row; the rest is for looking at the script and for verifying."""
+"""Share of a row's seconds for the study; the rest is for looking at the script and for verifying."""
 MOST_BLOCKS = 4
 LEAST_BLOCKS = {"enable": 3, "diff": 2}
 """The first is measured in any case: an interval from two starts of each side is wide."""

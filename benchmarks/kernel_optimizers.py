@@ -14,7 +14,7 @@ from steptune.tuner.training.optimizers.lamb import Lamb
 from steptune.tuner.training.optimizers.lars import Lars
 
 COMPILE_S = 60.0
-"""What a compiler may take: a graph of all parameters has thousands of operators."""
+"""Seconds that a compiler may take: a graph of all parameters has thousands of operators."""
 TOLERANCE = 1e-5
 STEPS = 10
 Shapes = list[tuple[int, ...]]

@@ -14,7 +14,7 @@ from steptune.tuner.workloads.zoo.fcos3d import make_points
 from steptune.tuner.workloads.zoo.monocular_3d import STRIDES, RandomRoads
 
 SIZES = ((116, 200), (58, 100), (29, 50), (15, 25), (8, 13))
-"""Of nuScenes' images of 1600 x 928: 30,929 points."""
+"""Sizes of the feature maps of nuScenes' images of 1600 x 928: 30,929 points."""
 KINDS = (10, 9)
 TOLERANCE = 1e-4
 

@@ -43,9 +43,11 @@ OTHER_FLEX: Plans = (
 )
 """Forms of FlexAttention that may be wrong: run last, since what reads beyond its memory ends all that follows."""
 LAYERS = 12
-"""Of a model, whose forward passes follow each other, and whose backward passes are one call: as many as Swin-T has."""
+"""Layers of a model, whose forward passes follow each other, and whose backward passes are one call: as many as Swin-T
+has.
+"""
 TOLERANCE = 0.02
-"""Of a formulation's values in 16 bits."""
+"""Relative error that a formulation's values in 16 bits may have."""
 FLEX = {
     "FORCE_USE_FLEX_ATTENTION": True,
     "BLOCK_M": 64,

@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 WORKLOADS = {"simota": Detector, "fcos3d": Monocular3D}
 TOLERANCE = 1e-3
-"""Of the loss, which is computed in FP32."""
+"""Share of the loss by which the two ways may differ; it is computed in FP32."""
 
 
 class LossStep(TrainingStep):

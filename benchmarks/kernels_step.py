@@ -37,7 +37,7 @@ WAYS = {  # kernel, compiled
     "compiled, kernel": (True, True),
 }
 COMPILE_S = 150
-"""What the processes that fill the compiler's cache may take."""
+"""Seconds that the processes that fill the compiler's cache may take."""
 FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 
 

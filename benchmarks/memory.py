@@ -51,15 +51,15 @@ from steptune.tuner.search.rank_memory import RankMemory
 from steptune.tuner.search.space import Space
 
 TOLERANCE = 0.10
-"""Of a measured peak, by which a prediction may miss it."""
+"""Share of a measured peak by which a prediction may miss it."""
 STUDY_SHARE = 0.85
-"""Of the time: a study may end somewhat later than its budget."""
+"""Share of the time for a study, which may end somewhat later than its budget."""
 SMALL_LIMIT_S = 500.0
-"""Of a dry run, on a machine that may be busy."""
+"""Seconds for a dry run, on a machine that may be busy."""
 MOST = 64
 """Samples of a rank."""
 GUESS_MARGIN = 0.04
-"""Of the cap, left free when the largest batch is guessed: the allocator cannot use all."""
+"""Share of the cap that is left free when the largest batch is guessed: the allocator cannot use all."""
 COMMON: dict[str, Choice] = {
     "precision": {"level": "O1", "dtype": "bfloat16"},
     "optimizer_implementation": {"implementation": "fused"},

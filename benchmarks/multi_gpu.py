@@ -69,9 +69,9 @@ from steptune.tuner.records import Candidate, StudySettings, TrialResult
 IMAGENET = 1_281_167
 PORT_GBITS = 25
 NUM_CONTENDERS = 2
-"""Of the fastest by hand that are started again."""
+"""Number of the fastest by hand that are started again."""
 FINDING_S = 100.0
-"""What looking for the largest batch may take."""
+"""Seconds that looking for the largest batch may take."""
 SMALL_PER_GPU, SMALL_MOST = 4, 16
 
 # --- one row ----------------------------------------------------------------------------------

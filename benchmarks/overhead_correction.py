@@ -168,7 +168,7 @@ def step_ms(step: Callable[[], None], count: int, synchronise: Callable[[], None
 
 
 def agreed(count: int, device: torch.device) -> int:
-    """The same on every rank: that of the first."""
+    """Return the first rank's count on every rank."""
     if not torch.distributed.is_initialized():
         return count
     value = torch.tensor(count, device=device)

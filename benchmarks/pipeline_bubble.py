@@ -32,7 +32,7 @@ from steptune.tuner.training.mesh.pipeline import CHUNKS, SCHEDULES, make_schedu
 
 OUTPUT = RESULTS / "pipeline_bubble.json"
 FORWARD_S = 0.05
-"""Of a rank's part of the model, for one micro-batch."""
+"""Seconds of the forward pass of a rank's part of the model, for one micro-batch."""
 REPEATS = 5
 NUM_RANKS = (2, 4)
 NUM_MICRO_BATCHES = (4, 8, 16)

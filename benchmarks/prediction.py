@@ -74,7 +74,7 @@ WORKLOADS = {
 """Without their batches."""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 BATCH = 4
-"""Of a rank."""
+"""Samples of a rank."""
 PROBE_S = 6.0
 OWN_COST_SIZES = (2**16, 2**18, 2**20, 2**21)
 REPEATS = 7

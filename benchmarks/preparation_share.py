@@ -35,7 +35,7 @@ from steptune.tuner.errors import SteptuneError
 from steptune.tuner.records import Purpose, Trial
 
 MOST_PREPARATION = 0.6
-"""Of the budget."""
+"""Share of the budget that preparation may take."""
 FOLDER = ROOT / "benchmarks" / "workloads"
 ONE_STEP = """
 import sys
@@ -88,7 +88,7 @@ PARTS = {
     "baseline": "baseline",
     "confirming": "confirmation",
 }
-"""Of what a stage is a part; all others measure candidates."""
+"""Part that a stage belongs to; all other stages measure candidates."""
 PREPARATION = ("inspection", "reference", "baseline")
 
 

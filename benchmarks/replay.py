@@ -56,7 +56,8 @@ NOTABLE = 0.02
 """A share of the step that the best remedy has to save before it matters which finding is the first."""
 NEARLY_BEST = 0.95
 UNPROFILED, TURNS = 0.85, 3
-"""Of the recorded step, the unprofiled one that costs of an analysis are measured with: its calibration simulates most.
+"""Share of the recorded step for the unprofiled one that costs of an analysis are measured with: its calibration
+simulates most.
 """
 
 
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def answered_number(kind: str, number: int) -> dict:
-    """As `answered`, in a process of its own: programs cannot be sent to one."""
+    """Run `answered` in a process of its own: programs cannot be sent to one."""
     return answered(list(pairs(kind))[number])
 
 

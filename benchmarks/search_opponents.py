@@ -33,7 +33,7 @@ class PlainGaussian(ModelSearch):
 
     @staticmethod
     def blind(history: History) -> History:
-        """The same history of a search that was never profiled."""
+        """Return the history as that of a search that was never profiled."""
         return _Blind(**{name: getattr(history, name) for name in History.__dataclass_fields__})
 
 

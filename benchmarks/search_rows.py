@@ -39,7 +39,7 @@ SEED = 25
 NUM_DRAWN = 6
 BUDGET_S = 180.0
 SPARE_S = 40.0
-"""What a row is taken to need beside its budget: the step that is taken before, and blocks that end late."""
+"""Seconds that a row is taken to need beside its budget: the step that is taken before, and blocks that end late."""
 FOLDER = ROOT / "benchmarks" / "workloads"
 FP32, PROFESSIONAL = "FP32", "bf16 compiled fused"
 UNET, LLAMA = f"{FOLDER / 'diffusion_unet.py'}:DiffusionUNet", f"{FOLDER / 'llama_1b.py'}:Llama1B"

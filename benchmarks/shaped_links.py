@@ -38,7 +38,7 @@ BUDGET_S = 300.0
 OTHERS_LOAD = 1000.0
 """The ranks of this and the kernel's work for the network take all cores of a small machine; trials take turns."""
 CAP_S = 1.5
-"""Of windows: a dozen steps or so. With fewer, one that was disturbed decides."""
+"""Seconds of windows: a dozen steps or so. With fewer, one that was disturbed decides."""
 
 
 def study(link: str, budget_s: float, seed: int) -> dict:

@@ -114,7 +114,7 @@ def folder_of(name: str, start: str, arguments: argparse.Namespace) -> Path:
 
 
 def today_of(recommendation: Recommendation) -> Recommendation:
-    """The same record with what the workload runs today: a strategy that a record does not name stays as it is."""
+    """Return the record with what the workload runs today: a strategy that a record does not name stays as it is."""
     return msgspec.structs.replace(recommendation, candidate=BASELINE, choices={}, environment_variables={})
 
 

@@ -53,14 +53,14 @@ from steptune.tuner.workloads.reference import format_reference, parse_reference
 NEARLY = 0.95
 """Share of the final gain whose time is of interest."""
 INPUT_STRATEGIES = ("data_loading", "dataset_cache", "device_prefetch", "cpu_threads")
-"""What a figure obtained with inputs that lie on the device has no need of."""
+"""Strategies that a figure obtained with inputs that lie on the device has no need of."""
 MAX_BLOCKS = 8
 CAP_S = 3.0
 """Seconds of windows of one start."""
 LEAST_S = 20.0
 """No process is started with less time left, but for the first block."""
 OTHER_S = 12.0
-"""What one start of another configuration is taken to need."""
+"""Seconds that one start of another configuration is taken to need."""
 OTHERS_AFTER = (3, 5)
 
 

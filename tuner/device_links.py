@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_NVLINKS = 18
-"""Of one GPU; a link that does not exist is refused by the driver."""
+"""Most NVLinks of one GPU; a link that does not exist is refused by the driver."""
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""By NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
+"""Kinds of connection by NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
 READ = 0
-"""Of NVML's nvmlGpuP2PCapsIndex_t: the bindings' own constant for it is a tuple, which their function refuses."""
+"""Value of NVML's nvmlGpuP2PCapsIndex_t: the bindings' own constant for it is a tuple, which their function refuses."""
 SWITCH = 2
-"""Of NVML's nvmlIntNvLinkDeviceType_t."""
+"""Value of NVML's nvmlIntNvLinkDeviceType_t."""
 NO_PEER_ACCESS = " (no peer access)"
 
 
@@ -43,7 +43,7 @@ def device_links(uuids: Sequence[str]) -> dict[str, str]:
 
 
 def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
-    """The same.
+    """Kind of link between each two devices, as `device_links` returns it.
 
     Args:
         nvml: The module `pynvml`.

@@ -198,7 +198,7 @@ def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
 
 
 def uuid_of(device: torch.device | int) -> str:
-    """As NVML writes it."""
+    """UUID of a device as NVML writes it."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

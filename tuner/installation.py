@@ -8,7 +8,9 @@ from pathlib import Path
 # Looked up, not imported: the package itself imports everything that is public.
 PACKAGE = Path(next(iter(sys.modules["steptune"].__path__))).absolute()
 IMPORT_ROOT = PACKAGE.parent
-"""What an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no package."""
+"""Folder that an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no
+package.
+"""
 _IN_TRIALS = ("tuner", "kernels", "examples")
 
 

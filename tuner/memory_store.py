@@ -61,7 +61,7 @@ class MemoryStudyStore:
             )
 
     def set_budget(self, study_id: str, budget_s: float) -> Study:
-        """As that of the database."""
+        """Give a study another budget, as the database does."""
         with self._lock:
             study = self._study(study_id)
             study = self._studies[study_id] = replace(study, settings=replace(study.settings, budget_s=budget_s))

@@ -183,7 +183,7 @@ _CODE_RULES: Mapping[str, Rule] = {
     DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
     GradientCompressionSetting.strategy: _code_compression,
 }
-"""Of the strategies that only code says."""
+"""Rules of the strategies that only code says."""
 
 
 class _Yaml(TranslatingExporter):

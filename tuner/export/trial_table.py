@@ -70,7 +70,7 @@ def _identity(trial: Trial) -> dict[str, Any]:
 
 
 def _choices(trial: Trial) -> dict[str, Any]:
-    """As text: parameters of one name may be a number here and a word there."""
+    """Choices as text: parameters of one name may be a number here and a word there."""
     return {
         f"{strategy}.{parameter}": str(value)
         for strategy, choice in sorted(trial.candidate.choices.items())

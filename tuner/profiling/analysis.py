@@ -361,7 +361,7 @@ def _analyse_files(
 def _analyse_apart(
     path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None, max_cells: int
 ) -> RankResult:
-    """As `analyse_file`, in an interpreter of its own.
+    """Run `analyse_file` in an interpreter of its own.
 
     It does not import the caller's main module again, as a spawned process of `multiprocessing` does: a script that
     analyses its traces needs no `__main__` guard.

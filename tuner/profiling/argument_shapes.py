@@ -40,7 +40,7 @@ DTYPE_BYTES = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
-"""By the names of `c10::ScalarType`, in lower case."""
+"""Bytes of an element, by the dtype's name in `c10::ScalarType`, in lower case."""
 _ALIASES = {
     "unsigned char": "byte",
     "signed char": "char",

@@ -30,8 +30,9 @@ LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|pr
 """Operators and kernels of attention: which ran proves its back end."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
-"""What recording one operator costs at most: 0.2 to 1.7 us were measured on hosts of H100 and H200
-(benchmarks/overhead_correction.py)."""
+"""Highest cost of recording one operator: 0.2 to 1.7 us were measured on hosts of H100 and H200
+(benchmarks/overhead_correction.py).
+"""
 
 
 def breakdown_of(

@@ -65,7 +65,7 @@ class CollectiveCalls:
         return len(self.messages)
 
     def shifted(self, by_ns: int) -> CollectiveCalls:
-        """The same on a clock that is this much ahead."""
+        """Return the calls on a clock that is this much ahead."""
         times = ("start", "end", "exposed_start", "exposed_end")
         return replace(self, **{name: getattr(self, name) + by_ns for name in times})
 

@@ -381,7 +381,7 @@ def _ranks(distributed: Any) -> tuple[int | None, int, dict[str, Any]]:
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:
-    """As far as the trace describes them; what is not a description is left out."""
+    """Devices as far as the trace describes them; what is not a description is left out."""
     rows = [row for row in properties if isinstance(row, dict)] if isinstance(properties, list) else []
     return tuple(
         Device(

@@ -27,7 +27,7 @@ NAMES = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""By what a name contains, without underscores; the first that fits."""
+"""Collectives by a part of a name without underscores; the first that fits."""
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 NO_RECORD = -1
 

@@ -70,8 +70,8 @@ def compare(
 
 
 def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> TraceAnalysis:
-    """The same with at most `top` rows in each list and `max_cells` cells in each lane: `compare` and pages need more
-    than can be printed.
+    """Return the analysis with at most `top` rows in each list and `max_cells` cells in each lane: `compare` and pages
+    need more than can be printed.
     """
 
     def cut(rank: RankAnalysis) -> RankAnalysis:

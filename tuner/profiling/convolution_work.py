@@ -41,7 +41,9 @@ BACKWARD = {
     "miopen_convolution_backward": (0, 1, 2),
 }
 BACKWARD_TRANSPOSED_FLAG, BACKWARD_MASK = 7, 10
-"""Of `convolution_backward`: whether it is transposed, and which gradients are wanted (input, weight, bias)."""
+"""Positions in `convolution_backward` of whether it is transposed, and of which gradients are wanted (input, weight,
+bias).
+"""
 INPUT_GRADIENTS = names("cudnn_convolution_backward_input miopen_convolution_backward_input")
 WEIGHT_GRADIENTS = names("cudnn_convolution_backward_weight miopen_convolution_backward_weight")
 CONVOLUTIONS = frozenset({*GEOMETRY, *TRANSPOSED, *BACKWARD}) | INPUT_GRADIENTS | WEIGHT_GRADIENTS

@@ -11,7 +11,7 @@ from steptune.tuner.profiling.trace import TraceError
 
 MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
-"""Of a shorter text no decoder makes more than 2 GB."""
+"""Length of a text up to which no decoder makes more than 2 GB of it."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
 """Bytes that an object, a list and what follows a comma take about, as decoded by msgspec."""
 

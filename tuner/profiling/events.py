@@ -99,7 +99,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """The same with times as text: for files whose times are too large for floats."""
+    """An event with times as text: for files whose times are too large for floats."""
 
     ph: str = ""
     cat: str = ""

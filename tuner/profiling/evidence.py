@@ -69,7 +69,7 @@ class Evidence:
         return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
 
     def removable_share(self, *categories: Category) -> float:
-        """As `share`: what would be gone without these categories."""
+        """Share of the step that would be gone without these categories, counted as in `share`."""
         return sum(self.own_part(category) * self.breakdown.removable_share(category) for category in categories)
 
     @property

@@ -18,7 +18,7 @@ from steptune.tuner.trace_records import StackNode
 
 MAX_NODES = 400
 LEAST_SHARE = 0.002
-"""Of all time: smaller nodes are no wider than a line in a picture."""
+"""Least share of all time: smaller nodes are no wider than a line in a picture."""
 MODULE = "nn.Module: "
 
 

@@ -24,7 +24,7 @@ USUAL_LATENCY_NS = 10_000
 """Where the trace itself does not show the latency of a launch into an empty queue."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Of the launches into an empty queue, which nothing can block: nearly all of their delay is latency."""
+"""Quantile over the launches into an empty queue, which nothing can block: nearly all of their delay is latency."""
 
 NO_ROW = -1
 NOTHING_RECORDED = -1

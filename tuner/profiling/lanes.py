@@ -22,9 +22,9 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.trace_records import Lane
 
 MAX_CELLS = 3000
-"""Of a lane in an analysis: three to a pixel of most screens."""
+"""Most cells of a lane in an analysis: three to a pixel of most screens."""
 FULL_CELLS = 80_000
-"""Of a lane that can be looked at closely: one as a line of JSON stays below the limit of a kept line."""
+"""Most cells of a lane that can be looked at closely: one as a line of JSON stays below the limit of a kept line."""
 MAX_LANES = 24
 """More rows than this nobody tells apart."""
 MAX_STREAMS = 6

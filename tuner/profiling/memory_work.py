@@ -44,7 +44,7 @@ UPDATES = {
     "_fused_adagrad_": ((0, 2), (1,)),
 }
 LOOKUPS = re.compile(r"embedding|index|gather|scatter|slice|select|roll|sort|cat")
-"""Of a fusion: what may read or write a part of a tensor only."""
+"""Operators in the name of a fusion that may read or write a part of a tensor only."""
 FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 

@@ -53,7 +53,7 @@ class Modules:
     count: dict[Path, int]
 
     def seen_from(self, match: Ints, times: int) -> Modules:
-        """The same for another trace of the same operators.
+        """Return the modules for another trace of the same operators.
 
         Args:
             match: By row of the other trace's operators: the row here, or -1.

@@ -37,7 +37,7 @@ FIRST_PID = 1 << 30
 """Above every process of Linux (at most 2^22) and every device's number: free in each trace."""
 SORT_FIRST = -(1 << 20)
 CATEGORY = "steptune"
-"""Of our events: what reads traces, ours included, leaves them out."""
+"""Category of our events: what reads traces, ours included, leaves them out."""
 BLOCK_BYTES = 8 << 20
 MAX_HEAD_BYTES = 64 << 20
 _BARE_LIST = re.compile(rb"\A\s*\[")

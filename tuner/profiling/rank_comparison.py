@@ -62,7 +62,7 @@ class Matched:
     waiting: npt.NDArray[np.bool_]
 
     def aligned(self, offsets_ns: Mapping[int, int]) -> Matched:
-        """The same on the clock of the first rank."""
+        """Return the calls on the clock of the first rank."""
         shift = np.array([offsets_ns[rank] for rank in self.ranks], dtype=np.int64)
         return replace(self, start=self.start + shift, end=self.end + shift)
 

@@ -36,7 +36,9 @@ EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 KINETO_HEAD = re.compile(HEAD.pattern + rb"(?=\s*?\n  \{)")
 MOST_DECODED_BYTES = 8 << 30
-"""Of a file in another layout than Kineto's. Its events take about five times as much memory as text."""
+"""Most memory of a decoded file in another layout than Kineto's. Its events take about five times as much memory as
+text.
+"""
 MARGIN = 64
 """More than what `KINETO_HEAD` matches."""
 END = re.compile(rb"\n {0,2}\]")
@@ -123,7 +125,7 @@ class _Blocks:
 
 
 def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same, the next one made in a thread of its own while one is used: decompressing needs no interpreter."""
+    """Yield blocks, the next one made in a thread of its own while one is used: decompressing needs no interpreter."""
     with ThreadPoolExecutor(1, thread_name_prefix="steptune-read") as thread:
         following = thread.submit(next, blocks, b"")
         while block := following.result():
@@ -277,7 +279,7 @@ class _Reader:
         return f" ({self._blocks.problem})" if self._blocks.problem else ""
 
     def _read_object(self, text: bytes) -> Header | None:
-        """As it is, or repaired; None where it is no JSON."""
+        """Decode a text as it is, or repaired; None where it is no JSON."""
         check_decoded_size(text, MOST_DECODED_BYTES)
         header = self._decoded(text)
         if header is None:
@@ -286,7 +288,7 @@ class _Reader:
         return header
 
     def _decoded(self, text: bytes) -> Header | None:
-        """As strictly typed as the file allows; None where it is no JSON."""
+        """Decode a text as strictly typed as the file allows; None where it is no JSON."""
         try:
             header: Header = self._take_typed(text, _FILE, _EXACT_FILE)
         except msgspec.ValidationError:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from steptune.tuner.profiling.intervals import Ints
 
 RUNTIME_COST = 5
-"""What recording a call of the runtime costs, in recorded operators: 2.9 us against 0.55 us on a quiet H100 host. On
-busy ones benchmarks/overhead_correction.py gave anything from 1 to 20."""
+"""Cost of recording a call of the runtime, in recorded operators: 2.9 us against 0.55 us on a quiet H100 host. On busy
+ones benchmarks/overhead_correction.py gave anything from 1 to 20.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ STALL_ADVICE = {
     "lock or sleep": "find who holds the lock, or remove the sleep",
     "logging": "log more rarely, or from another thread",
 }
-"""By what the name of a stall says that it is."""
+"""Advice by the kind of a stall, which its name tells."""
 
 
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:

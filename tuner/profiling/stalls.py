@@ -61,7 +61,9 @@ FUNCTIONS = _patterns(
     ("lock or sleep", r": (sleep|acquire|wait)$"),
     ("logging", r"(^|/)logging/__init__\.py: |: (print|log|log_metrics|add_scalars?)$"),
 )
-"""What a Python function says that a stall is, as "file: function", the first that fits; its folder says nothing."""
+"""Kind of a stall by the Python function that names it, as "file: function", the first that fits; its folder says
+nothing.
+"""
 EVENTS = _patterns(
     ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
     ("collection", r"Python GC|\bgc\.collect|built-in function collect\b"),
@@ -75,7 +77,7 @@ EVENTS = _patterns(
     ("lock or sleep", r"\b(sleep|acquire|wait)\b"),
     ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
 )
-"""The same of other events: of the profiler, operators, annotations, built-in functions."""
+"""Kind of a stall by another event that names it: of the profiler, operators, annotations, built-in functions."""
 
 
 def cause_of(name: str) -> str:

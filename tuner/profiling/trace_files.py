@@ -16,7 +16,7 @@ from steptune.tuner.profiling.trace import TraceError
 
 SUFFIXES = (".json", ".json.gz")
 OTHER_SUFFIXES = (".sqlite", KERNELS_CSV)
-"""Of other profilers: exports of Nsight Systems, tables of rocprofv3."""
+"""Suffixes of other profilers' files: exports of Nsight Systems, tables of rocprofv3."""
 PROFILES_OF_JAX = Path("plugins", "profile")
 BEGINNING_BYTES = 1 << 20
 """Kineto writes devices and ranks before the events; they take a few kilobytes."""

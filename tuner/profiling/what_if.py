@@ -25,7 +25,7 @@ LARGER_BATCH = 2
 WORTHWHILE = 0.01
 """A scenario that gains less is not shown."""
 FIXED = (*HOST_CATEGORIES, Category.OPTIMIZER, Category.COMMUNICATION)
-"""What a step costs whatever its batch: launches, the optimizer, the gradients' way to the other ranks."""
+"""Costs of a step that do not depend on its batch: launches, the optimizer, the gradients' way to the other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from steptune.tuner.scripts.own_process import OwnProcess
 NUM_STEPS, NUM_AUDITS = 3, 2
 """Guarded steps that run on, and those of which each begins from the reference's weights."""
 SEEN = "guard-0.pt"
-"""What the first rank saw."""
+"""File of what the first rank saw."""
 
 
 class JudgeRequest(Record):

@@ -35,7 +35,7 @@ from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
 Seen = dict[str, Any]
-"""What `agent/guard_watch.py` saved of one run."""
+"""Content of the file that `agent/guard_watch.py` saved of one run."""
 
 
 def judge(request: JudgeRequest) -> GuardVerdict:

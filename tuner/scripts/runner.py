@@ -67,16 +67,16 @@ FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
 START_LOOKS = 4.0
 """Times of the look that a start of the command may take in any case."""
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
-"""What is tried again by a start of the command: files or threads of the script may not bear a copy."""
+"""Failures after which a start of the command tries again: files or threads of the script may not bear a copy."""
 WARM_UP_WINDOWS = 2.5
 """Least length of the warm-up, in windows."""
 LEAST_WINDOWS = 2
-"""That a script must have let pass which ends before its trial does."""
+"""Windows that a script must have let pass if it ends before its trial does."""
 LOAD_READ_EVERY_S = 0.5
 NUM_LOSSES = 100
 """Backward passes at the beginning whose losses a verification compares."""
 MOST_REFERENCE_SHARE = 0.1
-"""Of the time that is left, from which on each roundoff disturbs one run in place of two."""
+"""Share of the time that is left, from which on each roundoff disturbs one run in place of two."""
 
 
 class Look:
@@ -178,7 +178,7 @@ class ScriptRunner:
         self._judge = Judge()
         self._own_roundoff = 0.0
         self._fastest_ns: dict[bool, float] = {}
-        """Of the steps of good trials, by whether they started anew."""
+        """Shortest mean step time of good trials, by whether they started anew."""
 
     # --- looking --------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from steptune.tuner.search.confirmation import judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
-"""Of the loss itself: rounding grows over the steps, also where the loss does not fall."""
+"""Tolerance as a share of the loss itself: rounding grows over the steps, also where the loss does not fall."""
 UNCHANGED = {OUTSIDE: ""}
 """A line `steptune.enable()` that stands in the script already does nothing."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 WAITS = "called a synchronizing CUDA operation"
-"""What torch says of an operator that waits for the device, while waiting is an error."""
+"""Words of torch about an operator that waits for the device, while waiting is an error."""
 
 MASKS = "transformers/masking_utils.py"
 """Where masks are computed, which an attention by a flag has no need of."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
-"""Of a container are looked into: a longer one is a table."""
+"""Most items of a container that is looked into: a longer one is a table."""
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -214,7 +214,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _watched(tensor: torch.Tensor, name: str, on_read: Callable[[str], None]) -> torch.Tensor:
-    """The same values, and a call whenever an operator takes them; its shape and format may be asked for."""
+    """Return the same values, with a call whenever an operator takes them; their shape and format may be asked for."""
     import torch
 
     described = {torch.Tensor.size, torch.Tensor.dim}

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""The same attention with masks, as the library names it."""
+"""Name that the library has for the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""What, beside masks, tells a model of more than plain sequences."""
+"""Arguments that, beside masks, tell a model of more than plain sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
-"""By these a configuration says that tokens do not see all that came before them."""
+"""Options by which a configuration says that tokens do not see all that came before them."""
 
 
 def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 NUM_EVENTS = 10
-"""Of each kind are kept, the most frequent first."""
+"""Most events of each kind that are kept, the most frequent first."""
 NUM_METRICS = 1024
 """TorchDynamo keeps the last 64 compilations by itself."""
 REASON_LENGTH = 300

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 BLOCK = 256
 """Values that share a scale."""
 LEVELS = 124
-"""Of int8 on either side of zero, which stays zero."""
+"""Levels of int8 on either side of zero, which stays zero."""
 INFINITE, NOT_A_NUMBER = 127, 126
-"""What stands for infinity (its negative for the negative one) and for what is not a number."""
+"""Codes for infinity (the negative code for the negative one) and for what is not a number."""
 BLOCKS_AT_ONCE = 1 << 14
 """So many are encoded at a time: what that takes for a moment must stay far below what it saves."""
 WORTHWHILE = 0.75

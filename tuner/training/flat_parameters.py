@@ -118,7 +118,7 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """As torch numbers parameters in a state dict: through the groups."""
+        """Numbers that torch gives parameters in a state dict: through the groups."""
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 

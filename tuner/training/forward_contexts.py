@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def forward_contexts(plan: Plan, device: torch.device, *, cache_casts: bool | None = None) -> Iterator[None]:
-    """As the plan has them.
+    """Enter the contexts of a forward pass as the plan has them.
 
     Args:
         cache_casts: Of weights under autocast; None leaves that to torch.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FILLS = ("normal_", "uniform_", "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_")
 _ARITHMETIC = ("erfinv_", "log_", "pow_", "mul_", "add_", "sub_", "div_", "clamp_")
-"""What initialisers do in place to random numbers: `trunc_normal_` stretches, shifts and bounds uniform ones."""
+"""In-place operations of initialisers on random numbers: `trunc_normal_` stretches, shifts and bounds uniform ones."""
 _COMPARISONS = ("lt", "gt")
 """It may also draw until none is out of bounds, which without numbers would never end."""
 _WRITES = ("copy_", "fill_", "zero_")

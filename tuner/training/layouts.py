@@ -39,7 +39,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def with_strides(value: torch.Tensor, strides: Strides) -> torch.Tensor:
-    """The same values with dense strides; the tensor itself where it has these already."""
+    """Return the same values with dense strides; the tensor itself where it has these already."""
     import torch
 
     if value.layout is not torch.strided or _same(value.shape, value.stride(), strides):

@@ -193,7 +193,7 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _rebuilt(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], flags: dict[str, bool]
 ) -> torch.optim.Optimizer:
-    """The same class with the same options, over these groups, with other flags."""
+    """Make an optimizer of the same class with the same options, over these groups, with other flags."""
     arguments = inspect.signature(type(optimizer).__init__).parameters
     options = {name: value for name, value in {**optimizer.defaults, **flags}.items() if name in arguments}
     return type(optimizer)([{**group, **flags} for group in groups], **options)

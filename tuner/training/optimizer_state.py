@@ -19,7 +19,7 @@ def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_flags(state_dict: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same state for groups that run otherwise.
+    """Return the same state for groups that run otherwise.
 
     Step counts are on the CPU, where an update that is neither fused nor capturable wants them; torch moves them to the
     device for one that is, when it loads them.

@@ -21,7 +21,9 @@ from torch import nn
 
 SMALL = 8
 MOST_PADDING = 1 / 8
-"""Of a size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 stay 72 and do not become 128."""
+"""Largest padding as a share of the size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 stay 72
+and do not become 128.
+"""
 
 
 def padded_size(size: int, multiple: int) -> int:

@@ -102,7 +102,7 @@ class ParameterLayout:
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """The same state as the user's optimizer has it, and the names of the parameters in its order.
+        """State as the user's optimizer has it, and the names of the parameters in its order.
 
         Args:
             names: Those of this rank's parameters.

@@ -176,7 +176,7 @@ class BalancedBatches:
             number += 1
 
     def unsorted_batches(self, epoch: int) -> Iterator[Indices]:
-        """The same samples as the workload's own sampling groups them."""
+        """Batches of the same samples as the workload's own sampling groups them."""
         indices = self._indices(epoch)
         while batch := list(islice(indices, self._batch_size)):
             if len(batch) == self._batch_size:

@@ -271,7 +271,7 @@ def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dic
 
 
 def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer, with the states of every parameter on one rank only, which tells its update to the others."""
+    """Keep an optimizer's state of every parameter on one rank only, which tells its update to the others."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     accepted = inspect.signature(type(optimizer).__init__).parameters

@@ -13,13 +13,13 @@ from typing import NamedTuple
 TASKS = Path("/proc/self/task")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 ELEMENTS = 1 << 21
-"""Of the operator: enough for every thread of a pool to get a part."""
+"""Elements that the operator computes: enough for every thread of a pool to get a part."""
 LONG_ENOUGH_NS = 30_000_000
-"""Of the busiest thread: the system accounts a thread's time at ticks of up to 10 ms, or when it stops."""
+"""Least time of the busiest thread: the system accounts a thread's time at ticks of up to 10 ms, or when it stops."""
 LIMIT_S = 2.0
 REPEATS, SETTLE_S = 20, 0.005
 TAKES_PART = 0.1
-"""Of the time that the busiest thread ran."""
+"""Share of the busiest thread's time above which a thread takes part."""
 
 
 class WorkerThread(NamedTuple):

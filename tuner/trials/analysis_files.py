@@ -20,7 +20,7 @@ MAX_TIMELINE_BYTES = 64 << 20
 """More than 200 devices: one takes a quarter of a megabyte."""
 MAX_ANALYSIS_BYTES = 16 << 20
 MAX_LANES_BYTES = 96 << 20
-"""As many full lanes as a page has rows."""
+"""Size of as many full lanes as a page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _LIST, _ANALYSIS = b"[", b'{"ranks":['
 

@@ -21,11 +21,11 @@ MAX_STEPS = 10
 """Fewer hide what happens in some steps only, and a lead that the host has before them weighs more."""
 WARM_UP_STEPS = 1
 COLLECTION_MARK = "Python GC"
-"""As the profiler names a collection where it records call stacks."""
+"""Name that the profiler gives a collection where it records call stacks."""
 
 
 def num_profiled_steps(step_time_ns: int) -> int:
-    """As many steps as fit into the aimed-at time, at least one."""
+    """Number of steps that fit into the aimed-at time, at least one."""
     return int(max(1, min(MAX_STEPS, TARGET_S * 1e9 // max(1, step_time_ns))))
 
 

@@ -25,7 +25,9 @@ LIMITS: dict[int, str] = {
     0x80: "hardware power brake",
     0x100: "display clock",
 }
-"""By bit of NVML's clocks event reasons; that the device idles (0x1) says nothing at a window's edge."""
+"""Limit of the clocks, by bit of NVML's clocks event reasons; that the device idles (0x1) says nothing at a window's
+edge.
+"""
 HARMFUL = frozenset(
     {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
 )

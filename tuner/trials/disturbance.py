@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FP32_ROUNDOFF = 2.0**-24
 POWER_ROUNDOFFS = 4.0
-"""What a device's power of a beta may be off by, in unit roundoffs. On a CPU it was 1.5 in five steps, of which the
+"""Largest error of a device's power of a beta, in unit roundoffs. On a CPU it was 1.5 in five steps, of which the
 rounding of the beta itself is a part that grows.
 """
 TOWARDS_NEIGHBOUR = 1.25

@@ -52,7 +52,7 @@ from steptune.tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0
-"""What a trial is said to take, where its windows may take that long."""
+"""Seconds that a trial is said to take, where its windows may take that long."""
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.05
 

@@ -79,15 +79,16 @@ UPDATE_DEVICES = ("cpu", "cuda")
 """Devices on which a replayed update rejects. Correct ones of `benchmarks/guard_power.py` and `guard_device.py` reach
 less than half of the limit."""
 OWN_UPDATE_DEVICES = ("cpu",)
-"""The same of optimizers in a step of the workload's own."""
+"""Devices on which a replayed update of a step of the workload's own rejects."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
-"""The same of gradients under 16 bits or TF32, beside what no rounding explains (one that is not finite, or that one
-training alone has). On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2 in
-bfloat16 three times the limit on a tensor's size."""
+"""Devices on which gradients under 16 bits or TF32 reject, beside what no rounding explains (one that is not finite, or
+that one training alone has). On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2
+in bfloat16 three times the limit on a tensor's size.
+"""
 OUTPUT_DEVICES = ("cpu",)
-"""The same of modules' outputs under 16 bits."""
+"""Devices on which modules' outputs under 16 bits reject."""
 GUARDED_DEVICES = ("cpu", "cuda")
-"""The same of all else: gradients in FP32, state, averages, and masks."""
+"""Devices on which all else rejects: gradients in FP32, state, averages, and masks."""
 
 
 def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:

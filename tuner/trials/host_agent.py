@@ -185,7 +185,7 @@ class HostAgent:
             self._lose(link, number, str(error))
 
     def _here(self, message: Start) -> Start:
-        """The same job with the paths of this host."""
+        """Return the job with the paths of this host."""
         payload: dict[str, Any] = msgspec.msgpack.decode(message.payload)
         payload["study_directory"] = str(self._files.directory)
         self._logs[message.job] = Path(message.log).name

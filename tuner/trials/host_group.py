@@ -60,7 +60,7 @@ GATHER_S = 300.0
 HELLO_S = 10.0
 """So long may one who has connected take to show that it knows the secret."""
 MAX_STRANGERS = 64
-"""Of those who have not; the one who has taken longest goes first."""
+"""Most connections that have not shown yet that they know the secret; the one that has taken longest goes first."""
 
 
 @dataclass

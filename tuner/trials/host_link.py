@@ -31,7 +31,7 @@ NONCE_BYTES = 16
 MAX_FRAME_BYTES = 64 << 20
 """Above the longest message of a rank (32 MiB) in base64."""
 MAX_FIRST_BYTES = 64 << 10
-"""Of a frame from one who has not shown yet that it knows the secret."""
+"""Largest frame from one who has not shown yet that it knows the secret."""
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0

@@ -68,7 +68,7 @@ class Job:
     """None while the job waits for a command; waiting counts for no phase and has no deadline."""
     phases_ns: dict[str, int] = field(default_factory=dict)
     rank_phases: dict[int, Phase] = field(default_factory=dict)
-    """Of each rank; those of a group are as much as a step apart."""
+    """Phase of each rank; those of a group are as much as a step apart."""
     failure: Failure | None = None
     consequence: bool = False
     """The failure may be of another one, which is not known yet."""

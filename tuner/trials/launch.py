@@ -23,7 +23,7 @@ from steptune.tuner.errors import PlatformError
 SECRET_VARIABLE = "STEPTUNE_HOSTS_SECRET"
 """Shared by the hosts of a job; where it is not set, torchrun's rendezvous hands out one made for the job."""
 DEFAULT_PORT = 29500
-"""As torchrun's, where a launch names none."""
+"""Port where a launch names none, as torchrun's."""
 SIBLING_S = 30.0
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 CONTEXT_BYTES = 600 << 20
-"""What CUDA and its libraries take of a device before the first tensor."""
+"""Memory that CUDA and its libraries take of a device before the first tensor."""
 
 RESET_PEAK = "5"
 """Written to `clear_refs`, it sets VmHWM to the present resident size (proc(5), Linux 4.0)."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANONYMOUS_DEVICE = (0, 1)
-"""Of memory files without a name, and of shared anonymous mappings."""
+"""Device of memory files without a name, and of shared anonymous mappings."""
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
 
 File = tuple[tuple[int, int], int]

@@ -44,12 +44,12 @@ class Start(_Message):
     entry: str
     payload: msgspec.Raw
     num_ranks: int = 1
-    """That this server starts."""
+    """Number of ranks that this server starts."""
     log: str = ""
     first_rank: int = 0
     """Number of its first one."""
     total_ranks: int = 0
-    """Of the job, on all hosts; 0 where this server starts all of them."""
+    """Number of the job's ranks on all hosts; 0 where this server starts all of them."""
     variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Environment variables of its ranks, who get LOCAL_RANK and RANK beside them."""
 
@@ -87,7 +87,7 @@ class RankMessage(_Message):
     job: str
     rank: int
     message: bytes
-    """As the rank wrote it. User code can write there too: bytes, so that nothing in it is taken for ours."""
+    """Message as the rank wrote it. User code can write there too: bytes, so that nothing in it is taken for ours."""
 
 
 class RankExited(_Message):
@@ -97,7 +97,7 @@ class RankExited(_Message):
     signal: int | None
     out_of_memory: bool
     killed: bool = False
-    """By the server, because it was told to or because another rank had failed."""
+    """True where the server killed it, because it was told to or because another rank had failed."""
     violation: str = ""
     """Why the server did not listen to it any longer, and killed it."""
 

@@ -37,7 +37,7 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """As in `WorkloadFacts`."""
+    """First operator that the host waits for and that computes no attention mask, as in `WorkloadFacts`."""
     samples: float
     peak_bytes: int
 

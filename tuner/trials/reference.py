@@ -88,7 +88,7 @@ class ReferenceRequest(Record):
     device: str
     protocol: Protocol
     unit_roundoffs: tuple[float, ...]
-    """Of the arithmetics that candidates may compute with."""
+    """Unit roundoffs of the arithmetics that candidates may compute with."""
     bias_corrections: bool = False
     """Candidates may have an update that computes them in FP32."""
     eager: bool = False
@@ -101,7 +101,7 @@ class ReferenceRequest(Record):
     twin_s: float | None = None
     """Seconds that the runs of the reference's twin may take together; None without a limit."""
     run_id: str = ""
-    """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
+    """Name of the folder in which the ranks of this run meet, where there are several; no earlier run's met there."""
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:

@@ -151,7 +151,7 @@ class LocalRunner:
         self._heard: list[Host] = []
         """Hosts that the board listens to."""
         self._places: set[str] = set()
-        """Of hosts that were found to be alike."""
+        """Places of hosts that were found to be alike."""
         self._given_up: tuple[float, str] | None = None
         """When the task that runs is given up, on the monotonic clock, and what it is."""
         self._beside: _Beside | None = None

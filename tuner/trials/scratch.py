@@ -82,7 +82,7 @@ class Scratch:
 
 
 def _headers_of(user: str) -> str:
-    """As torch names the folder."""
+    """Name that torch gives the folder of a user."""
     return "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
 
 

@@ -35,7 +35,9 @@ MOST_CHECKED_BYTES = 4 << 20
 TOLERANCE = 3.0
 """Times of a check may be so many times longer or shorter than those that are known."""
 SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
-"""Of connections between devices as `nvidia-smi topo -m` names them, the slowest first; NVLink ("NV18") after them."""
+"""Kinds of connections between devices as `nvidia-smi topo -m` names them, the slowest first; NVLink ("NV18") after
+them.
+"""
 
 
 class TopologyRequest(Record):

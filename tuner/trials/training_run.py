@@ -43,7 +43,7 @@ class TrainRequest(Record):
     num_steps: int
     seed: int
     run_id: str = ""
-    """Of this run, where there are several ranks: they meet in a folder of that name, where no earlier run's met."""
+    """Name of the folder in which the ranks of this run meet, where there are several; no earlier run's met there."""
 
 
 class LossCurve(Record):
@@ -52,9 +52,9 @@ class LossCurve(Record):
     losses: tuple[float, ...]
     """Averaged over the ranks."""
     duration_s: float
-    """Of the steps after the first `num_untimed_steps`, as are `num_units`."""
+    """Seconds of the steps after the first `num_untimed_steps`; `num_units` counts the same steps."""
     num_units: int
-    """Of all ranks."""
+    """Samples or tokens of all ranks."""
     num_untimed_steps: int = 0
     skipped_steps: int = 0
     """Updates that a loss scaler left out."""

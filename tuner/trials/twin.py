@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 TWIN_DEVICES = ("cpu", "cuda")
 TWIN_DEVICES_OF_RANKS = ("cpu",)
-"""The same of several ranks. Where one has no memory for a twin, the others would wait for it: no GPU is among them."""
+"""Devices on which several ranks have a twin. Where one has no memory for it, the others would wait for it: no GPU is
+among them.
+"""
 
 
 def is_in_fp32(choices: Mapping[str, Choice]) -> bool:

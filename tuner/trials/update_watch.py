@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 SAMPLED_ELEMENTS = 512
-"""Of each parameter, evenly spread."""
+"""Most elements that are sampled of each parameter, evenly spread."""
 
 
 def why_not_replayed(job: TrainingJob) -> str | None:
@@ -284,7 +284,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: an update that is recorded keeps its rate in a tensor."""
+    """Return a value as JSON has it: an update that is recorded keeps its rate in a tensor."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value

@@ -217,7 +217,7 @@ def _usage(directory: Path) -> tuple[int, int]:
 
 
 def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple[int, int]:
-    """As `_usage`, of all that one user has below some directories, each file once."""
+    """Allocated bytes and number of all that one user has below some directories, each file once."""
     files = _files_of_user(as_user, directories)
     return sum(files.values()), len(files)
 

@@ -134,7 +134,7 @@ class EndlessBatches:
     def regrouped(
         self, batches: Sequence[Sequence[int]], *, merged: int, pool: int, length: Callable[[int], int]
     ) -> EndlessBatches:
-        """The same samples in other batches."""
+        """Return the same samples in other batches."""
         other = EndlessBatches(batches, self._rank, self.num_ranks, merged=merged, pool=pool)
         other.original, other.length = self.original, length
         return other

@@ -192,8 +192,8 @@ class Workload:
         return batch
 
     def byte_dataset(self, dataset: Any) -> Any:
-        """The same samples before their last conversion, images as uint8: a quarter of what has to be copied to the
-        device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
+        """Return the same samples before their last conversion, images as uint8: a quarter of what has to be copied to
+        the device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
 
         Args:
             dataset: What `dataset` returned.

@@ -39,14 +39,14 @@ MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed
 _VERSION = re.compile(r"(_v\d+|_pts[zd])+$")
 _OPERATOR = re.compile(r"^(aten|c10d|autograd|torch)::")
 _EMITTED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*$", re.DOTALL)
-"""What `torch.autograd.profiler.emit_nvtx` puts behind the name of an operator."""
+"""Text that `torch.autograd.profiler.emit_nvtx` puts behind the name of an operator."""
 _PROCESS = (1 << 24) - 1
 """An id of a thread is 24 bits of its process, then 24 bits of its own."""
 NOT_A_NUMBER = -1
 LATEST_NS = 1 << 62
 """In the year 2116: later times do not fit beside those of events."""
 MOST_TEXT_BYTES = 1 << 20
-"""Of a name; those of templates have tens of thousands."""
+"""Longest name, in bytes; those of templates have tens of thousands."""
 
 
 def read_nsight(path: Path) -> Trace:

@@ -33,7 +33,7 @@ OTHERS = {
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
     ".csv": ("a table", f"of rocprofv3's, name the one that ends in {KERNELS_CSV}"),
 }
-"""By the end of a name: what such a file is, and what to do."""
+"""Kind of a file and what to do with it, by the end of its name."""
 
 
 def translator(path: Path) -> Callable[[Path], Trace] | None:

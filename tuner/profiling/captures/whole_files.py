@@ -13,9 +13,9 @@ from steptune.tuner.profiling.decoded_size import check_decoded_size
 from steptune.tuner.profiling.trace import TraceError
 
 MOST_BYTES = 512 << 20
-"""Of a file, unpacked: the million events of a profile of JAX take about half."""
+"""Largest file, unpacked: the million events of a profile of JAX take about half."""
 MOST_DECODED_BYTES = 4 << 30
-"""What is decoded takes some seven times as much memory as text."""
+"""Most memory of a decoded file, which takes some seven times as much as text."""
 BEGINNING_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 

@@ -39,7 +39,7 @@ from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Breakdown, Replay
 
 MOST_ERROR = 0.05
-"""Of a replay of the unchanged steps."""
+"""Largest error of a replay of the unchanged steps."""
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02

@@ -19,7 +19,9 @@ from steptune.tuner.profiling.replay.scenarios import pace_ns, stalls
 from steptune.tuner.profiling.stalls import LEAST_NS
 
 MOST_SLOWDOWN = 2.5
-"""Of a host under the profiler, beside the cost of events: 2.2 times was seen on one of an H100, in all."""
+"""Largest slowdown of a host under the profiler, beside the cost of events: 2.2 times was seen on one of an H100, in
+all.
+"""
 EVENTS, ALL = 1.0, 2.0
 """Levels of cost: up to the first, events alone cost something; the last is the most."""
 USUAL = 0.5

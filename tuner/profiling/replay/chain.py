@@ -76,7 +76,7 @@ class Chain:
         return len(self.kind)
 
     def having(self, **changes: Any) -> Chain:
-        """The same with other columns."""
+        """Return the chain with other columns."""
         return replace(self, **changes)
 
 

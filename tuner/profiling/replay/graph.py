@@ -22,7 +22,7 @@ from steptune.tuner.profiling.replay.operations import Operations, device_operat
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
 """Every answer simulates all of a graph: of a longer capture, its first steps are enough."""
 MOST_OVERHEAD = 0.85
-"""Of any stretch of host time, the largest part that recording its events can have taken."""
+"""Largest part of any stretch of host time that recording its events can have taken."""
 
 
 @dataclass(frozen=True, kw_only=True)

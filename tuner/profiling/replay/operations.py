@@ -23,7 +23,7 @@ BLOCKING_COPY_NS = 20_000
 FULL_QUEUE_NS, FULL_QUEUE_CALLS, FULL_QUEUE = 50_000, 20, 0.8
 """A launch that lasts so long, so many times the usual one, while so much of the queue is filled, waits for a place."""
 QUEUE_DEPTH = 1024
-"""Of CUDA; up to 1,469 were seen on an H200."""
+"""Launches that CUDA's queue takes; up to 1,469 were seen on an H200."""
 OWN_WAIT_NS = 10_000
 """Waits between streams so soon after the launch of a collective are the library's own."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000

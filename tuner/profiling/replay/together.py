@@ -63,7 +63,7 @@ def with_together(
 
 
 def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Sequence[str], *, workers: bool) -> Replay:
-    """As `with_together`, of all ranks: a cause is gone from each of them.
+    """The replay of all ranks, as `with_together` has it of one: a cause is gone from each of them.
 
     Args:
         graphs: By rank.

@@ -46,7 +46,7 @@ WRAPPERS = {
     "PeftModel": "PEFT",
     "DeepSpeedEngine": "DeepSpeed",
 }
-"""By the name of a class among a module's bases."""
+"""Names of wrappers, by the name of a class among a module's bases."""
 
 
 def process_description() -> dict[str, Any]:
@@ -294,7 +294,7 @@ def _device_name(device: str) -> str:
 
 
 def _matmul_precision() -> str:
-    """As `training/fp32_products.py` has it, which a script's process does not import."""
+    """Precision of matmuls as `training/fp32_products.py` has it, which a script's process does not import."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # an operator was set by itself

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 SAMPLED_ELEMENTS = 512
-"""Of each tensor, evenly spread, as `trials/update_watch.py` has it."""
+"""Most elements that are sampled of each tensor, evenly spread, as `trials/update_watch.py` has it."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 PROBED_SAMPLES, PROBED_SEEDS = 2, 16
 

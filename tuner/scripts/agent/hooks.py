@@ -37,7 +37,7 @@ class Hooks:
     """
 
     _copies: Copies | None = None
-    """Of a look only."""
+    """Frozen copies, which only a look makes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

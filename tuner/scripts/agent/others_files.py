@@ -15,7 +15,7 @@ from typing import Any
 TICK_NS = 10_000_000
 """Longest time by which a file system's clock may lag behind (HZ=100)."""
 COMPILED_MODULES = "__pycache__"
-"""The same whoever wrote them."""
+"""Folder of compiled modules, which are the same whoever wrote them."""
 
 
 def end_at_others_files(view: str, frozen_ns: int) -> None:

@@ -93,7 +93,7 @@ class Session(ObservedLoop):
     # --- what a trial does at the same marks (`trial.py`) ---------------------------------------
 
     awaits_modules = False
-    """Whether a module that is to be changed was not called yet."""
+    """True while a module that is to be changed was not called yet."""
 
     copies: Copies | None = None
 

@@ -18,7 +18,9 @@ OTHERS = 4
 BACKWARDS_WITHOUT_OPTIMIZER = 12
 """Backward passes after which a script that has made no optimizer updates its parameters by hand."""
 BACKWARDS_BESIDE_OPTIMIZER = 256
-"""The same where there is an optimizer: it may accumulate gradients over many of them."""
+"""Backward passes after which a script with an optimizer updates its parameters by hand: it may accumulate gradients
+over many of them.
+"""
 
 
 class StepFinder:

@@ -35,7 +35,7 @@ ANNOUNCED_AHEAD = 3
 """Steps from rank 0's word to the first recorded one: no rank is further ahead where they exchange gradients."""
 RANKS_WAIT_S = 60.0
 OWN_MARK = "steptune.capture"
-"""As `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
+"""Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
 PERIOD_STEPS = 3
 """Steps after which their period is known."""
 LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1

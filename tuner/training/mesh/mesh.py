@@ -231,8 +231,8 @@ class Mesh(ParameterLayout):
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """As an optimizer over whole parameters has it, on the CPU, and these parameters' names in its order; every
-        rank calls it and gets all.
+        """State as an optimizer over whole parameters has it, on the CPU, and these parameters' names in its order;
+        every rank calls it and gets all.
         """
         assert self.replica is not None
         own_groups = self._group_names(optimizer)

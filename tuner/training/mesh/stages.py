@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATE_FACTOR = 4
-"""Of a parameter's bytes, with its gradient and the two moments of Adam."""
+"""Memory of a parameter with its gradient and the two moments of Adam, in multiples of its own bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adafactor": torch.optim.Adafactor,
     "sm3": Sm3,
 }
-"""By the names that the strategy `optimizer_algorithm` has for them."""
+"""Classes by the names that the strategy `optimizer_algorithm` has for them."""
 
 STATE: Mapping[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),

@@ -59,7 +59,7 @@ class RandomTokens:
 
 
 class MaskedTokens(RandomTokens):
-    """As `RandomTokens`, with 15 % of the tokens replaced by the last of the vocabulary, and labels for these.
+    """Random tokens, 15 % of them replaced by the last of the vocabulary, and labels for these.
 
     Every sample has the same number of labels, so that means over micro-batches weigh alike.
     """

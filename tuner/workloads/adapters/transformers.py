@@ -29,7 +29,7 @@ _OWN = ("batch", "sequence", "task", "lr")
 """Parameters that are not fields of the config."""
 _DATASET_LENGTH = 65536
 _IMAGE_SIZE = 224
-"""Of configs that take images of any size."""
+"""Image size for configs that take images of any size."""
 
 
 class TransformersWorkload(Workload):

@@ -29,7 +29,7 @@ ANCHORS = (
 )
 """YOLOv7's widths and heights, in pixels of images of 640."""
 BALANCE = (4.0, 1.0, 0.4)
-"""Of the levels' objectness."""
+"""Weights of the levels' objectness."""
 BOX_WEIGHT, OBJECTNESS_WEIGHT, CLASS_WEIGHT = 0.05, 0.7, 0.3
 NONE = -1
 """The label of a place without a box."""
@@ -213,7 +213,8 @@ def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) ->
 def padded_loss(
     predictions: list[torch.Tensor], xywh: torch.Tensor, labels: torch.Tensor, size: int, assigner: Assigner
 ) -> torch.Tensor:
-    """The same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most do not count.
+    """Compute the same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most do not
+    count.
 
     Args:
         xywh: Padded boxes (B, G, 4).

@@ -23,7 +23,7 @@ from steptune.tuner.workloads.zoo.fcos3d import make_points
 STRIDES = (8, 16, 32, 64, 128)
 BOX_PARTS = 9
 DEPTH_WEIGHT, VELOCITY_WEIGHT = 0.2, 0.05
-"""Of these parts of a box; offset, sizes and yaw count whole."""
+"""Weights of these parts of a box; offset, sizes and yaw count whole."""
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 SMOOTH_L1_BETA = 1 / 9
 DIRECTION_OFFSET = math.pi / 4

@@ -107,7 +107,7 @@ def _rows(configuration: str, step_ms: dict[str, float]) -> list[CategoryTime]:
 
 
 def get_comparison_info(info: Sequence[CategoryTime]) -> list[CategoryTimes]:
-    """The same figures side by side: one row a category, the order of the bars kept."""
+    """Figures of the configurations side by side: one row a category, the order of the bars kept."""
     configurations = list(dict.fromkeys(row.configuration for row in info))
     times = {(row.category, row.configuration): row.ms_per_step for row in info}
     order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}

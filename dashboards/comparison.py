@@ -49,7 +49,7 @@ class DifferenceRow(NamedTuple):
     high_ms: float
     """The 95 % interval of the change; NaN where there is none."""
     share: float
-    """Of the step's change, that it explains."""
+    """Share of the step's change that it explains."""
 
 
 class ComparisonHeadline(NamedTuple):

@@ -113,7 +113,7 @@ def _inverse(ratio: Ratio | None) -> Ratio | None:
 
 NUM_KEPT = 32
 GROWTH = 1.25
-"""Of the observations, from one fit of widths, noise and drift to the next."""
+"""Growth of the number of observations from one fit of widths, noise and drift to the next."""
 _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 

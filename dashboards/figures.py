@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 _ESCAPED = ((b"<", rb"\u003c"), (b">", rb"\u003e"), (b"/", rb"\u002f"))
-"""What would end the element around a figure."""
+"""Characters that would end the element around a figure, with their escapes."""
 
 
 class Props(dict[str, Any]):

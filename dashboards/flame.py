@@ -20,7 +20,7 @@ class Bar(NamedTuple):
     parent: int
     ms: float
     category: str
-    """Of an operator; empty of a function or module."""
+    """Category of an operator; empty for a function or module."""
 
 
 def get_module_bars(rank: RankAnalysis) -> list[Bar]:

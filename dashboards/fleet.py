@@ -31,7 +31,7 @@ class FleetStudies(NamedTuple):
     bottleneck_after: str | None
     num_studies: int
     device_seconds: float
-    """Of all of them."""
+    """Device seconds of all these studies together."""
     gains: tuple[float, ...]
     """Those that are proven."""
 
@@ -60,7 +60,7 @@ class HardwareRow(NamedTuple):
     """The 95 % interval of the median; NaN below six studies."""
     num_gains: int
     limit: str
-    """What limits most of them before; empty where that is not known."""
+    """Bottleneck of most of them before; empty where that is not known."""
     device_hours: float
 
 

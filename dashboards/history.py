@@ -51,7 +51,7 @@ class HistoryRow(NamedTuple):
     number: int
     trial_id: str
     label: str
-    """What was changed."""
+    """Description of what was changed."""
     candidate: str
     """All that differs from today's settings."""
     purpose: str
@@ -62,7 +62,7 @@ class HistoryRow(NamedTuple):
     else over their mean; NaN where it was not measured. It is no figure of the configuration."""
     units_per_s: float
     note: str
-    """What went wrong."""
+    """Description of what went wrong."""
 
 
 def get_history_info(source: TrialSource, study_id: str) -> list[HistoryRow]:

@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 
 Known = dict[tuple[str, str], Edge]
-"""By two choices: the first over the second."""
+"""Edges by two choices: the first over the second."""
 
 
 class ImportanceRow(NamedTuple):

@@ -34,7 +34,7 @@ LOOKS = {
     "compressed": Look(colour=theme.BAD, symbol="diamond", dash="dot"),
     "sharded": Look(colour=theme.CATEGORY_COLOURS["recompute"], symbol="triangle-up", dash="dashdot"),
 }
-"""By family."""
+"""Looks by family."""
 
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:

@@ -28,7 +28,7 @@ class ListedStudy(NamedTuple):
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted: bool = False
-    """Whether it is the service's: others can only be read there."""
+    """True for a study of the service: others can only be read there."""
 
     @property
     def answer(self) -> str:

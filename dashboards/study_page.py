@@ -61,7 +61,7 @@ SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
 """Longer tables scroll by themselves."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
-"""What a service knows beside the study: whether it is in the queue, and the last of its events."""
+"""Facts that a service knows beside the study: whether it is in the queue, and the last of its events."""
 
 
 class BreakdownRow(NamedTuple):

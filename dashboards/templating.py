@@ -23,7 +23,7 @@ from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.site import Site, asset_text
 
 NUM_ROWS = 4096
-"""Of tables, some hundred bytes each, that a process keeps."""
+"""Rows of tables, some hundred bytes each, that a process keeps."""
 
 
 def render(template: str, site: Site, **context: Any) -> str:

@@ -40,7 +40,7 @@ LATE = "ranks that come apart: for {share} of it ranks wait for a late one, most
 STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
-"""What a device's time counts as where it was not seen doing anything."""
+"""Categories of a device's time where it was not seen doing anything."""
 
 _CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categories) for rule in RULES}
 
@@ -53,11 +53,11 @@ class TraceHeadline(NamedTuple):
     what: str
     """Files, ranks, devices, steps."""
     already_on: str
-    """What the steps use already; empty where nothing of the kind is known."""
+    """Techniques that the steps use already; empty where nothing of the kind is known."""
     utilisation: str
     """Model FLOPs utilisation; empty where it is not known."""
     quality: tuple[str, ...]
-    """Whether the capture can be believed, and what to know of it."""
+    """Notes on whether the capture can be believed, and on what to know of it."""
     trusted: bool
     nothing_stands_out: bool
 

@@ -25,7 +25,7 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 SCRIPTS = ("live.js", "lanes.js", "perfetto.js", "trial.js")
 
 REPORT_CELLS = 50_000
-"""Of the timeline of one trial of those in a file: some 300 kB."""
+"""Cells in the timeline of one trial of those in a file: some 300 kB."""
 
 
 class SupportsHtml(Protocol):

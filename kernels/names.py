@@ -9,9 +9,9 @@ GROUP = "steptune.kernels"
 """The entry point by which other packages register kernels; its name is the kernel's."""
 OURS = ("window_attention", "lamb", "lars", "simota", "fcos3d")
 OF_OPTIMIZER = ("lamb", "lars")
-"""Of ours, those that compute an optimizer's step."""
+"""Kernels of ours that compute an optimizer's step."""
 WITHOUT_WAITING = ("simota", "fcos3d")
-"""Of ours, those in place of code that reads values of the device in every step."""
+"""Kernels of ours in place of code that reads values of the device in every step."""
 
 
 @cache

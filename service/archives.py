@@ -34,9 +34,9 @@ _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
 MAX_SOURCE_BYTES = 1 << 18
-"""Of one Python file that is parsed: doing so takes hundreds of times its size, and seconds."""
+"""Most bytes of one Python file that is parsed: doing so takes hundreds of times its size, and seconds."""
 MAX_SEARCHED_BYTES = 1 << 21
-"""Of all Python files of one archive in which a workload is looked for."""
+"""Most bytes of all Python files of one archive in which a workload is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

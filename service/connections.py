@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
 """A server that does not answer for so long is taken for gone."""
 MAX_CONNECTIONS = 15
-"""Of a process to PostgreSQL."""
+"""Most connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
 """A connection that was in use so shortly before is not asked whether it still stands."""
 
@@ -105,7 +105,7 @@ def reading(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def querying(engine: Engine) -> Iterator[Connection]:
-    """As `reading`, for statements that give rows: without the objects of a session a third of the time.
+    """Variant of `reading` for statements that give rows: without the objects of a session a third of the time.
 
     On PostgreSQL each statement is a transaction of its own, which sees no less there and saves two questions to the
     server.
@@ -206,7 +206,7 @@ def _note_use(connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _check_connection(engine: Engine, connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-    """As `pool_pre_ping`, for connections that nobody used for a while. A busy service asks twice as much otherwise."""
+    """Ping, like `pool_pre_ping`, connections that nobody used lately. A busy service asks twice as much otherwise."""
     if time.monotonic() - record.info.get("used_s", math.inf) <= TRUSTED_S:
         return
     try:

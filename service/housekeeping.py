@@ -37,7 +37,7 @@ class HouseReport(Record):
     num_progress_events: int
     num_traces: int
     num_directories: int
-    """Of studies, on this machine."""
+    """Directories of studies, on this machine."""
     num_files: int
     size_bytes: int
 

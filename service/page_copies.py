@@ -21,10 +21,10 @@ from markupsafe import Markup
 from steptune.service.kept import Kept
 
 MAX_BYTES = 64 << 20
-"""Of all copies of one process, compressed and plain; the ones read longest ago go first."""
+"""Most bytes of all copies of one process, compressed and plain; the ones read longest ago go first."""
 NUM_LOCKS = 64
 LEVEL = 5
-"""Of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
+"""Compression level of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
 _MARK = secrets.token_hex(16)
 """No text of a user can hold it."""
 _OPENINGS = re.compile(rf"\x02{_MARK}:(\w+)\x03")

@@ -63,7 +63,7 @@ class WorkloadProfile(Record):
     sample_unit: SampleUnit
     step_time_ns: float
     bottleneck: str
-    """What limits the step; "unknown" where the profile cannot be trusted."""
+    """Factor that limits the step; "unknown" where the profile cannot be trusted."""
     breakdowns: tuple[Breakdown, ...]
     findings: tuple[Finding, ...]
     already_on: tuple[str, ...] = ()

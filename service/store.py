@@ -273,7 +273,7 @@ class SqlStudyStore:
     # --- events and artifacts --------------------------------------------------------------------
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any], *, again: bool = False) -> None:
-        """As the protocol says.
+        """Add an event as the protocol says.
 
         Args:
             again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.

@@ -55,7 +55,7 @@ COMPRESSION = 3
 LOG_BYTES = 4 << 20
 """A trial prints as much as it likes; how it ended is what matters."""
 MAX_KEPT_BYTES = 4 << 30
-"""Of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
+"""Most bytes of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
 
 
 class FileReplacedError(StoreError):

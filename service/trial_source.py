@@ -34,9 +34,9 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Of an analysis that was kept as one line, unchecked."""
+"""Most bytes of an analysis that was kept as one line, unchecked."""
 MAX_CHARS = 8 << 20
-"""Of the texts of trials and of those of all else; what is made of one takes several times its size."""
+"""Limit for the texts of trials and for those of all else; what is made of one takes several times its size."""
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
 _ANSWER = select(RecommendationRow.record).where(RecommendationRow.study_id == bindparam("study_id"))
 _TRIALS = (
@@ -49,16 +49,16 @@ _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
 MAX_PROFILE_BYTES = 32 << 20
-"""Of what profiles show, plain and compressed: some tens of trials."""
+"""Limit for what profiles show, plain and compressed: some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
-"""By trial and file, with the result that they are of."""
+"""Profiles by trial and file, with the result that they are of."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
-"""Of lanes as columns: some millions of cells."""
+"""Limit for lanes as columns: some millions of cells."""
 CELL_BYTES = 56
 KeptLanes = Kept[LaneTables]
-"""By trial and file."""
+"""Lanes by trial and file."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
 """A trace for every rank among them."""

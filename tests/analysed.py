@@ -37,7 +37,7 @@ def write_loop(path: Path, *, rank: int | None = None, num_ranks: int = 2, **opt
 
 
 def make_breakdown(steps: list[dict[str, int]], **fields: Any) -> Breakdown:
-    """Of these steps, in nanoseconds by category."""
+    """Make a breakdown of these steps, given in nanoseconds by category."""
     totals = {i.category.value: sum(s.get(i.category.value, 0) for s in steps) for i in CATEGORIES}
     given = {
         "rank": 0,

@@ -410,7 +410,7 @@ def sample_result(**changes: Any) -> TrialResult:
 
 
 def failed_result(**changes: Any) -> TrialResult:
-    """What a trial leaves behind whose loss left the reference, and that then crashed."""
+    """Result of a trial whose loss left the reference, and that then crashed."""
     check = GuardCheck(
         name="loss", kind="curve", passed=False, observed=float("inf"), tolerance=0.01, detail="not finite"
     )

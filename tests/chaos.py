@@ -77,9 +77,9 @@ ENDED = {StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED}
 WISHES = 0.15
 """How often somebody wants something of a study, for every kill."""
 CANCELS = 0.2
-"""Of the wishes for a study that runs."""
+"""Share of cancellations among the wishes for a study that runs."""
 DRAINS = 0.2
-"""Of the ends of workers, those that are told to end."""
+"""Share of the ends of workers in which they are told to end."""
 CLAIM = re.compile(r"study (\w+): claim (\d+) on")
 
 
@@ -93,7 +93,7 @@ class Tally:
     stops: Counter[str] = field(default_factory=Counter)
     full_disks: int = 0
     left_out: list[str] = field(default_factory=list)
-    """Of what should have been done, with the reason."""
+    """Parts of what should have been done that were left out, with the reason."""
     database_restarts: int = 0
     database_crashes: int = 0
     service_restarts: int = 0
@@ -107,9 +107,9 @@ class Tally:
     studies_without_an_answer: int = 0
     events: int = 0
     events_not_told: Counter[str] = field(default_factory=Counter)
-    """By what went wrong, over all streams."""
+    """Counts by what went wrong, over all streams."""
     streams: int = 0
-    """That were opened, again after each restart, by those who follow all of their studies."""
+    """Streams that were opened, again after each restart, by those who follow all of their studies."""
     studies_not_followed_to_the_end: int = 0
     processes_left: int = 0
     leases_left: int = 0
@@ -362,7 +362,7 @@ class Chaos:
         return self.tally
 
     def refill(self, submitted: int, num_studies: int) -> int:
-        """As many studies as there should be; returns how many there were until now."""
+        """Submit studies until there are as many as there should be; return how many there were until now."""
         running = sum(not follower.has_ended for follower in self.service.studies)
         for _ in range(num_studies - running):
             self.service.submit(submitted)
@@ -370,7 +370,7 @@ class Chaos:
         return submitted
 
     def kill_one(self) -> None:
-        """As many of each kind: workers are always there, trial servers and ranks for seconds."""
+        """Kill as many of each kind: workers are always there, trial servers and ranks for seconds."""
         victims = self.service.victims()
         kind = min(sorted(victims), key=self._times_hit, default="")
         if not kind or self._times_hit(kind) > min(map(self._times_hit, KINDS)):
@@ -480,7 +480,7 @@ class Chaos:
         self.tally.seconds = round(self._elapsed_s(), 1)
 
     def count_events(self) -> None:
-        """Whether everybody was told everything, once and in order, and each study's end was its last event."""
+        """Count events that somebody was not told once and in order, and studies whose end was not their last event."""
         service, tally = self.service, self.tally
         with suppress(AssertionError):  # counted below
             wait_until(lambda: all(f.has_ended for f in service.studies), "all are told of the end", deadline_s=300)
@@ -564,7 +564,7 @@ class Chaos:
 
 
 def _says_nothing(trial: TrialRow) -> bool:
-    """Whether its environment ended it, as often as that is repeated: it is asked for again."""
+    """Say whether its environment ended it, as often as that is repeated: it is asked for again."""
     return trial.failure_kind == FailureKind.INFRASTRUCTURE.value
 
 

@@ -1,4 +1,4 @@
-"""What tensors take on ranks of a CPU, counted."""
+"""Bytes that tensors take on ranks of a CPU, counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Counted:
 
 
 def count_steps(rank: int, reference: str, choices: Mapping[str, Choice]) -> Counted:
-    """Of a rank's third step: in the first the optimizer's states are made, in the second DDP's buckets once more."""
+    """Count a rank's third step: in the first the optimizer's states are made, in the second DDP's buckets again."""
     with LiveBytes() as live:
         job = build(rank, load_workload(reference), choices)
         batches = iter(job.loader)

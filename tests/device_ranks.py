@@ -1,4 +1,4 @@
-"""What tests of ranks on CUDA devices share: how NCCL meets on a host without a network, and how close losses are."""
+"""Helpers for ranks on CUDA devices in tests: how NCCL meets on a host without a network, and how close losses are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = {
     "NVIDIA_TF32_OVERRIDE": "0",
 }
 TOLERANCE = 2e-4
-"""Of a loss near one after 20 updates of AdamW; a device adds up products in an order of its own for each shape."""
+"""Error of a loss near one after 20 updates of AdamW; a device adds up products in its own order for each shape."""
 
 
 def num_devices() -> int:
@@ -26,7 +26,7 @@ def num_devices() -> int:
 
 
 def variables(rank: int, num_ranks: int, num_hosts: int = 1) -> dict[str, str]:
-    """Of the environment of a rank: the way to others, and its host if it is not the machine itself."""
+    """Environment variables of a rank: the way to others, and its host if it is not the machine itself."""
     found = dict(LOOPBACK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOSTS_VARIABLE, str(num_hosts))

@@ -93,7 +93,7 @@ class Step:
         return None
 
     def current(self) -> dict[str, Choice]:
-        """What is trained with today, beside the defaults."""
+        """Choices that are trained with today, beside the defaults."""
         return dict(self.today)
 
     def facts(self) -> WorkloadFacts:
@@ -120,7 +120,7 @@ class Step:
         return replace(facts, model=model)
 
     def times_ms(self, choices: Choices) -> dict[Category, float]:
-        """Of a step, by category."""
+        """Milliseconds of a step by category."""
         device = {**dict.fromkeys((C.ELEMENTWISE, C.NORMALISATION, C.REDUCTION, C.OPTIMIZER), 0.0), **self.gpu_ms}
         host = self.host_ms * self._apply_precision(device, choices["precision"])
         if choices["memory_format"]["layout"] == "channels_last":
@@ -178,7 +178,7 @@ class Step:
         return sum(self.times_ms(choices).values())
 
     def compile_s(self, choices: Choices) -> float:
-        """Of a first compilation."""
+        """Seconds of a first compilation."""
         compiled = choices["compile"]
         if compiled["mode"] is None:
             return 0.0
@@ -325,7 +325,7 @@ def searched(
 def studied(
     runner: GpuModel, settings: StudySettings, store: MemoryStudyStore | None = None
 ) -> tuple[Recommendation, StudyDriver]:
-    """What a study ended with, in the runner's own time.
+    """Run a study in the runner's own time; return its answer and its driver.
 
     Args:
         store: With earlier studies, from which it learns; None is an empty one.

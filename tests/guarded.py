@@ -125,7 +125,7 @@ class Study:
     rank: int = 0
     num_ranks: int = 1
     coordinator: Coordinator | None = None
-    """Of several ranks."""
+    """Coordinator of several ranks."""
 
     @property
     def batches(self) -> list[Any]:
@@ -252,7 +252,7 @@ def join_study(
 
 
 def make_files(directory: Path, make_workload: type[Guarded], seed: int = 0) -> StudyFiles:
-    """What a study knows before its reference: the initial state, the order of batches, the guard's batches."""
+    """Make a study's files before its reference: the initial state, the order of batches, the guard's batches."""
     workload, files = make_workload(), StudyFiles(directory)
     files.data.mkdir(parents=True)
     torch.manual_seed(11 + seed)

@@ -43,7 +43,7 @@ class Training(Updated):
     options: ClassVar[dict[str, Any]] = {"lr": 2e-3, "weight_decay": 0.05}
 
     def tensors(self, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Of the data set."""
+        """Tensors that the data set consists of."""
         labels = torch.arange(NUM_SAMPLES) % NUM_CLASSES
         samples = torch.randn(NUM_SAMPLES, 16, generator=generator) + 2 * functional.one_hot(labels, 16)
         return samples, labels
@@ -93,7 +93,7 @@ class Convolutional(Training):
 
 
 class Block(nn.Module):
-    """Of a transformer, whose attention and feed-forward are left out at random as a whole where `depth` says so."""
+    """Transformer block, whose attention and feed-forward are left out at random as a whole where `depth` says so."""
 
     def __init__(self, width: int, dropout: float = 0.0, depth: float = 0.0) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ TRAININGS: tuple[type[Training], ...] = (
 # --- faults -----------------------------------------------------------------------------------
 
 Plant = Callable[[type[Training]], type[Training] | None]
-"""What it makes of a training; None where it means nothing there."""
+"""Function that makes the faulty training of a training; None where it means nothing there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,7 +497,7 @@ def _of_batch(change: Callable[[Any], Any]) -> Plant:
 
 
 def _halves(loss: Callable[..., torch.Tensor], model: nn.Module, batch: Any) -> torch.Tensor:
-    """As accumulation with equal weights."""
+    """Mean loss of both halves, as accumulation with equal weights has it."""
     middle = len(batch[0]) // 2
     return (loss(model, [x[:middle] for x in batch]) + loss(model, [x[middle:] for x in batch])) / 2
 

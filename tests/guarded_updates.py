@@ -120,4 +120,4 @@ FAULTS: dict[str, Callable[[type[Updated]], type[Updated] | None]] = {
     "a bias left out": lambda training: _altered(training, left_out="0.bias"),
     "state lost at every step": lambda training: _altered(training, forgets=True),
 }
-"""What each makes of a training; None where it means nothing there."""
+"""Functions that make the faulty training of a training, by name; None where it means nothing there."""

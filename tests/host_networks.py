@@ -34,7 +34,7 @@ def two_hosts(rate: str | None = None, *, needed_in_ci: bool = False, num_hosts:
 
 
 def sent_bytes(network: Path) -> dict[str, int]:
-    """By interface of a host."""
+    """Bytes that a host sent, by interface."""
     table = (network.parents[1] / "net" / "dev").read_text().splitlines()[2:]
     fields = [line.replace(":", " ").split() for line in table]
     return {name: int(values[8]) for name, *values in fields}

@@ -20,7 +20,7 @@ EMAIL = "ada@example.org"
 
 
 class Provider:
-    """What it knows, and how it differs from a good one.
+    """Identity provider: what it knows, and how it differs from a good one.
 
     Attributes:
         changed_claims: Put into the next ID tokens; None removes a claim.
@@ -41,7 +41,7 @@ class Provider:
         self.issuer = ""
 
     def log_in(self, url: str) -> str:
-        """What the provider's pages do with a user: the address to which it sends the browser back."""
+        """Do what the provider's pages do with a user; return the address to which they send the browser back."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["response_type"] == "code"
         assert asked["client_id"] == CLIENT_ID

@@ -12,7 +12,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "10.77.0.1"
-"""Of the first host, as `emulated_hosts` gives it."""
+"""IP address of the first host, as `emulated_hosts` gives it."""
 
 
 class LaunchedHost:
@@ -57,7 +57,7 @@ class LaunchedHost:
         return [parent, *parent.children(recursive=True)]
 
     def kill(self) -> None:
-        """As a host that loses its power, but for its kernel."""
+        """Kill all processes, as where a host loses its power, but for its kernel."""
         for process in self.processes():
             try:
                 process.send_signal(signal.SIGKILL)

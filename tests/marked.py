@@ -46,7 +46,7 @@ def none_left(mark: str) -> None:
 
 
 def commands(mark: str) -> dict[int, str]:
-    """Of the processes that carry the mark, by their ids; but for those that end meanwhile."""
+    """Commands of the processes that carry the mark, by their ids; but for those that end meanwhile."""
     found = {}
     for process in marked(mark):
         with contextlib.suppress(psutil.NoSuchProcess):

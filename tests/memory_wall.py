@@ -40,9 +40,9 @@ from steptune.tuner.strategies import STRATEGIES
 
 GB = 10**9
 KEPT = {None: 0.15, "attention": 0.25, "products": 0.55}
-"""Of a block's activations, by what recomputing saves."""
+"""Share of a block's activations that is kept, by what recomputing saves."""
 RECOMPUTED = {None: 0.33, "attention": 0.28, "products": 0.06}
-"""Of a step's compute."""
+"""Share of a step's compute that is done again, by what recomputing saves."""
 ATTEMPT_S = 12.0
 """Until a reference runs out of memory."""
 REFERENCE_STEPS = 36
@@ -103,7 +103,7 @@ class WalledModel(GpuModel):
         self.num_out_of_memory = 0
 
     def peak_bytes(self, choices: Choices) -> float:
-        """Of complete choices; of what nobody can count as much as nothing holds."""
+        """Peak bytes of complete choices; infinity for what nobody can count."""
         changed = {s.name: choices[s.name] for s in STRATEGIES if choices[s.name] != s.defaults}
         found = held(self._space, Candidate(choices=changed))
         return float("inf") if found is None else found.peak(self.step.activation_bytes(choices))

@@ -52,7 +52,7 @@ def ranges(step: str = "train_step {}") -> Iterator[tuple[str, int, int]]:
 
 
 def kineto(folder: Path) -> Path:
-    """The same as torch.profiler has it."""
+    """Capture as torch.profiler has it."""
     events: list[Event] = []
 
     def host(category: str, name: str, start: int, end: int, **args: int) -> None:
@@ -232,7 +232,7 @@ def rocprof_json(folder: Path) -> Path:
 
 
 def rocprof_csv(folder: Path) -> Path:
-    """The same as tables; the one of the kernels stands for all."""
+    """Capture of rocprof as tables; the one of the kernels stands for all."""
     call = ("Domain", "Function", "Process_Id", "Thread_Id", "Correlation_Id", "Start_Timestamp", "End_Timestamp")
     kernel = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Id", "Kernel_Name", "Correlation_Id", *call[-2:])
     copy = ("Kind", "Direction", "Source_Agent_Id", "Destination_Agent_Id", "Correlation_Id", *call[-2:])

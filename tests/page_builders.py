@@ -168,7 +168,7 @@ def _renumbered(decisions: tuple[Decision, ...]) -> list[Decision]:
 
 
 def stories(num_trials: int = 200) -> dict[str, Story]:
-    """By the name of their state; the large one has `num_trials`."""
+    """Stories by the name of their state; the large one has `num_trials`."""
     return {
         "complete": told(complete_study()),
         "one": told(running_study(0), keep_running=False, num_trials=1),
@@ -189,7 +189,7 @@ def ranks_story() -> Story:
 
 
 def told(store: StudyStore, *, keep_running: bool = True, num_trials: int | None = None) -> Story:
-    """What a store with one study holds."""
+    """Story of the only study in a store."""
     study = store.list_studies()[0]
     trials = store.trials(study.study_id)
     trials = [t for t in trials if keep_running or t.result is not None] or _single()
@@ -244,7 +244,7 @@ class Shown:
         return self.studies[state]
 
     def change_state(self, study_id: str, state: StudyState) -> None:
-        """As a worker does: with its event."""
+        """Change a state as a worker does: with its event."""
         self.store.set_state(study_id, state)
         self.store.add_event(study_id, "state", {"state": state.value, "message": ""})
 

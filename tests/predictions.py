@@ -1,4 +1,4 @@
-"""What predictions are tested with: models, links and the steps that were measured by hand on 4 H200.
+"""Material for tests of predictions: models, links and the steps that were measured by hand on 4 H200.
 
 Source of the figures: measured by hand on one host of 4 H200 (NVLink), ms per step; two hosts are emulated
 (`NCCL_HOSTID` for each pair, sockets over loopback, 7 to 9 GB/s of bus bandwidth; with 4 threads of 4 sockets 23 GB/s,
@@ -194,7 +194,7 @@ LINK = Link(kind="loopback", latency_ns=10_000, bytes_per_s=2e9, call_ns=50_000)
 
 
 def profile_of(exposed_ns: int = 0, hidden_ns: int = 0) -> Breakdown:
-    """Of a step that computes for 70 ms, with communication before it and beside it."""
+    """Breakdown of a step that computes for 70 ms, with communication before it and beside it."""
     per_step = {**ALONE_NS, "communication": exposed_ns}
     step_ns = sum(per_step.values())
     return Breakdown(
@@ -221,7 +221,7 @@ def steady_windows(step_ns: float, units: int) -> tuple[Window, ...]:
 def result_of(
     trial_id: str, candidate: Candidate, step_ns: float, *, num_ranks: int = 1, breakdown: Breakdown | None = None
 ) -> TrialResult:
-    """Of a trial whose ranks compute 16 samples a step each."""
+    """Result of a trial whose ranks compute 16 samples a step each."""
     purpose = Purpose.BASELINE if candidate.is_baseline else Purpose.EXPLORE
     result = make_result(trial_id, candidate, step_ns, purpose=purpose)
     breakdowns = () if breakdown is None else (breakdown,)
@@ -229,7 +229,7 @@ def result_of(
 
 
 def study_of(num_ranks: int = 1, num_hosts: int = 1, topology: Topology | None = None) -> Study:
-    """Of ViT-L on a CPU."""
+    """Study of ViT-L on a CPU."""
     environment = Environment(hardware=cpu_hardware(), num_ranks=num_ranks, num_hosts=num_hosts, topology=topology)
     facts = sample_facts(
         model=VIT_LARGE, current={}, custom_step=False, global_batch=16 * num_ranks, sample_unit=SampleUnit.SAMPLE

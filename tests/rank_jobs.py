@@ -1,4 +1,4 @@
-"""What ranks run in tests: training jobs on a CPU, and what they show. See `ranks.Ranks.run`."""
+"""Training jobs that ranks run in tests on a CPU, and what they show. See `ranks.Ranks.run`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALONE: dict[tuple[Callable[[], Workload], str, int], Trained] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a few steps on one rank showed.
+    """Outcome of a few steps on one rank.
 
     Attributes:
         losses: Of every step, averaged over the ranks.
@@ -52,7 +52,7 @@ def complete(choices: Mapping[str, Choice]) -> dict[str, Choice]:
 
 
 def device_of(rank: int) -> torch.device:
-    """That of its group, the CPU without one."""
+    """Device of the rank's group, the CPU without one."""
     on_device = dist.is_initialized() and "cuda:nccl" in distributed_c10d.get_backend_config()
     return rank_device("cuda" if on_device else "cpu", rank)
 
@@ -94,7 +94,7 @@ def train(
 def train_alone(
     make_workload: Callable[[], Workload], choices: Mapping[str, Choice] | None = None, num_steps: int = 20
 ) -> Trained:
-    """The same in this process, the whole batch at once; computed once for all who compare with it."""
+    """Train in this process, the whole batch at once; computed once for all who compare with it."""
     key = (make_workload, json.dumps(choices or {}, sort_keys=True), num_steps)
     if key not in _ALONE:
         _ALONE[key] = train(0, make_workload, choices or {}, num_steps)
@@ -102,7 +102,7 @@ def train_alone(
 
 
 def emulated(rank: int, num_hosts: int, function: Any, *args: Any) -> Any:
-    """What a rank returns on this many emulated hosts."""
+    """Result of a rank on this many emulated hosts."""
     os.environ[HOSTS_VARIABLE] = str(num_hosts)
     try:
         return function(rank, *args)

@@ -70,7 +70,7 @@ class Ranks:
             process.join()
 
     def run(self, num_ranks: int, function: Callable[..., Any], *args: Any, networks: Sequence[Path] = ()) -> list[Any]:
-        """What the function returned, by rank.
+        """Run the function on ranks; return its results by rank.
 
         Args:
             networks: Of emulated hosts, on which the ranks are then.

@@ -22,7 +22,7 @@ from steptune.tuner.strategies import strategy_named
 
 OFFLOAD_BYTES_PER_S = 25e9
 MESH_FACTOR = 2.0
-"""What tensor or pipeline degrees multiply a step by that fits on one device."""
+"""Factor by which tensor or pipeline degrees multiply a step that fits on one device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,6 +275,6 @@ class StudyRun:
         return self.store.decisions(self.study_id)
 
     def story(self) -> list[tuple[str, str, int]]:
-        """What was measured, in order: candidate, purpose, number of the start."""
+        """Trials that were measured, in order: candidate, purpose, number of the start."""
         done = (trial for trial in self.trials if trial.state is not TrialState.LOST)
         return [(trial.candidate.label, trial.purpose.value, trial.replicate) for trial in done]

@@ -160,7 +160,7 @@ def device_breakdown(spans: list[Span], device: int) -> Counter[str]:
 
 
 def _latency(work: list[Span], calls: dict[int, Span]) -> int:
-    """Of launches that found the device with nothing left to do: the ninth decile."""
+    """Ninth decile of the latency of launches that found the device with nothing left to do."""
     delays = []
     for number, span in enumerate(work):
         call = calls.get(span.correlation)
@@ -247,7 +247,7 @@ def _host_reasons(spans: list[Span]) -> dict[tuple[str, str], list[tuple[Categor
 
 
 def _outermost(spans: list[Span]) -> list[Span]:
-    """By thread, without those that lie inside another: what they cover is covered."""
+    """Spans of each thread without those that lie inside another: what they cover is covered."""
     kept: dict[tuple[str, str], Span] = {}
     found = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):

@@ -22,5 +22,5 @@ def trace_file(name: str) -> Path:
 
 
 def expected_file(name: str) -> Path:
-    """What other analysers say of a real trace."""
+    """File of what other analysers say of a real trace."""
     return trace_file(name).with_name(f"{name}.expected.json")

@@ -11,9 +11,9 @@ from steptune.kernels.fcos3d.reference import targets as reference
 __all__ = ["Assigner", "FusedAssigner", "Points", "Scenes", "Targets", "reference", "targets"]
 
 MAX_BOXES = 256
-"""Of an image: a program looks at all of them."""
+"""Most boxes of an image: a program looks at all of them."""
 PAIRS = 4096
-"""Of points and boxes, in the registers of a program."""
+"""Pairs of points and boxes in the registers of a program."""
 
 
 class Assigner:

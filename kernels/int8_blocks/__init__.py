@@ -11,7 +11,7 @@ from steptune.kernels.int8_blocks.reference import mean_of as mean_reference
 __all__ = ["encode", "encode_reference", "mean_of", "mean_reference"]
 
 ELEMENTS = 4096
-"""Of a program."""
+"""Elements of one program."""
 
 
 @torch.no_grad()

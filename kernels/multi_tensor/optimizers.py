@@ -24,7 +24,7 @@ PROBED_SHAPES = ((5, 4), (4,), (3,))
 """A matrix, a vector, and a vector of zeros, in each group."""
 NUM_PROBED = 3
 TOLERANCE = 1e-9
-"""Of a step in float64, relative to the largest element."""
+"""Tolerated difference of a step in float64, relative to the largest element."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from steptune.service.models import AuditRow
 from steptune.tuner.records import Record
 
 MAX_TEXT = 500
-"""Of one text in a row: what a client sends must not make the log large."""
+"""Most characters of one text in a row: what a client sends must not make the log large."""
 
 
 class AuditEntry(Record):

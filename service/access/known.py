@@ -25,7 +25,7 @@ class KnownTokens:
         self._seconds = seconds
         self._known: dict[str, tuple[str, Principal, float]] = {}
         self.generation = 0
-        """Of what is known; what was looked up in an older one is not remembered."""
+        """Generation of what is known; what was looked up in an older one is not remembered."""
 
     def recall(self, bearer: BearerToken, now: datetime) -> Principal | None:
         """Who sent a token, if that is known and it has not expired."""

@@ -36,7 +36,7 @@ class Idempotency:
         self._digest = hashlib.sha256(self._request).hexdigest()
 
     def of(self, content: bytes) -> Self:
-        """The same for a body that was not kept: `content` says what was in it."""
+        """Digest a body that was not kept: `content` says what was in it."""
         self._digest = hashlib.sha256(self._request + content).hexdigest()
         return self
 

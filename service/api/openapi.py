@@ -21,7 +21,7 @@ from steptune.service.api.security import SESSION_SCHEME
 from steptune.tuner.records import Record
 
 INTERFACE_VERSION = "1"
-"""Of the interface, as in its addresses (`/api/v1`); the software's own changes with every commit."""
+"""Version of the interface, as in its addresses (`/api/v1`); the software's own changes with every commit."""
 REF = "#/components/schemas/{name}"
 BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
@@ -107,7 +107,7 @@ _MEANINGS = {
 }
 
 COMMON = refuses(400, 401, 403, 413, 422, 429, 500, 503)
-"""What any operation can answer."""
+"""Refusals that any operation can answer."""
 
 _HEADERS = {
     "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",

@@ -132,7 +132,7 @@ class StudyRequest(Body):
     )
 
     def settings(self) -> StudySettings:
-        """As the engine takes them."""
+        """Settings as the engine takes them."""
         return StudySettings(
             budget_s=self.budget_s,
             max_trials=self.max_trials,

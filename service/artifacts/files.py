@@ -20,7 +20,7 @@ from steptune.tuner.errors import MissingDependencyError, StoreError, StoreUnava
 from steptune.tuner.records import Record
 
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-"""What s3fs makes of a store that says that it is busy or broken, and what sockets say."""
+"""Error numbers that s3fs gives for a store that says that it is busy or broken, and those that sockets give."""
 _PASSING_NAMES = {
     "ConnectionError",  # Python's, and botocore's, requests' and urllib3's of the same name
     "TimeoutError",
@@ -163,7 +163,7 @@ def _is_ours_alone(path: Path) -> bool:
 
 
 def _private(path: str, flags: int) -> int:
-    """As `open` opens, for its owner alone: what users submitted is in there."""
+    """Open a file as `open` does, for its owner alone: what users submitted is in there."""
     return os.open(path, flags, 0o600)
 
 

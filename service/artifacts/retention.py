@@ -31,7 +31,7 @@ from steptune.tuner.records import BASELINE, StudyState
 TRACE = "trace"
 """Kind of rank 0's; those of further ranks are `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
-"""Of decisions: on the baseline, on what became the incumbent, and on finalists."""
+"""Verdicts of decisions on the baseline, on what became the incumbent, and on finalists."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
 _BATCH = 500
 """Rows that one transaction removes: others wait for it on SQLite."""

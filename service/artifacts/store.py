@@ -85,7 +85,7 @@ class ArtifactStore:
                 source.unlink(missing_ok=True)
 
     def put(self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None) -> Kept:
-        """As `putting`, where no row refers to the file yet: it lasts for the grace period of the collection."""
+        """Put a file as `putting` does, where no row refers to it yet: it lasts for the collection's grace period."""
         with self.putting(source, move=move, limit=limit) as kept:
             return kept
 

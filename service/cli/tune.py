@@ -275,7 +275,7 @@ class _Way:
     cluster: Cluster | None
     as_json: bool
     database: str | None
-    """As it was given."""
+    """Database as it was given."""
 
 
 def _way(

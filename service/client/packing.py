@@ -36,7 +36,7 @@ class Packed:
 
 
 SCRIPT_LIMITS = ArchiveLimits(members=2_000, total_bytes=16 << 20, file_bytes=1 << 20)
-"""Of the sources of a script: what is larger is data."""
+"""Limits of the sources of a script: what is larger is data."""
 _SOURCES = frozenset(
     {".py", ".pyi", ".pyx", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini", ".txt", ".jinja", ".c", ".cpp"}
     | {".cu", ".cuh", ".h", ".hpp"}

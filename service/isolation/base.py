@@ -76,7 +76,7 @@ class Level(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[str]
-    """What it keeps user code from, in a line."""
+    """Description, in a line, of what it keeps user code from."""
 
     @abc.abstractmethod
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:

@@ -19,10 +19,10 @@ NUM_TASKS_PER_CORE = 64
 MAX_DESCRIPTORS = 65_536
 MAX_FILES = 1_000_000
 MEMORY_SHARE = 0.8
-"""Of the machine's memory, or of what its container may use."""
+"""Share of the machine's memory, or of what its container may use."""
 MEMORY_RESERVE = 0.04
 DISK_SHARE = 0.5
-"""Of the free space when the study begins."""
+"""Share of the free space when the study begins."""
 
 
 @dataclass(frozen=True, kw_only=True)

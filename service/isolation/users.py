@@ -24,7 +24,7 @@ CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Numbers of capabilities."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
-"""What is made in a study's directory belongs to the group of who started the trials, who reads it so."""
+"""Mode of a study's directory: what is made there belongs to the group of who started the trials, who reads it so."""
 
 
 def has_capabilities(*wanted: int) -> bool:

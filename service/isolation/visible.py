@@ -16,7 +16,7 @@ from steptune.tuner.workloads.reference import parse_reference
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/sys")
 """Read-only, where they exist. /sys tells torch, NCCL and NVML about cores and devices."""
 CONFIGURATION = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "ssl/certs")
-"""Of /etc. No passwords, no host names, no keys."""
+"""Entries of /etc. No passwords, no host names, no keys."""
 NETWORK_CONFIGURATION = ("resolv.conf", "hosts", "host.conf", "gai.conf")
 MAX_PARTS = 256
 _LOOK = (

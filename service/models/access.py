@@ -80,7 +80,7 @@ class WorkloadSourceRow(Base):
     entry: Mapped[str]
     """The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
     digest: Mapped[str | None] = mapped_column(index=True)
-    """Of the uploaded bytes, which are an artifact."""
+    """Digest of the uploaded bytes, which are an artifact."""
     size_bytes: Mapped[int]
     created_at: Mapped[datetime]
 
@@ -93,11 +93,11 @@ class IdempotencyKeyRow(Base):
     user_id: Mapped[str] = mapped_column(_user_key(), primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     request_sha256: Mapped[str]
-    """Of method, path and body: the same key with another request is refused."""
+    """SHA-256 of method, path and body: the same key with another request is refused."""
     status: Mapped[int | None]
     """NULL while the first request is at work."""
     headers: Mapped[str | None]
-    """Of the answer, as JSON; before there is one, the id for what the request makes."""
+    """Headers of the answer, as JSON; before there is one, the id for what the request makes."""
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 

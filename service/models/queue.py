@@ -22,7 +22,7 @@ class QueueEntryRow(Base):
 
     study_id: Mapped[str] = mapped_column(study_key(), primary_key=True)
     source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"))
-    """What was uploaded; NULL for a zoo entry or a module on the worker."""
+    """Source that was uploaded; NULL for a zoo entry or a module on the worker."""
     version: Mapped[int] = mapped_column(server_default="1")
     """Grows with every change that a reader can see: the ETag."""
     priority: Mapped[int] = mapped_column(server_default="0")
@@ -35,7 +35,7 @@ class QueueEntryRow(Base):
     place: Mapped[str] = mapped_column(server_default="")
     """Host and devices that the last claim took."""
     requested: Mapped[str] = mapped_column(server_default="")
-    """What the user wants of a running study: "", "cancel" or "pause"."""
+    """Wish of the user for a running study: "", "cancel" or "pause"."""
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")
     """Grows with every claim; a writer with an older number is refused."""
@@ -73,7 +73,7 @@ class WorkerRow(Base):
     name: Mapped[str]
     """Given by who started it, or made up; never a host's name."""
     host_id: Mapped[str]
-    """Of the machine, hashed: workers on one host share its devices."""
+    """Id of the machine, hashed: workers on one host share its devices."""
     state: Mapped[str]
     """"idle", "busy", "draining" or "gone"."""
     hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"), index=True)
@@ -99,4 +99,4 @@ class ResourceSlotRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.study_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Of the claim that took it: it is free when that claim is over."""
+    """Fence of the claim that took it: it is free when that claim is over."""

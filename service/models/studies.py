@@ -116,7 +116,7 @@ class TrialAttemptRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     outcome: Mapped[str]
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Of the lease under which it ran; 0 without a queue."""
+    """Fence of the lease under which it ran; 0 without a queue."""
     worker_id: Mapped[str | None]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]

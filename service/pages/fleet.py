@@ -16,7 +16,7 @@ from steptune.service.queries.versions import fleet_version
 from steptune.tuner.records import StudyState
 
 NUM_RESERVATIONS = 50
-"""Of studies that hold devices, and of those that wait, that the page shows."""
+"""Most studies that hold devices, and most that wait, that the page shows."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 

@@ -27,7 +27,7 @@ _FLOORS = select(func.array_agg(cast(_LOCKS.c.objid, BigInteger))).where(
     _LOCKS.c.classid == EVENT_NUMBERS,
     _LOCKS.c.objsubid == 2,
 )
-"""What the locks of `steptune.service.store.write_event` say, of all transactions that hold one."""
+"""Numbers in the locks of `steptune.service.store.write_event`, of all transactions that hold one."""
 
 ENDED = (StudyState.COMPLETED.value, StudyState.FAILED.value, StudyState.CANCELLED.value)
 

@@ -47,14 +47,14 @@ class QueueEntry(Record):
     required_device_kind: str | None
     required_hardware: str | None
     num_devices: int
-    """Of each host."""
+    """Devices of each host."""
     num_hosts: int
     place: str
     """Hosts, hashed, and devices that the last claim took."""
     waits_for: str
     """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
     requested: str
-    """What was asked of its worker: "", "cancel" or "pause"."""
+    """Request to its worker: "", "cancel" or "pause"."""
     worker_id: str | None
     """Who holds it."""
     fence: int
@@ -126,9 +126,9 @@ class WorkerOffer(Record):
     max_hosts: int = 1
     """Hosts that a study may be on: more where a cluster reserves those beside this one."""
     reserves: bool = False
-    """Whether a claim still has to get its devices from a cluster."""
+    """True where a claim still has to get its devices from a cluster."""
     cluster: str = ""
-    """That cluster's identity; empty until it has told."""
+    """Identity of the cluster; empty until it has told."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -177,7 +177,7 @@ class Claim(Record):
     owner_id: str | None
     source: Source | None
     other_hardware: bool
-    """Whether it may go on with hardware on which it was not begun."""
+    """True where it may go on with hardware on which it was not begun."""
     slots: tuple[Slot, ...]
     place: str
     """Where it runs now."""

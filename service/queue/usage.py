@@ -22,7 +22,7 @@ class Usage:
     running: int = 0
     """Studies that hold devices; those that wait for a reservation do not."""
     device_seconds: float = 0.0
-    """Of studies that ended in the last 30 days, or have not ended; also of those that were deleted."""
+    """Use by studies that ended in the last 30 days, or have not ended; also by those that were deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,6 @@ def parse_scopes(text: str) -> frozenset[Scope]:
 
 
 def scopes_text(scopes: Iterable[Scope]) -> str:
-    """As `parse_scopes` reads them, in the order of their power."""
+    """Write scopes as `parse_scopes` reads them, in the order of their power."""
     given = frozenset(scopes)
     return " ".join(scope for scope in Scope if scope in given)

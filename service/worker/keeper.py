@@ -20,7 +20,7 @@ from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
-"""Of a lease; the rest is for killing what runs."""
+"""Safe share of a lease; the rest is for killing what runs."""
 RETRY_S = 0.5
 WATCH_S = 1.0
 """Between looks at the clock: a thread that waits does not wait while the machine is suspended."""

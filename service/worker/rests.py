@@ -20,7 +20,7 @@ class Rests:
 
     def __init__(self) -> None:
         self._pauses: dict[str | None, tuple[float, float]] = {}
-        """By owner: the last pause in seconds, and when it ends."""
+        """Pauses by owner: the last one in seconds, and when it ends."""
         self._failed: set[str | None] = set()
         """Owners of the studies that failed since the last one that did not."""
         self._until_s = 0.0

@@ -136,7 +136,7 @@ def ids(service: Served) -> dict[str, str]:
 
 
 def is_wrong_as_sent(query: Mapping[str, object], operation: Mapping[str, Any]) -> bool:
-    """Whether a query that breaks the document still does when it is sent: as text, in which `[]` is a name."""
+    """Say whether a query that breaks the document still does when it is sent: as text, in which `[]` is a name."""
     numbers = {p["name"] for p in operation.get("parameters", ()) if "integer" in json.dumps(p["schema"])}
     return all(isinstance(value, str) or (type(value) is int and name in numbers) for name, value in query.items())
 

@@ -82,7 +82,7 @@ MEASURED_WITH_HTA = [name for name in NAMES if "hta_no_ns_rounding" in expected_
 
 MEASURED_WITHOUT_PROFILER = [name for name in NAMES if "unprofiled_step_ms" in expected_file(name).read_text()]
 FLOAT_NS = 50
-"""What adding thousands of gaps in floating-point microseconds may lose."""
+"""Nanoseconds that adding thousands of gaps in floating-point microseconds may lose."""
 
 WITH_CLOSURE = [
     operator("Optimizer.step#AdamW.step", 1, 7),
@@ -168,7 +168,7 @@ def step_blocks(draw) -> list[Event]:
 
 
 def shifted(events: list[Event], number: int) -> list[Event]:
-    """The same events as the step of this number."""
+    """Events, moved to the step of this number."""
     moved = []
     for one in events:
         args = dict(one["args"])
@@ -490,7 +490,7 @@ class TestQuality:
         )
 
     def test_whole_replays_and_graphs_of_different_sizes_are_no_problem(self, tmp_path: Path) -> None:
-        """As the trees of graphs of mode reduce-overhead have them."""
+        """Trees of graphs of mode reduce-overhead have them."""
         events = self.replays(4, others=3) + [
             e
             for number in range(4)

@@ -89,7 +89,7 @@ def test_check_passes_where_every_page_is_current(tmp_path, monkeypatch):
 
 
 def test_a_rule_without_a_source_for_its_thresholds_is_an_error(monkeypatch):
-    """What stands in the generator by hand cannot be forgotten."""
+    """Entries that stand in the generator by hand cannot be forgotten."""
     monkeypatch.delitem(generator.THRESHOLD_SOURCES, "optimizer")
     with pytest.raises(AssertionError, match="optimizer"):
         generator.diagnosis()

@@ -197,7 +197,7 @@ class TestEnds:
         assert self.narrow_begins(queue)
 
     def test_its_worker_fails_before_it_asks_again(self, engine, queue, lease):
-        """As where its disk is full; what it has waited counts."""
+        """Its disk is full, for instance; what it has waited counts."""
         since = waits_since(engine)
         queue.release(lease, StudyState.QUEUED, "no space", failed=True)
         narrow = queue.claim(worker(queue, "other"), leaving={"wide"})

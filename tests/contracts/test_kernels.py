@@ -1,4 +1,4 @@
-"""What every kernel keeps: the values and gradients of its reference, the same bits twice, no trace in compiled graphs.
+"""Duties of every kernel: the values and gradients of its reference, the same bits twice, no trace in compiled graphs.
 
 Assignments are equal to the last box.
 

@@ -177,7 +177,7 @@ class TestComparing:
 
 @pytest.fixture(scope="module")
 def ranks_study(service) -> str:
-    """Of a study of two ranks that were measured two ways."""
+    """Id of a study of two ranks that were measured two ways."""
     store = SqlStudyStore(service.services.engine)
     return put(store, ranks_story(), owner_id=service.user_id("ada"))[0]
 
@@ -287,7 +287,7 @@ class TestList:
 
 
 def test_the_overview_reads_columns_only(listed):
-    """What each strategy brought is written with the answer."""
+    """The contribution of each strategy is written with the answer."""
     store, ids = listed
     studies, parts = FleetSums().read(store.engine, None)
     assert sum(s.num_studies for s in studies) == len(ids)

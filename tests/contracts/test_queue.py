@@ -89,7 +89,7 @@ def add_user(engine: Engine, name: str, **limits) -> str:
 
 
 def end_lease(engine: Engine, study_id: str = "study") -> None:
-    """As if its worker had been silent for a minute."""
+    """End a lease as if its worker had been silent for a minute."""
     with writing(engine) as session:
         past = datetime.now(UTC) - timedelta(seconds=1)
         session.execute(update(QueueEntryRow).where(QueueEntryRow.study_id == study_id).values(lease_until=past))

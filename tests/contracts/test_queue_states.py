@@ -200,7 +200,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("database", "max_examples"), [("sqlite", 15), ("postgresql", 5)])
 def test_the_queue_in_any_order(database, max_examples, tmp_path, request):
-    """The same statements run on both; a server takes several times as long for them."""
+    """Both databases run the same statements; a server takes several times as long for them."""
     if database == "sqlite":
         url = f"sqlite:///{tmp_path}/steptune.db"
         migrate(url)

@@ -1,4 +1,4 @@
-"""What another request does between two statements of one, on PostgreSQL; on SQLite a writer is alone."""
+"""Effects of another request between two statements of one, on PostgreSQL; on SQLite a writer is alone."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What every `TrialRunner` promises."""
+"""Promises of every `TrialRunner`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

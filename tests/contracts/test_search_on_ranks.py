@@ -44,7 +44,7 @@ def language(num_hosts: int, num_ranks: int = 2) -> RanksStep:
 
 
 def columns(step: RanksStep, *, lossy: bool) -> list[dict[str, Choice]]:
-    """What experts set: buckets, sockets, sharding, compression; two levels where hosts have several ranks."""
+    """Choices that experts set: buckets, sockets, sharding, compression; two levels where hosts have several ranks."""
     layout: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}} if step.channels_last else {}
     exact: list[dict[str, Choice]] = [
         {},

@@ -1,4 +1,4 @@
-"""What every search must do, whoever wrote it, under the designer that asks it."""
+"""Duties of every search, whoever wrote it, under the designer that asks it."""
 
 import random
 
@@ -46,7 +46,7 @@ class Entry:
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if a package with that entry point were installed."""
+    """Pretend that a package with that entry point is installed."""
     monkeypatch.setattr(searches, "entry_points", lambda group, name="backwards": [Entry] * (name == "backwards"))
 
 

@@ -1,4 +1,4 @@
-"""What every `StudyStore` does, in memory and in a database alike."""
+"""Behaviour of every `StudyStore`, in memory and in a database alike."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -157,7 +157,7 @@ class TestStudies:
         assert store.get_study(STUDY_ID) == sample_study(state=StudyState.RUNNING, message="")
 
     def test_studies_are_listed_newest_first(self, store):
-        """By the moment of creation, whatever zone it is written in; `limit` keeps the newest."""
+        """The moment of creation decides, whatever zone it is written in; `limit` keeps the newest."""
         for study_id, created_at in (
             ("oldest", "2026-11-21T10:00:00+00:00"),
             ("newest", "2026-11-21T10:30:00-02:00"),
@@ -262,7 +262,7 @@ class TestTrials:
         assert [trial.sequence for trial in store.trials(STUDY_ID)] == [1, 2, 3]
 
     def test_trials_belong_to_their_study(self, begun):
-        """The same sequence may be used in every study."""
+        """One sequence may be used in every study."""
         begun.create_study(sample_study(study_id="another"))
         begun.begin_trials([sample_trial(trial_id="other", study_id="another")])
         assert [trial.trial_id for trial in begun.trials(STUDY_ID)] == [TRIAL_ID]
@@ -353,7 +353,7 @@ class TestDecisions:
         assert begun.decisions(STUDY_ID) == [sample_decision(1)]
 
     def test_past_decisions_tell_what_bounds_were_worth(self, store):
-        """Of finished studies on this kind of device, where both figures are known; newest study first."""
+        """Finished studies on this kind of device count, where both figures are known; newest study first."""
         studies = {
             "older": ("2026-11-20T00:00:00+00:00", StudyState.COMPLETED, "cuda"),
             "newer": ("2026-11-21T00:00:00+00:00", StudyState.COMPLETED, "cuda"),
@@ -477,7 +477,7 @@ class TestEvents:
 
 class TestArtifacts:
     def test_artifacts_of_a_study_and_its_trials_come_in_order(self, begun):
-        """The same content may belong to several."""
+        """One content may belong to several."""
         begun.add_artifact(STUDY_ID, TRIAL_ID, "trace", DIGEST, 1234)
         begun.add_artifact(STUDY_ID, None, "export", DIGEST, 1234)
         trace, export = begun.artifacts(STUDY_ID)

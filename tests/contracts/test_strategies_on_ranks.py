@@ -1,4 +1,4 @@
-"""What holds for every choice that only several ranks can make: it trains as one process does, within its numerics.
+"""Rules for every choice that only several ranks can make: it trains as one process does, within its numerics.
 
 On two ranks, and on two emulated hosts with two ranks each.
 """
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.xdist_group("ranks")
 TWO = replace(CPU, num_ranks=2)
 FOUR = replace(CPU, num_ranks=4, num_hosts=2)
 ON_FOUR = ("sharding", "hierarchical_allreduce")
-"""Of the others, only what two ranks cannot run is run on four."""
+"""Strategies that are run on four ranks; of the others, only what two ranks cannot run is."""
 LARGE = replace(EVERYTHING, model=replace(EVERYTHING.model, parameter_bytes=10**9))
-"""As far as strategies know: buckets of all sizes make sense for it."""
+"""Facts of a model that is large as far as strategies know: buckets of all sizes make sense for it."""
 
 
 class Wide(Everything):
@@ -40,7 +40,7 @@ class Wide(Everything):
 
 
 TOLERANCE = 2e-5
-"""Of a loss near one after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
+"""Error of a loss near one after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
 
 
 def runs(strategy: Strategy, choice: Choice, environment: Environment) -> bool:

@@ -26,7 +26,7 @@ FACTS = (EVERYTHING, sample_facts(current={}, custom_step=False))
 
 
 def rows() -> dict[str, dict[str, tuple[list[str], str]]]:
-    """Of the tables of choices: by strategy and choice, where it is legal and what it needs."""
+    """Rows of the tables of choices: by strategy and choice, where it is legal and what it needs."""
     found: dict[str, dict[str, tuple[list[str], str]]] = {}
     for part in PAGE.split("## [")[1:]:
         table = part.split("| choice | numerics |", 1)[-1] if "| choice | numerics |" in part else ""

@@ -52,7 +52,7 @@ def tuning(tuned_folder: Path) -> Ended:
 
 @pytest.fixture
 def tuned_inside(tuned: Steptune, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> Inside:
-    """As `inside`, in the folder of the complete study: for commands that only read it."""
+    """Give `inside` in the folder of the complete study: for commands that only read it."""
     monkeypatch.chdir(tuned.folder)
     return inside
 

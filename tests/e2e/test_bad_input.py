@@ -1,4 +1,4 @@
-"""What is wrong with a user's input is refused with status 2: what was wrong, its value, and the way out."""
+"""Mistakes in a user's input are refused with status 2: what was wrong, its value, and the way out."""
 
 from pathlib import Path
 

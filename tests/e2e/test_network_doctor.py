@@ -57,7 +57,7 @@ def test_logs_alone_say_nothing_of_this_host(inside):
 
 
 def test_the_command_examines_this_host_and_a_log_without_a_gpu(steptune):
-    """As a process of its own, from which torch is kept away: findings about this host are its own affair."""
+    """Torch is kept away from the command's own process; findings about this host are its own affair."""
     write(steptune.folder, "torch.py", "raise ImportError('torch is not needed for this')")
     variables = {"PYTHONPATH": f"{steptune.folder}:{steptune.environment()['PYTHONPATH']}"}
     ended = steptune(
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_refused_with_the_way_out(inside):
 
 
 def test_the_documented_commands_copy_all_that_is_looked_at(tmp_path):
-    """Of a host with something amiss in most places; the copy gives the same findings."""
+    """A host with something amiss in most places is copied; the copy gives the same findings."""
     host = healthy_host(tmp_path / "host")
     write(host, f"/sys/devices/{NIC}/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n")
     add_interface(host, "eth1", mtu=1500, speed=400_000)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 LAYOUTS = Path(__file__).parent / "page_layouts.json"
 SIDEWAYS = 0.04
-"""Of the window's width: what other fonts move or widen a part by."""
+"""Share of the window's width by which other fonts move or widen a part."""
 DOWNWARDS_PX, DOWNWARDS = 48, 0.12
 """Two lines that wrap otherwise, and a share of the part's own place or height."""
 PARTS = {

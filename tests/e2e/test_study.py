@@ -206,7 +206,7 @@ def _unitless(value, name=""):
 
 
 def test_json_is_the_record(tuned, recommendation):
-    """What `--json` prints can be read back by the type that it came from."""
+    """The output of `--json` can be read back by the type that it came from."""
     read = msgspec.convert(recommendation, Recommendation)
     assert json.loads(msgspec.json.encode(read)) == recommendation
 

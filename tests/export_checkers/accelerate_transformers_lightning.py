@@ -46,7 +46,7 @@ def check_section(section, prefix: str, plugin, renamed) -> None:
 
 
 def accelerate_yaml(path: str):
-    """What the plugins are in a process that `accelerate launch` starts with this file."""
+    """Plugins in a process that `accelerate launch` starts with this file."""
     content = yaml.safe_load(Path(path).read_text())
     config = load_config_from_file(path)
     check_section(content.get("fsdp_config", {}), "fsdp_", FullyShardedDataParallelPlugin, FSDP_FIELDS)
@@ -90,7 +90,7 @@ def accelerate_yaml(path: str):
 
 
 def code_settings(module) -> dict:
-    """What the settings in code make: loader, optimizer, threads."""
+    """Apply the settings in code; return what they make: loader, optimizer, threads."""
     threads = torch.get_num_threads()
     flushing = torch.set_flush_denormal(False)
     try:
@@ -152,7 +152,7 @@ def accelerate_python(path: str):
 
 
 def transformers_arguments(path: str):
-    """What needs a GPU to be accepted is read, and left out of what is made."""
+    """Read arguments that need a GPU to be accepted, and leave them out of what is made."""
     module = runpy.run_path(path)
     arguments = module["ARGUMENTS"]
     from transformers import TrainingArguments
@@ -172,7 +172,7 @@ def transformers_arguments(path: str):
 
 
 def lightning(path: str):
-    """As on a machine with eight GPUs where the file asks for them."""
+    """Make the trainer as on a machine with eight GPUs where the file asks for them."""
     module = runpy.run_path(path)
     gpus = 8 if module["TRAINER"]["accelerator"] == "gpu" else 0
     patches = [
@@ -209,7 +209,7 @@ def lightning(path: str):
 
 
 def optuna(path: str):
-    """What the pages of optuna-dashboard ask for."""
+    """Data that the pages of optuna-dashboard ask for."""
     from optuna_dashboard import wsgi
     from optuna_dashboard._storage_url import get_storage
 

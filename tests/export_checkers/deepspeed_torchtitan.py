@@ -64,7 +64,7 @@ def mine():
 
 
 def torchtitan(path: str):
-    """As its own command line loads a configuration by module and function."""
+    """Load a configuration by module and function, as its own command line does."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "torchtitan_config.py").write_text(Path(path).read_text())
         Path(folder, "steptune_checked.py").write_text(MODULE)

@@ -39,7 +39,7 @@ def own_environment():
 
 
 def refuse_unknown(names, known, where: str) -> None:
-    """What a library ignores silently counts as refused here."""
+    """Refuse here what a library ignores silently."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise KeyError(f"{where} has no {', '.join(unknown)}")

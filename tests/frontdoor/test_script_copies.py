@@ -129,7 +129,7 @@ def test_a_trial_does_not_go_on_from_the_checkpoint_of_another(
 def test_a_trial_ends_where_it_reads_what_another_has_written(
     name: str, modes: str, ends: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What it writes over, adds to or has written itself is its own."""
+    """Files that it writes over, adds to or has written itself are its own."""
     (tmp_path / "view" / "__pycache__").mkdir(parents=True)
     (tmp_path / "view" / "earlier").touch()
     time.sleep(2 * TICK_NS / 1e9)

@@ -388,7 +388,7 @@ def test_a_file_of_the_script_may_have_any_name(name: str, folder: ScriptFolder)
 
 
 def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptFolder) -> None:
-    """As with a version of torch that lacks what they wrap."""
+    """Hooks do not fit a version of torch that lacks what they wrap."""
     package = folder.path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -400,7 +400,7 @@ def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptF
 
 
 def test_a_reason_to_stop_ends_the_command_and_leaves_no_process(folder: ScriptFolder) -> None:
-    """As where a worker is told that its study is cancelled."""
+    """A worker has one where it is told that its study is cancelled."""
     looks = 0
 
     def check() -> None:

@@ -115,7 +115,7 @@ def test_a_temporary_directory_that_a_link_leads_to_is_found_below_the_folder(
 
 
 def test_a_user_namespace_that_may_map_nobody_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under Ubuntu's `apparmor_restrict_unprivileged_userns`: the namespace is made, its map may not be written."""
+    """Ubuntu's `apparmor_restrict_unprivileged_userns` does so: the namespace is made, its map may not be written."""
 
     def no_root(name: str, *arguments: object) -> None:
         if arguments == (view.CLONE_NEWNS,):

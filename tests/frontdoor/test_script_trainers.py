@@ -20,7 +20,7 @@ SCRIPTS_OF = {
     "accelerate": ("accelerated.py", ('mixed_precision="bf16", ', ""), (LINEAR, CONVOLUTION)),
     "lightning": ("lightning_automatic.py", (LINEAR, CONVOLUTION)),
 }
-"""By library: a script of the tests, and what stands otherwise in it, so that there is something to choose."""
+"""Script of the tests by library, with what stands otherwise in it, so that there is something to choose."""
 CHOICES: dict[str, dict[str, Choice]] = {
     "loader": {"data_loading": {"num_workers": 1}},
     "fused": {"optimizer_implementation": {"implementation": "fused"}},

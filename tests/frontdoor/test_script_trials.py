@@ -123,7 +123,7 @@ def test_the_script_of_the_faults_passes_without_one(faulty: Trials) -> None:
     [("rate", "update"), ("gradients", "gradient"), ("data", "loader"), ("order", "loader"), ("state", "state")],
 )
 def test_a_candidate_that_trains_otherwise_is_rejected(fault: str, kind: str, faulty: Trials) -> None:
-    """By the check that is there for it."""
+    """The check that is there for the fault rejects it."""
     result = faulty.run(planted={"fault": fault})
 
     assert result.guard is not None, result.failure

@@ -175,7 +175,7 @@ class TestPrefetch:
         assert strategy_named("device_prefetch").evidence(job) == choice
 
     def test_batches_stay_whole_while_the_device_is_busy(self) -> None:
-        """What is computed waits for the copy, and memory is not given away while it is in use."""
+        """Compute waits for the copy, and memory is not given away while it is in use."""
         job = build(Vision(), device_prefetch={"ahead": True}, data_loading=PINNED)
         expected = [batch[0].double().sum() for batch in torch.utils.data.DataLoader(job.loader.dataset, BATCH)]
         sums = []

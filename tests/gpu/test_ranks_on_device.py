@@ -47,7 +47,7 @@ def alone(one_host: Ranks) -> Trained:
 
 
 def choices(num_ranks: int, num_hosts: int) -> list[Any]:
-    """Of every strategy that shares a training, what can be tried on so many; on several hosts, what needs them."""
+    """Choices of each strategy that shares a training that so many can try; on several hosts, those that need them."""
     environment = sample_environment(num_ranks=num_ranks, num_hosts=num_hosts)
     facts = sample_facts(current={}, custom_step=False)
     flat = sample_environment(num_ranks=num_ranks, num_hosts=1)

@@ -21,7 +21,7 @@ LIBRARIES = (
     *("ca-certificates", "netbase", "tzdata", "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8t64"),
     *("libsqlite3-0", "libssl3t64", "libuuid1", "zlib1g"),
 )
-"""What an interpreter needs of Debian, as in the image."""
+"""Packages that an interpreter needs of Debian, as in the image."""
 PASSED = re.compile(r"PIP_\w+|(?i:https?_proxy|no_proxy)")
 """How packages are found here is no part of an image, and holds while it is built."""
 MOUNTS = (

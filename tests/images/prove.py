@@ -37,7 +37,7 @@ from steptune.service.client import Client  # noqa: E402
 from steptune.tuner.records import StudyState  # noqa: E402
 
 PACKAGE = "einops"
-"""That a submitter's workload imports."""
+"""Package that a submitter's workload imports."""
 CLONE_NEWNET = 0x40000000
 STUDY_S = 900.0
 URL = "http://127.0.0.1:8700"

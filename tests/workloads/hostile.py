@@ -34,7 +34,7 @@ def _fork() -> None:
 
 
 def _fork_away() -> None:
-    """As above, each in a session of its own, so that no group of processes holds them together."""
+    """Fork without end, each in a session of its own, so that no group of processes holds them together."""
     while True:
         with contextlib.suppress(OSError):
             if os.fork() == 0:

@@ -141,7 +141,7 @@ class Killed(Regression):
 
 
 def _is_measured() -> bool:
-    """Whether this step belongs to a window; a workload cannot know, so the stack is asked."""
+    """Say whether this step belongs to a window; a workload cannot know, so the stack is asked."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "take_window":
         frame = frame.f_back

@@ -62,7 +62,7 @@ class Thief(Regression):
 
 
 def _spied(seconds: float = 3.0) -> list[str]:
-    """What the environments of other processes of this user say, while what counts its files is made to run."""
+    """Read the environments of other processes of this user, while what counts its files is made to run."""
     found: set[str] = set()
     own, waste = {os.getpid(), os.getppid()}, Path(os.environ["TMPDIR"]) / "waste"
     end_s = time.monotonic() + seconds

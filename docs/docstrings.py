@@ -11,17 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src", "benchmarks", "docs", "examples")
+PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src", "benchmarks", "docs", "examples", "tests")
 BEGINNINGS = ("Of", "What", "By", "Whether", "That")
 
 
 def documented(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring in a file."""
+    """Line and text of every docstring in a file, those below fields and constants included."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield node.body[0].lineno, text
+            for statement in node.body:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    text = statement.value.value
+                    if isinstance(text, str) and text.strip():
+                        yield statement.lineno, text
 
 
 def dependent(text: str) -> bool:

@@ -82,7 +82,7 @@ def get_artifact(
 @router.get(
     "/trials/{trial_id}/trace",
     summary="Download a trial's trace",
-    description="What the profiler recorded of one rank, as gzipped JSON: https://ui.perfetto.dev reads it, and "
+    description="Events that the profiler recorded of one rank, as gzipped JSON: https://ui.perfetto.dev reads it, and "
     "`steptune analyze`, which takes those of all ranks together.",
     responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
 )
@@ -90,7 +90,7 @@ def get_trace(
     request: Request,
     principal: Reader,
     trial_id: TrialId,
-    rank: Annotated[int, Query(ge=0, lt=1 << 31, description="Of which rank.")] = 0,
+    rank: Annotated[int, Query(ge=0, lt=1 << 31, description="Rank of the trace.")] = 0,
 ) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
@@ -100,7 +100,7 @@ def get_trace(
 @router.get(
     "/trials/{trial_id}/timeline",
     summary="Read a trial's timeline",
-    description="What the devices did in the profiled steps, thinned out for a picture.",
+    description="Work of the devices in the profiled steps, thinned out for a picture.",
     responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
 )
 def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Response:
@@ -126,7 +126,7 @@ def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Resp
 @router.get(
     "/trials/{trial_id}/logs",
     summary="Read a trial's log",
-    description="What its processes printed: the last part of it.",
+    description="Last part of the output of its processes.",
     responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
 )
 def get_logs(

@@ -67,7 +67,7 @@ def list_reservations(request: Request, principal: Reader, page: Paging) -> Resp
     "/hardware-profiles",
     tags=["workers"],
     summary="List hardware profiles",
-    description="Of workers and of past studies, ordered by fingerprint.",
+    description="Hardware of workers and of past studies, ordered by fingerprint.",
     responses={**returns(Page[HardwareSummary], "A page of hardware profiles."), **unchanged()},
 )
 def list_hardware(request: Request, principal: Reader, page: Paging) -> Response:
@@ -80,13 +80,13 @@ def list_hardware(request: Request, principal: Reader, page: Paging) -> Response
     "/hardware-profiles/{fingerprint}",
     tags=["workers"],
     summary="Read a hardware profile",
-    description="What the figures of its studies depend on.",
+    description="Properties of the hardware on which the figures of its studies depend.",
     responses={**returns(HardwareSummary, "The hardware profile."), **unchanged(), **refuses(404)},
 )
 def get_hardware(
     request: Request,
     principal: Reader,
-    fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Of the hardware profile.")],
+    fingerprint: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Fingerprint of the hardware profile.")],
 ) -> Response:
     service = services(request)
     profile = queries.find_hardware(service.engine, fingerprint)

@@ -58,7 +58,7 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
 @router.get(
     "/findings",
     summary="List a study's findings",
-    description="What the breakdowns of its trials show, the newest trial first.",
+    description="Findings of the breakdowns of its trials, the newest trial first.",
     responses={**returns(Page[TrialFinding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows

@@ -77,7 +77,7 @@ class StudyRequest(Body):
         default="model",
         min_length=1,
         max_length=100,
-        description="What proposes the trials: `model`, `tpe`, `gp`, `random`, or one that the worker has.",
+        description="Search that proposes the trials: `model`, `tpe`, `gp`, `random`, or one that the worker has.",
         examples=["model"],
     )
     seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seeds the search, the samples and the initial state.")
@@ -101,7 +101,7 @@ class StudyRequest(Body):
         default="throughput",
         min_length=1,
         max_length=60,
-        description="What is optimised: `throughput` (samples or tokens per second), `steps:N` (the time to train N "
+        description="Objective: `throughput` (samples or tokens per second), `steps:N` (the time to train N "
         "steps, compilation counted), `energy` (of a GPU, by its driver), or `cost:PRICE` (per device and hour). A "
         "limit of memory among the constraints caps any of them.",
         examples=["steps:20000"],
@@ -128,7 +128,7 @@ class StudyRequest(Body):
         "marked, and counts only where there are too few others.",
     )
     quiet_machine: bool = Field(
-        default=False, description="Whether marked windows never count: a busy machine fails the study."
+        default=False, description="Leaves out marked windows in any case: a busy machine fails the study."
     )
 
     def settings(self) -> StudySettings:

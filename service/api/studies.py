@@ -85,7 +85,7 @@ def list_studies(
 @router.get(
     "/{study_id}",
     summary="Read a study",
-    description="What was asked, on what it runs, how far it is. Its ETag goes into `If-Match` of a change.",
+    description="The request, the machine that runs it, and its progress. Its ETag goes into `If-Match` of a change.",
     responses={**returns(StudyDetail, "The study."), **unchanged(), **refuses(404)},
 )
 @reads_rows

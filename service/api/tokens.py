@@ -33,9 +33,9 @@ MAX_DAYS = 3650
 class TokenRequest(Body):
     """A token to be made."""
 
-    name: Text = Field(default="", max_length=MAX_NAME, description="What it is for.", examples=["nightly runs"])
+    name: Text = Field(default="", max_length=MAX_NAME, description="Purpose of the token.", examples=["nightly runs"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
-        min_length=1, max_length=len(Scope), description="What it may do; at most what you may.", examples=[["read"]]
+        min_length=1, max_length=len(Scope), description="Rights of the token; at most your own.", examples=[["read"]]
     )
     expires_in_days: float | None = Field(
         default=None,

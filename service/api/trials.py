@@ -99,7 +99,7 @@ def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> 
 @router.get(
     "/trials/{trial_id}",
     summary="Read a trial",
-    description="What it ran and what came of it. Windows, breakdown, kernels and the rest have their places below it.",
+    description="The configuration and the result. Windows, breakdown, kernels and the rest have their places below it.",
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -179,7 +179,7 @@ def list_collectives(request: Request, principal: Reader, trial_id: TrialId, pag
 @router.get(
     "/trials/{trial_id}/findings",
     summary="List a trial's findings",
-    description="What its breakdown shows, with evidence and advice; the most that could be saved first.",
+    description="Findings of its breakdown, with evidence and advice; the largest possible saving first.",
     responses={**returns(Page[Finding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -191,7 +191,7 @@ def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, 
 @router.get(
     "/trials/{trial_id}/guard",
     summary="Read a trial's guard",
-    description="Whether it still was the same training: every check, and the loss curve beside the reference's.",
+    description="Verdict on whether it is the same training: every check, and the loss curve beside the reference's.",
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
 @reads_rows

@@ -35,7 +35,10 @@ class Limits(Body):
     """Limits of a user; null is the settings' default."""
 
     priority: int = Field(
-        default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Of their studies; higher ones are run first."
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Priority of their studies; higher ones are run first.",
     )
     max_running: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may run at once.")
     max_queued: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may wait.")
@@ -60,7 +63,7 @@ class UserChanges(Limits):
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."
     )
-    disabled: bool = Field(default=False, description="Whether their tokens and logins are refused.")
+    disabled: bool = Field(default=False, description="Refuses their tokens and logins.")
 
 
 @router.post(

@@ -143,7 +143,7 @@ def list_workloads(request: Request, principal: Reader, page: Paging) -> Respons
 @router.get(
     "/{workload_id}",
     summary="Read a workload",
-    description="What was given, not what it contains.",
+    description="Description of an upload, without its contents.",
     responses={**returns(WorkloadInfo, "The workload."), **unchanged(), **refuses(404)},
 )
 def get_workload(request: Request, principal: Reader, workload_id: WorkloadId) -> Response:

@@ -58,7 +58,7 @@ def analyze(
         float | None,
         typer.Option(
             "--unprofiled-step-ms",
-            help="What a step takes without the profiler, in milliseconds: takes its cost out of the breakdown.",
+            help="Step time without the profiler, in milliseconds: takes its cost out of the breakdown.",
             show_default=False,
         ),
     ] = None,

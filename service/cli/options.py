@@ -99,7 +99,7 @@ SearchName = Annotated[
     str,
     typer.Option(
         "--search",
-        help="What proposes the trials: model (a Gaussian model of the categories), tpe, gp, random, or one of "
+        help="Search that proposes the trials: model (a Gaussian model of the categories), tpe, gp, random, or one of "
         "an installed package.",
     ),
 ]
@@ -107,7 +107,7 @@ ObjectiveName = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="What to optimise: throughput, steps:N (time to train N steps, compilation counted), energy (of a GPU), "
+        help="Objective: throughput, steps:N (time to train N steps, compilation counted), energy (of a GPU), "
         "or cost:PRICE (per device and hour). --memory-limit caps the memory of any.",
         callback=lambda value: _known_objective(value),
     ),

@@ -30,15 +30,15 @@ def predict(
         typer.Option(min=1, help="Devices on each; default as many as the study used.", show_default=False),
     ] = None,
     network: Annotated[
-        str, typer.Option(help="What the network of a host carries, as 25gbps or 3GBps.", show_default=False)
+        str, typer.Option(help="Bandwidth of a host's network, as 25gbps or 3GBps.", show_default=False)
     ] = "",
     latency: Annotated[
-        str, typer.Option(help="Of a message between hosts, as 20us (assumed by default).", show_default=False)
+        str, typer.Option(help="Latency of a message between hosts, as 20us (assumed by default).", show_default=False)
     ] = "",
     inside: Annotated[
         str,
         typer.Option(
-            help="What a device sends to its neighbour in a host, as 400GBps; default what the study measured.",
+            help="Bandwidth between neighbouring devices of a host, as 400GBps; by default as the study measured it.",
             show_default=False,
         ),
     ] = "",

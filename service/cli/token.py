@@ -22,7 +22,7 @@ USUAL_SCOPES = frozenset({Scope.READ, Scope.SUBMIT})
 @app.command()
 def create(
     user: Annotated[str, typer.Option("--user", help="Whose it is; `steptune user create` makes one.")],
-    name: Annotated[str, typer.Option("--name", help="What it is for.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Purpose of the token.")] = "",
     scopes: Annotated[
         str | None,
         typer.Option(

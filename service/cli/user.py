@@ -17,7 +17,9 @@ from steptune.tuner.errors import ChoiceError
 app = typer.Typer(help="Users of the service.", no_args_is_help=True)
 
 DEFAULT = "default"
-Priority = Annotated[int | None, typer.Option("--priority", help="Of their studies; higher ones are run first.")]
+Priority = Annotated[
+    int | None, typer.Option("--priority", help="Priority of their studies; higher ones are run first.")
+]
 MaxRunning = Annotated[
     str | None, typer.Option("--max-running", help="Studies that may run at once.", metavar="NUMBER|default")
 ]

@@ -37,16 +37,16 @@ def verify(
     study_id: StudyId = "last",
     steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
     by: Annotated[
-        str, typer.Option(help="Of a script: change it by `enable`, or by the `diff` that `export` writes.")
+        str, typer.Option(help="For a script: change it by `enable`, or by the `diff` that `export` writes.")
     ] = "enable",
     edited: Annotated[
         Path | None,
         typer.Option(
-            help="Of a script: a file of yours that stands in its place, in place of a study's answer.",
+            help="For a script: a file of yours that stands in its place, in place of a study's answer.",
             show_default=False,
         ),
     ] = None,
-    blocks: Annotated[int, typer.Option(min=2, help="Of a script: starts of each side.")] = 4,
+    blocks: Annotated[int, typer.Option(min=2, help="For a script: starts of each side.")] = 4,
     database: Database = None,
     python: Python = None,
     isolation: Isolation = None,

@@ -44,7 +44,7 @@ def worker(
     gpus: Annotated[
         str | None, typer.Option(help="GPUs to use, like 0,1, or `none`; default all that there are.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What people call this worker.")] = "",
+    name: Annotated[str, typer.Option(help="Name of this worker, for people.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Stop when there is nothing to run.")] = False,
     runner: RunnerName = "local",
     address: ClusterAddress = None,

@@ -42,14 +42,14 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     max_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Of all studies together, or none; the oldest traces of ended studies go first.",
+        description="Limit for all studies together, or none; the oldest traces of ended studies go first.",
     )
     max_user_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Of the studies and uploads of one user, where the user has no quota of their own.",
+        description="Limit for the studies and uploads of one user who has no quota of their own.",
     )
-    max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Of one study.")
+    max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Limit for one study.")
 
     audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
 
@@ -82,8 +82,8 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="Largest uploaded workload, file or archive.")
     event_poll_s: float = Field(default=0.25, gt=0, description="Seconds between looks at the database for new events.")
     max_event_streams: int = Field(default=1000, gt=0, description="Event streams that one server process keeps open.")
-    max_user_event_streams: int = Field(default=32, gt=0, description="Of these, those of one user.")
-    max_study_event_streams: int = Field(default=128, gt=0, description="Of these, those that follow one study.")
+    max_user_event_streams: int = Field(default=32, gt=0, description="Most of these for one user.")
+    max_study_event_streams: int = Field(default=128, gt=0, description="Most of these that follow one study.")
     metrics_token: SecretStr | None = Field(
         default=None,
         description="Bearer token for /metrics. Without it, /metrics is closed, but for `insecure_no_auth`.",

@@ -15,14 +15,16 @@ class IsolationSettings(BaseModel):
         "must keep users of the service from each other unless none is named.",
     )
     isolation_network: bool = Field(
-        default=False, description="Whether isolated trials may use the network; loopback they always may."
+        default=False, description="Lets isolated trials use the network; loopback they may always use."
     )
     readable: tuple[Path, ...] = Field(
         default=(),
         description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
     )
     study_disk_bytes: int | None = Field(
-        default=None, ge=0, description="What the files of one isolated study may take; not set, half of what is free."
+        default=None,
+        ge=0,
+        description="Most bytes that the files of one isolated study may take; by default half of the free space.",
     )
     study_memory_bytes: int | None = Field(
         default=None,

@@ -120,7 +120,8 @@ def code_settings(module) -> dict:
 
 def preparations(module) -> dict:
     """The model and the dataset after both functions."""
-    parameter = next(module["prepared"](torch.nn.Conv2d(3, 4, 3)).parameters())
+    blocks = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3) for _ in range(2)))
+    parameter = next(module["prepared"](blocks).parameters())
     dataset = module["prepared_dataset"]([1, 2])
     return {
         "channels_last": parameter.is_contiguous(memory_format=torch.channels_last),
@@ -201,7 +202,7 @@ def lightning(path: str):
     finally:
         for patch in patches:
             patch.stop()
-    fitted = module["prepared"](torch.nn.Linear(2, 2))
+    fitted = module["prepared"](torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(2))))
     found["benchmark"] = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     compiled = isinstance(fitted, torch._dynamo.OptimizedModule)

@@ -79,7 +79,7 @@ def measured_here(candidate: Candidate = BASELINE, workload: str = SYNTHETIC, **
 
 
 def run_script(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> str:
-    """What a script prints. Its warnings are errors."""
+    """Run a script and return what it prints. Its warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *map(str, arguments)],
         cwd=cwd,
@@ -252,7 +252,7 @@ class TestCache:
 
 
 class TestRecipes:
-    """What a recommendation of another recipe trains in a script of one's own."""
+    """Training by a recommendation of another recipe in a script of one's own."""
 
     def test_a_larger_batch_is_made_of_several_of_todays(self) -> None:
         choice = {"larger_global_batch": {"factor": 2, "rule": "linear"}}
@@ -346,7 +346,7 @@ class TestChecks:
 
 
 def test_the_snippet_of_the_readme_trains_its_example(tmp_path: Path) -> None:
-    """As it stands there, with what the README says was recommended."""
+    """It runs as it stands there, with what the README says was recommended."""
     pytest.importorskip("sklearn", reason="the example needs steptune[examples]")
     [snippet] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     recommended = Candidate(

@@ -63,7 +63,7 @@ def artifacts(tmp_path) -> ArtifactStore:
 
 @pytest.fixture
 def url(new_url, artifacts) -> str:
-    """Of a database with a study, and a trace of it."""
+    """URL of a database with a study, and a trace of it."""
     url = new_url()
     store = open_store(url)
     store.create_study(sample_study())
@@ -270,7 +270,7 @@ class TestDamage:
             restore(url, elsewhere, path, force=True)
 
     def test_a_truncated_file_replaces_nothing(self, backup, url, path, elsewhere):
-        """As a full disk or a broken connection leaves it."""
+        """A full disk or a broken connection leaves such a file."""
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         before = rows(url)
         with pytest.raises(StoreError, match="nothing was replaced"):
@@ -332,7 +332,7 @@ class TestEngines:
         assert "secret" not in str(refused.value)
 
     def test_a_restore_that_was_killed_is_not_overwritten(self, postgres_url, artifacts, elsewhere, path):
-        """What it had set aside may be the only copy."""
+        """The data that it had set aside may be the only copy."""
         back_up(postgres_url, artifacts, path)
         engine = create_engine_for(postgres_url)
         with engine.begin() as connection:

@@ -84,7 +84,7 @@ def test_what_the_host_does_after_item_is_the_host_s() -> None:
 
 
 def shares(name: str) -> dict[str, float]:
-    """Of the unprofiled step."""
+    """Shares of the unprofiled step."""
     (breakdown,) = analysed(name).breakdowns
     return {category: ns / sum(breakdown.rescaled.values()) for category, ns in breakdown.rescaled.items()}
 
@@ -97,7 +97,7 @@ def test_a_step_of_small_operators_waits_for_launches() -> None:
 
 
 def test_replayed_as_a_cuda_graph_it_computes_and_hands_over() -> None:
-    """The same operators: the kernels' own time is the same, and nothing waits for the host."""
+    """Its operators are the same: the kernels' own time is the same, and nothing waits for the host."""
     found = shares("h200_cuda_graph")
     assert sum(found[category] for category in COMPUTING) + found[Category.DISPATCH] == pytest.approx(1.0, abs=0.005)
     assert found[Category.DISPATCH] < 0.1
@@ -110,7 +110,7 @@ def test_replayed_as_a_cuda_graph_it_computes_and_hands_over() -> None:
 
 
 def test_the_update_of_a_replayed_step_is_known_by_its_kernels() -> None:
-    """As long as where the host launched it: also replayed, what a fused update would save is known."""
+    """It takes as long as where the host launched it: also replayed, what a fused update would save is known."""
     launched, replayed = (
         sum(k.total_ns for k in analysed(name).kernels if k.category == Category.OPTIMIZER)
         for name in ("h200_launch_bound", "h200_cuda_graph")

@@ -73,7 +73,7 @@ def test_what_one_trial_compiled_the_next_one_finds(counts: Prepared) -> None:
 
 
 def test_a_reference_is_made_while_a_trial_starts_and_again_where_that_failed(counts: Prepared, tmp_path: Path) -> None:
-    """What compiles leaves its device idle; nothing is measured beside the reference."""
+    """A trial that compiles leaves its device idle; nothing is measured beside the reference."""
     request, made = reference_request(counts, eager=True), counts.directory / "reference.json"
     counts.runner.begin_reference(replace(request, study_directory=str(tmp_path / "nowhere")), 100.0)
     assert counts.run_baseline().ok

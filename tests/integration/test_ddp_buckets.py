@@ -49,7 +49,7 @@ class Unused(Everything):
 
 
 def sizes(rank: int, choice: dict[str, Any]) -> list[int]:
-    """Of the buckets once DDP has laid them out in the order in which gradients come."""
+    """Sizes of the buckets once DDP has laid them out in the order in which gradients come."""
     job = build(rank, Layers(), {"ddp_buckets": choice})
     for batch in itertools.islice(job.loader, 3):
         job.step(batch)

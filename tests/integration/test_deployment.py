@@ -129,7 +129,7 @@ class TestCompose:
                 assert name.endswith("_FILE") or not re.search("://[^/]*:[^/]*@", value), name
 
     def test_settings_of_the_file_reach_our_containers(self, with_settings):
-        """What the Compose file itself sets goes before them."""
+        """Settings of the Compose file itself go before them."""
         services = with_settings(
             "STEPTUNE_PUBLIC_URL=https://tune.example.org",
             'STEPTUNE_NEW_USER_SCOPES="read submit"',
@@ -158,7 +158,7 @@ class TestCompose:
             assert Settings(_env_file=None, **kept).proxy_secret is None  # what is left contradicts nothing
 
     def test_the_example_names_settings_that_there_are(self):
-        """Of Compose itself, of Steptune, or of an object store's library."""
+        """Each belongs to Compose itself, to Steptune, or to an object store's library."""
         text = (ROOT / ".env.example").read_text()
         names = set(re.findall(r"^#?STEPTUNE_([A-Z_]+)=", text, re.MULTILINE))
         assert names - {"POSTGRES_PASSWORD_FILE", "BIND"} <= {name.upper() for name in Settings.model_fields}
@@ -205,7 +205,7 @@ class TestDockerfile:
         assert all((ROOT / source).exists() for source in copied)
 
     def test_the_service_is_an_ordinary_user(self, stages):
-        """The same as in the Compose file; what it writes is its own."""
+        """Its user is that of the Compose file; what it writes is its own."""
         assert stages["service"].all("USER")[-1].text == "10001:10001"
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")

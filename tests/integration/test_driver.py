@@ -435,7 +435,7 @@ class TestMoreTime:
 
 
 class TestPreparation:
-    """What a budget of two minutes leaves for candidates of a job that compiles for long."""
+    """Time that a budget of two minutes leaves for candidates of a job that compiles for long."""
 
     def job(self, **slowness):
         return Machine(SMALL, **{"look_s": [12.0], "reference_s": 8.0, "start_s": 30.0, **slowness})
@@ -452,7 +452,7 @@ class TestPreparation:
         assert study.machine.num_references == 0
 
     def test_nothing_is_kept_for_a_confirmation_that_has_no_finalist(self):
-        """Of a minute left after the baseline none was used, because blocks would have taken as long."""
+        """None of a minute left after the baseline was used, because blocks would have taken as long."""
         study = StudyRun(self.job(), budget_s=130.0, max_trials=None)
         answer = study.run()
         judged = {c.key for c in study.machine.candidates_run if not c.is_baseline}
@@ -462,7 +462,7 @@ class TestPreparation:
 
     @pytest.mark.parametrize(("budget_s", "again"), [(130.0, False), (500.0, True)])
     def test_a_job_that_compiles_is_not_compiled_anew_where_that_took_more_than_is_left(self, budget_s, again):
-        """What leaves its graph alone is measured instead."""
+        """Candidates that leave its graph alone are measured instead."""
         machine = Machine(
             SEPARABLE,
             look_s=[20.0],
@@ -508,7 +508,7 @@ class TestPreparation:
 
     @pytest.mark.parametrize("needs", [1, 2])
     def test_a_reference_that_only_fits_otherwise_is_no_reason_to_call_the_baseline_too_large(self, needs):
-        """As it is compiled, or with less of it kept: the baseline fits, and gains are over the baseline."""
+        """The reference fits compiled, or with less of it kept: the baseline fits, and gains are over the baseline."""
         study = StudyRun(Machine(replaced(TOO_LARGE, cap_gb=100.0)))
         make, asked = study.machine.make_reference, []
 
@@ -526,11 +526,11 @@ class TestPreparation:
 
 
 class Linked(Machine):
-    """Of several ranks, whose links can be measured.
+    """Machine of several ranks, whose links can be measured.
 
     Attributes:
-        links: What is found now; None where the ranks cannot communicate.
-        asked: What was known each time, and the seconds that were given.
+        links: Links that are found now; None where the ranks cannot communicate.
+        asked: Links that were known each time, and the seconds that were given.
     """
 
     def __init__(self, links: Topology | None) -> None:
@@ -686,7 +686,7 @@ class TestInterruption:
         assert answer.gain.num_blocks == 2
 
     def test_what_another_search_asked_for_is_kept_and_not_measured_again(self, monkeypatch):
-        """As in a study that was begun by a version with another search."""
+        """Such a study was begun by a version with another search."""
         monkeypatch.setattr(preparation, "make_search", lambda name: RandomSearch())
         study = StudyRun(Machine(SEPARABLE, interrupt_at=6), max_trials=10)
         study.run()
@@ -900,7 +900,7 @@ class TestContributions:
 
     @pytest.mark.parametrize("left_s", [40.0, 100.0])
     def test_starts_that_are_slower_than_in_the_search_do_not_outrun_the_budget(self, monkeypatch, left_s):
-        """By one start at most."""
+        """The budget is exceeded by one start at most."""
         run, machine = ContributionRun.run, Machine(SMALL, start_s=2.0)
         began_s = []
 

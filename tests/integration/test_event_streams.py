@@ -73,7 +73,7 @@ def running(request, tmp_path) -> Iterator[Running]:
 
 
 def ids_of(text: str) -> list[int]:
-    """Of the events; before them comes the number after which the stream begins."""
+    """Numbers of the events; before them comes the number after which the stream begins."""
     return [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")][1:]
 
 

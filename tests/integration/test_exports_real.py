@@ -115,7 +115,7 @@ def run_checker(environment: str, asked: list[dict[str, str]], folder: Path) -> 
 
 @functools.cache
 def checked(environment: str, folder: Path) -> dict[Task, dict[str, Any]]:
-    """What the libraries of an environment made of all files for them."""
+    """Results by task: what the libraries of an environment made of all files for them."""
     _, targets = ENVIRONMENTS[environment]
     tasks = [task for task in (*LOADED, *SLIPPED) if task.target in targets]
     asked = []
@@ -283,7 +283,7 @@ def loader_means(found: dict, recommendation: Recommendation) -> None:
 
 
 def ddp_arguments(recommendation: Recommendation) -> dict[str, Any]:
-    """What the exported settings give to DistributedDataParallel, in its words; nothing where they are its own."""
+    """Arguments of DistributedDataParallel from the exported settings, in its words; none where they are its own."""
     buckets, plain = recommendation.choices["ddp_buckets"], strategy_named("ddp_buckets").defaults
     names = {
         "bucket_cap_mb": "bucket_cap_mb",

@@ -118,7 +118,7 @@ class TestConvergence:
 
 
 def averages(rank: int, method: str, num_steps: int) -> dict[str, torch.Tensor]:
-    """Of one gradient in every step: their sum, what is still to come, and what it should be."""
+    """Averages of one gradient in every step: their sum, what is still to come, and what it should be."""
     torch.manual_seed(rank)
     gradient = torch.randn(5000)
     compression = {"one_bit": OneBit, "int8": Int8}[method](Lane(CPU))
@@ -135,7 +135,7 @@ def averages(rank: int, method: str, num_steps: int) -> dict[str, torch.Tensor]:
 class TestFewBits:
     @pytest.mark.parametrize("num_ranks", [2, 3])
     def test_of_one_bit_what_is_not_sent_arrives_later(self, ranks: Ranks, num_ranks: int) -> None:
-        """What came and what is kept, by senders and by those who average, is all there was."""
+        """Values that came and that are kept, by senders and by those who average, are all there was."""
         answers = ranks.run(num_ranks, averages, "one_bit", 50)
         kept = torch.stack([a["sent"] for a in answers]).mean(0) + torch.cat([a["averaged"] for a in answers])
         for answer in answers:
@@ -199,7 +199,7 @@ def one_step_of_dgc(rank: int, ratio: float) -> dict[str, list[torch.Tensor]]:
 
 
 def norms_when_clipped(rank: int) -> list[tuple[float, float]]:
-    """Of every step: the norm of the gradient that the optimizer gets, and of what it makes of it, over its rate."""
+    """Norms in every step: of the gradient that the optimizer gets, and of what it makes of it, over its rate."""
     job = build(rank, Clipped(), compressed(method="dgc", ratio=1.0, warm_up_steps=0))
     seen: list[float] = []
     job.on_gradients = lambda gradients: seen.append(float(torch.nn.utils.get_total_norm(gradients)))
@@ -328,7 +328,7 @@ def interrupted(rank: int, choices: dict[str, Any], before: int, after: int) -> 
 
 
 def tensors_of(state: Any) -> dict[str, torch.Tensor]:
-    """By their place in a structure."""
+    """Tensors by their place in a structure."""
     if isinstance(state, torch.Tensor):
         return {"": state}
     pairs = state.items() if isinstance(state, dict) else ()
@@ -361,7 +361,7 @@ def one_late_step(rank: int, choices: dict[str, Any]) -> tuple[float, float]:
 
 
 def rejected(rank: int, choices: dict[str, Any], others: dict[str, Any], swaps: bool) -> str:
-    """What is said to a rank that is given what others kept."""
+    """Message to a rank that is given what others kept."""
     job = build(rank, Teacher(), choices)
     batches = list(itertools.islice(job.loader, 8))
     steps(job, batches[:4])
@@ -394,7 +394,7 @@ class TestCheckpoints:
             assert all(torch.equal(first[place], second[place]) for place in first)
 
     def test_what_powersgd_kept_is_sent_later(self, ranks: Ranks) -> None:
-        """What came and what is kept after the first step that compresses again is all there was."""
+        """Values that came and that are kept after the first step that compresses again are all there was."""
         for missing, size in ranks.run(2, one_late_step, compressed(**KEEPING[1])):
             assert missing < 1e-4 * size
 
@@ -442,7 +442,7 @@ class TestCheckpoints:
 
 
 def rejected_buckets(rank: int) -> str:
-    """Of buckets that hold other parameters."""
+    """Message to a rank that is given buckets of other parameters."""
     job = build(rank, Teacher(), compressed(method="one_bit"))
     batches = list(itertools.islice(job.loader, 8))
     steps(job, batches[:4])

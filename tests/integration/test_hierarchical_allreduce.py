@@ -67,7 +67,7 @@ def sent_between(rank: int) -> tuple[float, int, int]:
 class TestAverage:
     @pytest.mark.parametrize("size", [1000, 1001, 1])
     def test_is_that_of_all_ranks(self, ranks: Ranks, size: int) -> None:
-        """Whether or not it can be cut into as many parts as a host has ranks."""
+        """The tensor may or may not be cut into as many parts as a host has ranks."""
         answers = ranks.run(4, emulated, 2, average, size)
         for values, flat in answers:
             assert torch.equal(values, answers[0][0]), "all ranks have the same"

@@ -64,7 +64,7 @@ class TestTraffic:
     def test_a_flat_ring_sends_three_quarters_of_the_ranks_shares_over_the_link(
         self, ranks: Ranks, hosts: tuple[Path, ...]
     ) -> None:
-        """Of 4 ranks each sends 2 * 3/4 of the values to the next one, and one of each host's next is on the other."""
+        """Each of 4 ranks sends 2 * 3/4 of the values to the next one, and one of each host's next is on the other."""
         for number, counts in enumerate(sent(ranks, hosts, levels=1)):
             assert 1.5 * VALUE_BYTES < counts[f"link{number}"] < 1.5 * FRAMING * VALUE_BYTES
 
@@ -192,7 +192,7 @@ class TestHosts:
 
 
 def namespaces_of_children() -> list[Path]:
-    """Of the hosts and of the switch between them."""
+    """Network namespaces of the hosts and of the switch between them."""
     return [Path(f"/proc/{child.pid}/ns/net") for child in psutil.Process().children() if child.name() == "cat"]
 
 

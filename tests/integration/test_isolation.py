@@ -1,4 +1,4 @@
-"""What a hostile workload comes to under each level of isolation: docs/isolation.md has the same as a table."""
+"""Results of a hostile workload under each level of isolation: docs/isolation.md has the same as a table."""
 
 import contextlib
 import json
@@ -71,7 +71,7 @@ class Study:
         return failure
 
     def look(self, *paths: Path) -> dict[str, Any]:
-        """What a workload sees."""
+        """Report what a workload sees of these paths."""
         assert self.run("look", look="|".join(map(str, paths))).ok
         return json.loads((self.directory / "data" / "seen.json").read_text())
 
@@ -128,7 +128,7 @@ class TestHonest:
         assert result.isolation == level
 
     def test_a_study_without_a_folder_of_its_own_may_be_closed_to_others(self, tmp_path: Path) -> None:
-        """As temporary directories are. It is given to the user of the trials."""
+        """Temporary directories are closed so. The study is given to the user of the trials."""
         tmp_path.chmod(0o700)
         settings = Settings(database_url="sqlite:///steptune.db", data_directory=tmp_path)
         study = tmp_path / "study"

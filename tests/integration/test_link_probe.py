@@ -29,7 +29,7 @@ CPU = HardwareProfile(
 
 
 class Meeting:
-    """What `Coordinator` does, of ranks that have joined already."""
+    """Stand-in for `Coordinator`, of ranks that have joined already."""
 
     def __init__(self):
         self.group = dist.group.WORLD
@@ -81,7 +81,7 @@ class TestMeasured:
         assert (found.inside.kind, found.between.kind) == ("loopback", "emulated network")
 
     def test_every_collective_is_timed_by_size(self, ranks):
-        """As far as the time allows, and in any case so far that a bandwidth shows."""
+        """Sizes go as far as the time allows, and in any case so far that a bandwidth shows."""
         link = ranks.run(2, probed)[0][0].inside
         for collective in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
             sizes = [timing.message_bytes for timing in link.timings if timing.collective == collective]
@@ -123,7 +123,7 @@ class TestKnown:
 
 
 class TestJob:
-    """By the runner of a study."""
+    """Measurement by the runner of a study."""
 
     @pytest.fixture
     def runner(self, tmp_path: Path) -> Iterator[LocalRunner]:
@@ -146,7 +146,7 @@ class TestJob:
 
 
 def test_a_group_takes_as_long_as_its_last_rank_and_the_slowest_group_counts():
-    """Of three repeats of two groups. In the first, rank 0 waited 90 for rank 1, which came last and took 10."""
+    """Three repeats of two groups. In the first, rank 0 waited 90 for rank 1, which came last and took 10."""
     rows = [[100, 20, 30], [10, 20, 31], [40, 12, 13], [41, 12, 14]]
     assert median_and_least(rows, [(0, 1), (2, 3)]) == (30, 20)
 

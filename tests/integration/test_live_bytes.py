@@ -1,4 +1,4 @@
-"""What `rank_memory` counts, against the bytes of live tensors on two ranks; and peaks of other layouts."""
+"""Counts of `rank_memory` against the bytes of live tensors on two ranks; and peaks of other layouts."""
 
 from __future__ import annotations
 

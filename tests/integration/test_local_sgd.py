@@ -211,7 +211,7 @@ class Partly(Everything):
 
 
 def collectives(rank: int, choices: dict[str, Any]) -> dict[str, int]:
-    """Of the fourth step and the three after it."""
+    """Number of calls by kind in the fourth step and the three after it."""
     job = build(rank, Normalised(), choices)
     batches = list(itertools.islice(job.loader, WARM_UP + EVERY))
     for batch in batches[:WARM_UP]:
@@ -350,7 +350,7 @@ def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
 
 
 def test_a_trial_is_judged_and_measured_in_its_local_steps(tmp_path: Path) -> None:
-    """By its loss over the horizon, in windows that span whole rounds."""
+    """Its loss over the horizon judges it, and windows that span whole rounds measure it."""
     study = prepare(reference("regression", "Regression"), tmp_path, num_ranks=2, num_horizon=24)
     candidate = Candidate(choices={"local_sgd": {"every": 7}})
     try:

@@ -16,7 +16,7 @@ BEST_OF_SMALL = candidate(loader=2, products=2)
 
 
 def slowed(surface: Surface, factor: float) -> Surface:
-    """The same workload on a machine that takes longer for everything."""
+    """Surface of the same workload on a machine that takes longer for everything."""
     return replace_surface(surface, {category: factor * ms for category, ms in surface.base_ms.items()})
 
 

@@ -1,4 +1,4 @@
-"""What one user, client or study may hold open: streams, requests, heads and bodies that do not come."""
+"""Limits on what one user, client or study may hold open: streams, requests, heads and bodies that do not come."""
 
 import socket
 import threading

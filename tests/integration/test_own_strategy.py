@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "own_strategy.md"
 MAX_LINES = 60
-"""Of all its files together."""
+"""Limit for all files of the tutorial together."""
 
 
 def files_of(page: str) -> dict[str, str]:

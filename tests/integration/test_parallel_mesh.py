@@ -28,11 +28,11 @@ class Clipped(Small):
 
 
 TOLERANCE = 2e-5
-"""Of a loss near four after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
+"""Limit for a loss near four after 20 updates of AdamW, each with some hundred roundings of FP32 in another order."""
 
 
 def evenly(rank: int, function: Callable[..., Any], *args: Any) -> Any:
-    """What a rank returns where every block takes the same time: a busy machine's clock cuts a pipeline anywhere."""
+    """Run a rank where every block takes the same time: a busy machine's clock cuts a pipeline anywhere."""
     with mock.patch.object(layer_costs, "_now", side_effect=itertools.count()):
         return function(rank, *args)
 
@@ -58,7 +58,7 @@ class Partly(Small):
 
 
 class Frozen(Small):
-    """What comes before the blocks, and all but the last of them."""
+    """Workload with parts that are not trained: what comes before the blocks, and all but the last of them."""
 
     num_trained = 1
     fields: ClassVar[dict[str, Any]] = {"tie_word_embeddings": False}
@@ -128,7 +128,7 @@ class TestPipeline:
         check(ranks.run(2, evenly, train, workload, mesh(**PIPELINE)), train_alone(workload))
 
     def test_that_begins_with_what_is_not_trained(self, ranks: Ranks) -> None:
-        """What is before the first trained block gets no gradient; a stage without one has nothing to update."""
+        """Layers before the first trained block get no gradient; a stage without one has nothing to update."""
         check(ranks.run(2, evenly, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
         with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no parameter that is trained"):
             ranks.run(2, evenly, train, Frozen, mesh(**PIPELINE))

@@ -28,7 +28,7 @@ def acted(rank: int, schedule: str, num_micro_batches: int) -> list[Action]:
 
 
 def idle_share(orders: list[list[Action]], num_stages: int) -> Fraction:
-    """Of all ranks' time until the last one ends, where a backward pass takes twice as long as a forward pass."""
+    """Idle part of all ranks' time until the last one ends; a backward pass takes twice as long as a forward pass."""
     ended: dict[Action, int] = {}
     free, done = [0] * len(orders), [0] * len(orders)
     while any(place < len(order) for place, order in zip(done, orders, strict=True)):

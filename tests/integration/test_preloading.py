@@ -1,4 +1,4 @@
-"""What a workload's model imports when it is built is imported once, by the trial server, for all trials."""
+"""Modules that a workload's model imports when it is built: imported once, by the trial server, for all trials."""
 
 from __future__ import annotations
 

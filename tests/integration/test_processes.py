@@ -63,7 +63,7 @@ class Victim:
 
     @property
     def moment(self) -> bool:
-        """Whether the trial is where it was told to stay."""
+        """True once the trial is where it was told to stay."""
         assert self.process.poll() is None, self._log.read_text()
         return (self.study / "data" / "moment").exists()
 

@@ -89,7 +89,7 @@ class TestTwoRanks:
     def test_have_one_thread_each_unless_the_user_says_otherwise(
         self, variable: str | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As under torchrun; in the reference as in trials."""
+        """Torchrun does the same; it holds in the reference as in trials."""
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if variable:
             monkeypatch.setenv("OMP_NUM_THREADS", variable)
@@ -224,7 +224,7 @@ class TestReference:
         assert max(ours.repetition.loss) < 1e-5
 
     def test_is_made_again_in_the_same_study(self, normalised: Prepared) -> None:
-        """As for a candidate that needs less memory, or after somebody killed it: ranks find no earlier run's."""
+        """Repeated for a candidate that needs less memory, or after somebody killed it: ranks find no earlier run's."""
         before = _reference(normalised)
         again = prepare(normalised.workload, normalised.directory, num_ranks=2)
         again.runner.close()
@@ -325,7 +325,7 @@ class TestOneRankFails:
 
 
 class TestCollectivesThatFail:
-    """What the libraries raise is told from a bug of the workload; a new torch that says it otherwise fails here."""
+    """Errors of the libraries are told from a bug of the workload; a new torch that says it otherwise fails here."""
 
     @pytest.mark.parametrize("call", ["all_reduce", "barrier", "new_group"])
     def test_ranks_that_do_not_answer_are_a_time_out(self, ranks: Ranks, call: str) -> None:

@@ -318,7 +318,7 @@ def states(site: Site, study_id: str) -> str:
 
 
 def activity(site: Site, study_id: str) -> str:
-    """What the study's page says that is going on."""
+    """Text on the study's page that says what is going on."""
     shown = [event.data["activity"] for event in site.store.events(study_id) if event.kind == EVENT]
     return shown[-1] if shown else ""
 

@@ -35,7 +35,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
 def error_of(
     runner: LocalRunner, directory: Path, name: str, *, file: str = "unsound", num_ranks: int = 1, **arguments
 ) -> str:
-    """What looking at the workload says."""
+    """Message of the inspection of the workload."""
     request = InspectRequest(
         workload=reference(file, name, **arguments),
         study_directory=str(directory),

@@ -47,7 +47,7 @@ def test_groups_go_host_by_host(ranks):
 
 
 def without_other_orders(rank):
-    """As in a torch whose groups are always sorted."""
+    """Ring group and warnings of a torch whose groups are always sorted."""
 
     def new_group(ranks=None, timeout=None, backend=None):
         raise AssertionError("a sorted group would be no other")

@@ -222,7 +222,7 @@ class TestSubmitter:
 
 
 class OnPostgres(Attacked):
-    """As above, on a PostgreSQL server that asks for a password; its socket is open to everybody."""
+    """Attacked site on a PostgreSQL server that asks for a password; its socket is open to everybody."""
 
     PASSWORD = "secret-of-the-database"
 

@@ -372,7 +372,7 @@ def differing(rank: int) -> torch.Tensor:
 
 
 def test_all_ranks_start_as_the_first(ranks: Ranks) -> None:
-    """As under DDP; parts of different models would make none that was initialised."""
+    """DDP does the same; parts of different models would make none that was initialised."""
     torch.manual_seed(0)
     wanted = Deep().model().head.weight
     for value in ranks.run(2, differing):
@@ -386,7 +386,7 @@ class TestUnits:
         return [names[unit] for unit in units_of(model, Deep(), arguments)]
 
     def test_by_size_take_what_is_in_no_inner_one(self) -> None:
-        """Of a block's 4,256 parameters 3,168 are the first projection's: with that apart, it is too small."""
+        """The first projection has 3,168 of a block's 4,256 parameters: with that apart, the block is too small."""
         model = Deep().model()
         assert self.units(model, 4000) == [f"blocks.{number}" for number in range(4)]
         assert self.units(model, 2000) == [f"blocks.{number}.qkv" for number in range(4)]
@@ -438,7 +438,7 @@ def test_offloaded_parts_do_not_go_with_a_loss_scaler() -> None:
 
 
 def test_offloaded_parts_need_a_group_that_reduces_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `init_process_group("nccl")` makes none."""
+    """A call of `init_process_group("nccl")` makes none."""
     monkeypatch.setattr("torch.distributed.distributed_c10d.get_backend_config", lambda: "cuda:nccl")
     with pytest.raises(UnsupportedError, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
         _check_reduces_on_cpu()

@@ -95,7 +95,7 @@ def test_a_loader_that_sleeps_is_waiting_for_data(tmp_path: Path) -> None:
 
 
 def test_a_loader_whose_workers_sleep_is_waiting_for_data(tmp_path: Path) -> None:
-    """What the workers do is not in the trace; that the main process waits is."""
+    """Work of the workers is not in the trace; the wait of the main process is."""
     watch, train = Stopwatch(), small_training()
     batches = iter(DataLoader(SlowSamples(LAP_S / 2), batch_size=2, num_workers=1))
     breakdown = profiled(lambda: train(watch.time(lambda: next(batches))), tmp_path)

@@ -209,7 +209,7 @@ class TestDying:
         assert (site.entry(study_id), site.store.trials(study_id), site.store.events(study_id)) == before
 
     def test_a_worker_that_sleeps_through_its_lease_has_lost_it(self, site: Site) -> None:
-        """As a suspended machine does: what it measures when it wakes up is another's."""
+        """A suspended machine does so: what it measures when it wakes up is another's."""
         study_id = site.submit(trials=200)
         process = site.worker()
         site.await_trials(study_id, 1)

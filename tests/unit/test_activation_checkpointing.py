@@ -74,7 +74,7 @@ def test_a_block_is_exact_with_dropout_and_statistics(norm: type[nn.Module], sav
 
 
 def test_a_kept_result_may_be_changed_in_place_by_the_next_module() -> None:
-    """As in VGG: the convolution is kept as it was, bit for bit, the activation is recomputed."""
+    """Case of VGG: the convolution is kept as it was, bit for bit, the activation is recomputed."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Hardtanh(inplace=True))
     recomputed = copy.deepcopy(plain)
@@ -97,7 +97,7 @@ class TestBlock:
         assert int(block[1].num_batches_tracked) == 1
 
     def test_keeps_only_its_input_for_the_backward_pass(self) -> None:
-        """What it is for: activations inside the block are not saved."""
+        """Purpose of the block: activations inside it are not saved."""
 
         def saved_by(block: nn.Module) -> int:
             count = 0

@@ -97,7 +97,7 @@ class TestLossless:
         assert saved.last.bytes_in == 4 * elements + 4 * elements + 8 * pooled
 
     def test_what_only_a_sign_was_needed_of_is_freed(self) -> None:
-        """What it is for: between ReLU and pooling nothing keeps the large tensor."""
+        """Purpose of the mask: between ReLU and pooling nothing keeps the large tensor."""
         for form, freed in ((None, False), ("relu_mask", True)):
             model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2))
             if form:
@@ -175,7 +175,7 @@ class TestLossy:
 
 
 def packed_by(saved: SavedActivations, function: Any) -> list[bool]:
-    """Of each tensor that autograd saves: whether it was encoded."""
+    """Flag for each tensor that autograd saves: True where it was encoded."""
     seen: list[bool] = []
     original = saved._pack
 

@@ -17,7 +17,7 @@ EXPANDABLE = {"expandable_segments": True, "max_split_size_mb": None}
 
 
 def snapshot(**settings: Any) -> dict[str, Any]:
-    """As torch.cuda.memory._snapshot gives it."""
+    """Record in the form that torch.cuda.memory._snapshot gives."""
     return {"segments": [], "allocator_settings": {"expandable_segments": False, "max_split_size": -1, **settings}}
 
 
@@ -31,7 +31,7 @@ class TestVariables:
         ],
     )
     def test_both_names_say_the_same(self, choice: Any, text: str) -> None:
-        """Of two that differ, which one counts depends on torch's version."""
+        """If the two differed, torch's version would decide which one counts."""
         assert Allocator().environment_variables(choice) == dict.fromkeys(VARIABLES, text)
 
     def test_the_defaults_need_none(self) -> None:

@@ -181,7 +181,7 @@ def test_a_trace_of_a_cpu_has_everything_but_a_device(tmp_path):
 @needs_traces
 @pytest.mark.parametrize("name", NAMES)
 def test_real_traces_are_analysed_as_plain_data(name):
-    """What an analysis holds survives being stored, and the list of everything stays small."""
+    """Contents of an analysis survive being stored, and the list of everything stays small."""
     path: Path = trace_file(name)
     analysis = analyse_rank(path, top=10)
     text = msgspec.json.encode(analysis)

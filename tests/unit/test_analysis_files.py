@@ -1,4 +1,4 @@
-"""What trials leave for pages, and what user code may leave in its place."""
+"""Files that trials leave for pages, and what user code may leave in their place."""
 
 import gzip
 import io

@@ -38,7 +38,7 @@ def local(tmp_path) -> ArtifactStore:
 
 @pytest.fixture(params=["directory", "file", "memory"])
 def artifacts(request, tmp_path) -> Iterator[ArtifactStore]:
-    """The same for a path, and for URLs."""
+    """Store at a path, and at URLs, with the same behaviour."""
     name = new_id()
     places = {"directory": tmp_path / "artifacts", "file": f"file://{tmp_path}/by-url", "memory": f"memory://{name}"}
     yield ArtifactStore(files_at(places[request.param]), FileLock(tmp_path / "lock"))
@@ -52,7 +52,7 @@ def pieces(*texts: bytes) -> Iterator[bytes]:
 
 
 def test_the_clock_is_that_of_the_files(artifacts):
-    """What is put between two looks lies between them, and looking leaves nothing."""
+    """A file put between two readings of the clock lies between them, and reading leaves nothing."""
     before = artifacts.clock_s()
     artifacts.put([b"content"])
     (file,) = artifacts._files.list()
@@ -185,7 +185,7 @@ class TestGiving:
 
 class TestPlaces:
     def test_settings_name_the_place(self, tmp_path):
-        """By default it is in the data directory."""
+        """The default is the data directory."""
         settings = Settings(data_directory=tmp_path, artifacts_url=None)
         assert open_artifacts(settings).place == str(tmp_path / "artifacts")
         elsewhere = settings.model_copy(update={"artifacts_url": "memory://elsewhere"})
@@ -249,13 +249,13 @@ def raising(error):
 class TestLock:
     @pytest.fixture(params=["file", "postgresql"])
     def lock(self, request, tmp_path):
-        """What excludes whom is the same for one host and for several."""
+        """Locks for one host and for several, with the same rules of who excludes whom."""
         if request.param == "file":
             return FileLock(tmp_path / "lock")
         return PostgresLock(request.getfixturevalue("postgres_url"))
 
     def test_a_server_that_is_cut_off_is_noticed(self, postgres_url):
-        """As by every other connection to the database."""
+        """Every other connection to the database notices it too."""
         with PostgresLock(postgres_url)._connected() as connection:
             parameters = connection.connection.driver_connection.info.get_parameters()
         assert {"connect_timeout", "keepalives_idle", "tcp_user_timeout"} <= parameters.keys()

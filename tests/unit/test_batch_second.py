@@ -19,7 +19,7 @@ WIDTH, HEADS, TOKENS, BATCH = 16, 2, 5, 3
 
 
 class EncoderBlock(nn.Module):
-    """As torchvision's vision transformer has it."""
+    """Block like that of torchvision's vision transformer."""
 
     def __init__(self, extra: nn.Module | None = None, *, batch_first: bool = True) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class TestSame:
 
 class TestInside:
     def test_tokens_come_first_and_lie_so_in_memory(self) -> None:
-        """What it is for: nothing between the first and the last block has to be transposed."""
+        """Purpose of the layout: nothing between the first and the last block has to be transposed."""
         model = Vision().model()
         to_batch_second(model.blocks)
         seen = []

@@ -209,7 +209,7 @@ class TestArithmetic:
         assert strategy_named("precision").bound(self.taking(0.6), choice) == pytest.approx(0.6 - floor)
 
     def test_products_that_are_not_meant_may_have_the_floor_to_themselves(self) -> None:
-        """Of 0.2 ms that all products need, attention may have had its 0.1 ms: other products need the rest."""
+        """All matmuls need 0.2 ms, of which attention may have had its 0.1 ms: other matmuls need the rest."""
         found = measured({C.MATMUL: 0.15, C.ATTENTION: 0.1}, flops=200_000, peak=1e9)
         assert above_roofline(found, C.MATMUL) == pytest.approx(0.05)
 

@@ -18,7 +18,7 @@ CHOICES = st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(min_size=
 
 
 def reversed_order(value: Any) -> Any:
-    """The same mapping, written in the opposite order."""
+    """Copy of a mapping, written in the opposite order."""
     if not isinstance(value, dict):
         return value
     return {key: reversed_order(item) for key, item in reversed(value.items())}

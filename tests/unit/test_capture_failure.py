@@ -35,7 +35,7 @@ UNJOINED = "CUDA error: capturing stream has unjoined work\nSearch for `cudaErro
 
 
 def raised(text: str) -> RuntimeError:
-    """As an operator raises it, called by this file."""
+    """Error that an operator raises when this file calls it."""
     try:
         raise RuntimeError(text)
     except RuntimeError as error:
@@ -81,7 +81,7 @@ class TestExplained:
         assert not waits(raised(CAPTURING))
 
     def test_is_no_error_of_the_workload(self) -> None:
-        """The same workload runs as it is: the choice is what is impossible."""
+        """The workload itself runs as it is: only the choice is impossible."""
         told = explained(raised(CAPTURING))
         assert classify(told) is FailureKind.UNSUPPORTED
         failure = failure_of(told, Phase.GUARD, 0)

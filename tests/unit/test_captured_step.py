@@ -333,7 +333,7 @@ class TestOptionsThatChange:
         assert torch.equal(job.model.weight, before)
 
     def test_a_change_now_and_then_is_recorded_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As of a rate that falls once an epoch; one recording at a time takes memory."""
+        """Case of a rate that falls once an epoch; one recording at a time takes memory."""
         monkeypatch.setattr("steptune.tuner.training.captured_step.PAYS_AFTER_STEPS", 3)
 
         class Falling(Momentum):
@@ -472,7 +472,7 @@ class TestLimits:
         job, batch = captured_job(Everything())
 
         def average(*_: Any) -> None:
-            """Of the weights, say."""
+            """Average the weights, say."""
 
         job.optimizer.register_step_post_hook(average)
         with pytest.raises(CaptureError, match=r"AdamW calls hooks around its update \(.*average\)"):

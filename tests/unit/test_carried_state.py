@@ -188,7 +188,7 @@ class TestRefused:
 
 
 class LeavesLoss(Layer):
-    """As mixtures of experts leave their balance for the loss: read in the step that wrote it."""
+    """Layer that leaves a value for the loss, like the balance of experts: read in the step that wrote it."""
 
     aux: torch.Tensor
 

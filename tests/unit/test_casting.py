@@ -410,7 +410,7 @@ class TestBoundary:
             assert output["mask"].dtype == torch.int64
 
     def test_state_is_given_and_taken_in_fp32(self, keep_fp32: bool) -> None:
-        """What a user saves can be loaded without Steptune, and the other way around."""
+        """State that a user saves can be loaded without Steptune, and the other way around."""
         model = cast_model(Mixture(), "bfloat16", keep_fp32=keep_fp32)
         state = model.state_dict()
         assert {name: value.dtype for name, value in state.items()} == {

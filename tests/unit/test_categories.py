@@ -202,7 +202,7 @@ def test_the_kernels_of_real_captures_fall_into_their_class(name: str, kernels: 
     "name", ["kineto_resnet50_v100_workers0", "h200_resnet50_cuda_graph", "h200_vit_b_ddp2_split0_rank1"]
 )
 def test_little_of_a_real_vision_model_is_left_unnamed(name: str) -> None:
-    """What no rule names is `other`; of common models that is a few per cent of the kernels' time."""
+    """Kernels that no rule names are `other`; in common models they take a few per cent of the kernels' time."""
     time = kernel_time(name)
     unnamed = sum(value for kernel, value in time.items() if classify_kernel(kernel) is C.OTHER_COMPUTE)
     assert unnamed < 0.03 * time.total()

@@ -58,7 +58,7 @@ def looked_at(workload: Workload) -> Any:
 
 
 def masks_of(model: nn.Module, workload: Workload, batch: Any) -> list[tuple[bool, bool]]:
-    """Of each attention of the compiled model: whether it gets a mask, and whether it is told to be causal."""
+    """Two flags for each attention of the compiled model: it gets a mask, and it is told to be causal."""
     found = []
 
     def look(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -106,7 +106,7 @@ PADDED = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 11, dtype
 
 
 def logits_of(model: Any, ids: torch.Tensor, how: str) -> torch.Tensor:
-    """Of the tokens that are no padding."""
+    """Logits of the tokens that are no padding."""
     model.eval()
     with torch.no_grad():
         if how == "inner":
@@ -186,7 +186,7 @@ class TestWhereItIsTheSame:
 
     @pytest.mark.parametrize("direct", [False, True])
     def test_not_where_a_model_within_is_told_more(self, direct: bool) -> None:
-        """As where the loss is computed in pieces of the vocabulary: what is called is the model without its head."""
+        """Case of a loss computed in pieces of the vocabulary: the model is called without its head."""
         model: Any = load_workload(GPT).model()
         call = model.transformer.forward if direct else model.transformer
         with CausalLook(model) as look:
@@ -195,7 +195,7 @@ class TestWhereItIsTheSame:
         assert ("was not called" if direct else "attention_mask") in look.refusal
 
     def test_not_where_a_model_was_not_called(self) -> None:
-        """Of two towers one may come later, with a mask."""
+        """One of two towers may come later, with a mask."""
         workload = load_workload(GPT)
         towers = nn.ModuleList([workload.model(), workload.model()])
         with CausalLook(towers) as look:

@@ -314,7 +314,7 @@ MEANT: dict[str, tuple[str | None, str]] = {
 
 @pytest.mark.parametrize("text", MEANT)
 def test_what_is_meant_by_a_workload_follows_from_how_it_is_written(text):
-    """What lies here is sent; what workers have is named."""
+    """A workload that lies here is sent; one that workers have is named."""
     path, entry = _local(text)
     assert (None if path is None else str(path), entry) == MEANT[text]
 

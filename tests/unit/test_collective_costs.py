@@ -1,4 +1,4 @@
-"""What collectives cost on given links."""
+"""Costs of collectives on given links."""
 
 import math
 

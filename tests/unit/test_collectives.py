@@ -220,7 +220,7 @@ def test_of_a_wait_counts_as_exposed_what_no_compute_hides_and_waits_at_once_cou
 
 
 def test_steps_that_another_rank_did_not_record_are_not_compared():
-    """Of the three steps of rank 0 two have a counterpart: its wait is theirs."""
+    """Two of the three steps of rank 0 have a counterpart: its wait is theirs."""
     three = joined(*(made([(10 * n, 10 * n + 5)], step=n) for n in (1, 2, 3)))
     two = joined(*(made([(10 * n + 3, 10 * n + 5)], step=n) for n in (1, 2)))
     waits = compare_ranks({0: three, 1: two}).waits

@@ -1,4 +1,4 @@
-"""What a comparison of two runs says changed, how sure it is, and what explains it."""
+"""Changes that a comparison of two runs reports, how sure it is, and what explains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile did: breaks, recompilations and what it gave up, with reasons and source lines."""
+"""Record of what torch.compile did: breaks, recompilations and what it gave up, with reasons and source lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another choice of compile is expected to bring, and what it costs to find out."""
+"""Expected gain of another choice of compile, and the cost of finding it out."""
 
 import pytest
 from builders import sample_environment, sample_facts

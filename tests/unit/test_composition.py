@@ -1,4 +1,4 @@
-"""What goes with what: normalising, conflicts, and the numerics of a combination."""
+"""Combined choices: normalising, conflicts, and the numerics of a combination."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class TestConflict:
 
     @pytest.mark.parametrize("today", ["for_loop", "fused"])
     def test_fused_sgd_on_a_cpu_does_not_update_16_bit_parameters(self, today: str) -> None:
-        """What torch's kernel does, and so no candidate; whether the plan has it fused or the user."""
+        """Torch's kernel leaves them unchanged: no such candidate, whether the plan has it fused or the user."""
         parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
         parameter.grad = torch.ones_like(parameter)
         torch.optim.SGD([parameter], lr=0.5, fused=True).step()
@@ -252,7 +252,7 @@ class TestUnitRoundoff:
 
 class TestWhatTheUserRuns:
     def test_a_sixteen_bit_level_without_a_dtype_is_bfloat16(self) -> None:
-        """As the documentation of `current` writes it: {"precision": {"level": "O1"}}."""
+        """Form in the documentation of `current`: {"precision": {"level": "O1"}}."""
         complete = complete_choices(BASELINE, USERS)
         assert complete["precision"] == {"level": "O1", "dtype": "bfloat16"}
         assert make_plan(complete).step.autocast_dtype == "bfloat16"

@@ -18,7 +18,7 @@ def targets() -> set[str]:
 
 
 def minor_versions(requirement: str) -> set[str]:
-    """Of ">=3.11,<3.13": 3.11 and 3.12."""
+    """Versions allowed by a requirement: ">=3.11,<3.13" allows 3.11 and 3.12."""
     least, below = (int(number) for number in re.fullmatch(r">=3\.(\d+),<3\.(\d+)", requirement).groups())
     return {f"3.{number}" for number in range(least, below)}
 

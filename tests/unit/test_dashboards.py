@@ -355,9 +355,9 @@ BLUE_YELLOW_BLINDNESS = np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148
 DISTINCT = 11.0
 """Distance in CIELAB; 2.3 is the smallest that can be seen side by side."""
 CLEARLY_DISTINCT = 16.0
-"""Of any two categories: a swatch of a legend is small, and stands away from its bar."""
+"""Least distance of any two categories: a swatch of a legend is small, and stands away from its bar."""
 EASILY_DISTINCT, GAPS_DISTINCT = 30.0, 20.0
-"""Of causes of gaps: with normal vision, and with colour blindness."""
+"""Least distances of causes of gaps: with normal vision, and with colour blindness."""
 PAPERS = {"light": "#ffffff", "dark": "#14171c"}
 TOLD_APART_IN_GREY = 10.0
 """Difference of lightness between neighbours of a stacked bar."""

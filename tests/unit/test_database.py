@@ -75,7 +75,7 @@ def url(path) -> str:
 
 @pytest.fixture
 def engine(url) -> Iterator[Engine]:
-    """Of a migrated database."""
+    """Engine of a migrated database."""
     engine = create_engine_for(url)
     migrate(engine)
     yield engine
@@ -93,7 +93,7 @@ def store(engine) -> SqlStudyStore:
 
 @pytest.fixture
 def newer_migrations(tmp_path) -> Path:
-    """What a later version brings: the same revisions and one more."""
+    """Migrations of a later version: the same revisions and one more."""
     directory = tmp_path / "newer" / "migrations"
     shutil.copytree(database.MIGRATIONS, directory, ignore=shutil.ignore_patterns("__pycache__"))
     latest = max(path.name[:4] for path in (directory / "versions").glob("0*.py"))
@@ -283,7 +283,7 @@ class TestRows:
             assert (collective.name, collective.exposed_ns, collective.bus_bytes_per_s) == ("allreduce", 4, 1e9)
 
     def test_breakdown_rows_sum_to_the_step(self, engine, store):
-        """By rank and device, as measured and (where known) rescaled."""
+        """Sums are by rank and device, as measured and (where known) rescaled."""
         store.complete_trials([sample_result()])
         sums = select(BreakdownRow.rank, func.sum(BreakdownRow.ns), func.sum(BreakdownRow.rescaled_ns))
         with reading(engine) as session:
@@ -372,7 +372,7 @@ class TestRows:
             assert (answer.gain, answer.verdict, answer.device_kind) == (1.5, "faster", "cuda")
 
     def test_a_workload_is_kept_once_as_last_inspected(self, engine, store):
-        """The same code on the same machine: one workload, one hardware profile, however many studies."""
+        """One workload and one hardware profile for the same code on the same machine, however many studies."""
         facts = sample_facts(sample_loss=1.0)
         store.create_study(sample_study(study_id="again", facts=facts))
         store.create_study(sample_study(study_id="edited", facts=sample_facts(signature="another")))

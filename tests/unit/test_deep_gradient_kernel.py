@@ -135,7 +135,7 @@ def test_an_overflow_everywhere_does_not_end_the_sending(broken: float) -> None:
 
 
 def test_thresholds_of_a_stage_are_not_the_next_one_s_after_a_checkpoint() -> None:
-    """As in the training that goes on without one, where another share begins with exactly the largest."""
+    """Training without a checkpoint does the same: there, another share begins with exactly the largest."""
     step = Step()
     step.taken(step.gradients())
     names = {parameter: str(number) for number, parameter in enumerate(step.parameters)}

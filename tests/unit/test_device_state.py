@@ -1,4 +1,4 @@
-"""What a device's state before and after a window says of it, as the driver gives it."""
+"""Findings on a window from the device's state before and after it, as the driver gives it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ FACTS = {
     "idle_tensor_cores": lambda share: StepFacts(matmul_dtype="float32", faster_dtypes=("tf32", "bfloat16", "float16")),
     "layout_conversions": lambda share: StepFacts(layout_ns=share * STEP_NS),
 }
-"""What has to be known of a step, beside its shares, for a rule to speak."""
+"""Facts of a step that have to be known, beside its shares, for a rule to speak."""
 OF_TRACES = ("idle_tensor_cores", "unsteady_steps")
 """Rules that look at what only the analysis of a trace has."""
 
@@ -56,7 +56,7 @@ def neutral_rest(rule: Rule) -> Category:
 
 
 def analysis(**changes) -> RankAnalysis:
-    """Of a trace without anything remarkable."""
+    """Analysis of a trace without anything remarkable."""
     fields = {
         "file": "trace.json",
         "rank": 0,
@@ -72,7 +72,7 @@ def analysis(**changes) -> RankAnalysis:
 
 
 def details(rule: Rule, share: float) -> RankAnalysis:
-    """What a trace shows when the rule's own measure is this, and its condition holds."""
+    """Analysis of a trace in which the rule's own measure is this, and its condition holds."""
     return analysis(
         tensor_core_share=0.0 if rule.name == "idle_tensor_cores" else None,
         step_time_cv=share if rule.name == "unsteady_steps" else 0.0,
@@ -146,7 +146,7 @@ class TestEveryRule:
             assert (rule.name in fired(made_for(rule, 0.9, device_kind=kind))) == (kind in rule.devices)
 
     def test_other_rules_do_not_fire_on_what_is_not_theirs(self, rule: Rule) -> None:
-        """What shares no category with a rule gives it no finding."""
+        """A rule that shares no category with this one finds nothing."""
         for name in fired(made_for(rule, 0.9)):
             other = next(r for r in RULES if r.name == name)
             assert other is rule or set(rule.categories) & set(other.categories)
@@ -219,7 +219,7 @@ class TestFindings:
 
     @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
     def test_nobody_is_told_how_to_record_what_steptune_recorded(self, problem) -> None:
-        """Of a trial, and of its trace where that is analysed later."""
+        """Advice for a trial, and for its trace where that is analysed later."""
         quality = CaptureQuality(num_events=1, num_steps=1, problems=("it is bad",), problem_names=(problem.name,))
         breakdown = msgspec.structs.replace(breakdown_of({C.DATA_WAIT: 0.9}), quality=quality)
         kept = msgspec.structs.replace(breakdown, facts=StepFacts(own_capture=True))
@@ -353,7 +353,7 @@ def test_a_launch_bound_step_names_the_kernel_that_its_loss_has_a_use_for() -> N
 
 
 class TestRanks:
-    """What only several ranks show."""
+    """Findings that only several ranks show."""
 
     def collective(self, *, latency_ns: int, skew_ns: int) -> CollectiveStats:
         return CollectiveStats(
@@ -621,7 +621,7 @@ class TestStalls:
         assert "with_stack" not in named.advice
 
     def test_the_profiler_makes_dispatch_longer_and_not_a_stall(self) -> None:
-        """Of 0.8 ms of host time 0.5 are a stall; without the profiler 0.6 are left, of them the stall whole."""
+        """A stall is 0.5 of 0.8 ms of host time; without the profiler 0.6 are left, of them the stall whole."""
         found = self.findings(0.5, rescaled={"host": 600_000, "unknown": 200_000})
         assert found["host_stall"].bound == pytest.approx(0.5 / 0.8)
         assert found["launch_bound"].bound == pytest.approx(0.1 / 0.8)

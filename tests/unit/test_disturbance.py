@@ -25,7 +25,7 @@ def test_the_noise_of_a_rank_repeats_itself() -> None:
 
 
 ROUNDOFFS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-"""Of the formats themselves."""
+"""Unit roundoff of each format itself."""
 
 
 def units(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ BASE = candidate()
 A, B, BOTH = candidate(a=1), candidate(b=1), candidate(a=1, b=1)
 NOISE_SD = 0.02
 UNIT = math.log(800)
-"""Of a rate of 800 samples per second."""
+"""Logarithm of a rate of 800 samples per second."""
 
 
 def rates(candidates, gains, *, seed=0, noise_sd=NOISE_SD, level=lambda order: 0.0, unit=UNIT):
@@ -94,7 +94,7 @@ class TestPlantedEffects:
 @pytest.mark.parametrize("num_others", [6, 30])
 @pytest.mark.parametrize("seed", range(5))
 def test_many_choices_that_change_little_do_not_belittle_one_that_changes_much(num_others, seed):
-    """As of loaders in noise: the first made the rate three times the baseline's, what followed changed nothing."""
+    """Case of loaders in noise: the first made the rate three times the baseline's, what followed changed nothing."""
     generator = random.Random(seed)
     pairs = [(BASE, BASE, 0.0), (BASE, BASE, 0.0), (A, BASE, 1.1)]
     pairs += [(candidate(a=1, **{f"other{n}": 1}), A, generator.gauss(0, 0.03)) for n in range(num_others)]

@@ -144,7 +144,7 @@ class TestBlocks:
         assert (Blocks.encode(torch.zeros(10)).decode() == 0).all()
 
     def test_infinite_values_stay_so_and_leave_the_others_of_their_block_alone(self) -> None:
-        """As what attention on CUDA keeps: sums of its rows, padded with infinities."""
+        """Attention on CUDA keeps such values: sums of its rows, padded with infinities."""
         decoded = Blocks.encode(torch.tensor([0.0, -float("inf"), 5.0, float("inf"), -2.5])).decode()
         assert decoded.tolist() == [0.0, -float("inf"), 5.0, float("inf"), -2.5]
 

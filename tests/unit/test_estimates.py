@@ -83,7 +83,7 @@ class TestMeans:
         assert trimmed_mean([*calm[:8], 50.0, 80.0]).mean == pytest.approx(1.0, abs=0.01)
 
     def test_yuen_s_formula(self) -> None:
-        """By hand: of 1..5 two go; the squares of the winsorised 2 2 3 4 4 sum to 4, over 3 kept times 2."""
+        """Worked by hand: of 1..5 two go; the squares of the winsorised 2 2 3 4 4 sum to 4, over 3 kept times 2."""
         estimate = trimmed_mean([5.0, 1.0, 3.0, 2.0, 4.0])
         assert estimate.mean == 3.0
         assert estimate.degrees == 2

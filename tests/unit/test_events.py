@@ -192,7 +192,7 @@ class TestColumns:
         assert work.num_bytes.tolist() == [-1, -1, 2**40]
 
     def test_old_traces_spell_links_and_streams_differently(self, tmp_path: Path) -> None:
-        """As in 2021: "external id", threads as strings, the stream in the thread's name."""
+        """Spelling of 2021: "external id", threads as strings, the stream in the thread's name."""
         events = [
             {**event("Operator", "aten::mm", 0, 1, **{"External id": 2}), "tid": "25738"},
             {**event("Runtime", "cudaLaunchKernel", 0, 1, correlation=9, **{"external id": 2}), "tid": "25738"},

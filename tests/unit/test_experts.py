@@ -25,7 +25,7 @@ def routings(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 
 
 def slow_route(logits: torch.Tensor, top_k: int, capacity: int) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """By token and choice: the expert, the place in it, and the weight; only of those that are kept."""
+    """Expert, place in it, and weight by token and choice; only of those that are kept."""
     probabilities = [[math.exp(v) / sum(math.exp(w) for w in row) for v in row] for row in logits.double().tolist()]
     order = [sorted(range(len(row)), key=lambda e: -row[e])[:top_k] for row in probabilities]
     taken = [0] * logits.shape[1]

@@ -1,4 +1,4 @@
-"""What a trace says is already on, and where it is silent; stalls, which are no dispatch."""
+"""Settings that a trace says are already on, and where it is silent; stalls, which are no dispatch."""
 
 from pathlib import Path
 

@@ -120,7 +120,7 @@ def test_numbers_of_points_are_those_of_nuscenes_images() -> None:
 
 
 def test_losses_leave_out_points_of_the_background() -> None:
-    """Of a scene without boxes only that of the classes is left."""
+    """Only the loss of the classes is left of a scene without boxes."""
     points = make_points(SIZES, STRIDES, torch.device("cpu"))
     none = torch.full((1, 1), -1)
     empty = Scenes(torch.ones(1, 1, 4), none, none, torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1, 9))

@@ -1,4 +1,4 @@
-"""What a disk without room does to a trial is the fault of its surroundings, however the libraries say it."""
+"""Failures of a trial on a disk without room: the fault of its surroundings, however the libraries say it."""
 
 import contextlib
 import errno

@@ -17,7 +17,7 @@ from steptune.tuner.training.optimizers.lars import Lars  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_DEVICE else "cpu")
 TOLERANCE = 1e-5
-"""Of FP32 after some steps."""
+"""Largest deviation in FP32 after some steps."""
 
 
 def timm(name):
@@ -181,7 +181,7 @@ class TestRefusals:
         assert self.refusal(optimizer).endswith("has options that the kernel does not know: sharpness")
 
     def test_a_class_that_computes_something_else_is_found_by_its_steps(self, monkeypatch):
-        """As a later version of a library might."""
+        """A later version of a library might do so."""
         before = Lamb.update
 
         def update(self, parameters, gradients, group):

@@ -8,7 +8,7 @@ import pytest
 from steptune.tuner.search.gaussian import Measured, Prior, StepModel, level_kernel
 
 LEVELS = [2, 2, 5]
-"""Of a parameter that acts on the first category, one on the second, and an ordered one on the second."""
+"""Number of levels of each parameter: one acts on the first category, two on the second, the last of them ordered."""
 RANKS = np.linspace(0, 1, 5)
 
 
@@ -21,7 +21,7 @@ def prior(mean=0.0):
 
 
 def measured(*starts):
-    """Of (levels, seconds by category)."""
+    """Measurements of runs, each given as (levels, seconds by category)."""
     levels = np.array([levels for levels, _ in starts], dtype=np.int64)
     profiles = np.array([seconds for _, seconds in starts], dtype=np.float64)
     n = len(starts)

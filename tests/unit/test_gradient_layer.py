@@ -463,7 +463,7 @@ class TestScores:
         assert found.excess == pytest.approx(0.05)
 
     def test_a_factor_of_all_gradients_may_be_rounded(self) -> None:
-        """As the loss's one over the number of tokens is, in 16 bits, and its product with the loss scale."""
+        """One such is the loss's one over the number of tokens, in 16 bits, and its product with the loss scale."""
         assert 0.5 < self.score(self.steps(scale=1 + 2 * BF16)).ratio < 1
 
     def test_sizes_are_compared_where_steps_begin_from_the_reference_s_parameters(self) -> None:

@@ -312,7 +312,7 @@ class TestProtocol:
         assert torch.equal(batches[0][0], before)
 
     def test_skipped_steps_are_repeated_so_that_curves_stay_aligned(self, study: Study) -> None:
-        """As a loss scaler does while it looks for its scale."""
+        """A loss scaler skips steps while it looks for its scale."""
         job = SkippingJob(study.job(), skips={0: 2, 3: 1})
         checks = study.checks(job)  # type: ignore[arg-type]
         assert [name for name, check in checks.items() if not check.passed] == []
@@ -386,7 +386,7 @@ class TestRandomnessOff:
 
 
 class TestCurve:
-    """Of a model whose dropout hardly changes the loss: a large language model in its first steps."""
+    """Curve of a model whose dropout hardly changes the loss: a large language model in its first steps."""
 
     def verdict(self, unit_roundoff: float, change: float, rounding: float) -> bool:
         figures = {"losses": (11.0,), "gradient_norms": (2.0,), "update_norm": 1.0}

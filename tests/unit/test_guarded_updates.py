@@ -130,7 +130,7 @@ class TestAnother:
 
 class TestReference:
     def test_disturbed_bias_corrections_are_seen_and_leave_nothing_behind(self, study: Study) -> None:
-        """What beta ** t is off by is (9 + 999 / 2) times as much of the first update, less what decay is of it."""
+        """The error of beta ** t is (9 + 999 / 2) times as much of the first update, less what decay is of it."""
         found = study.reference.bias_corrections
         assert found is not None
         assert found.update_norm == pytest.approx(4 * 2.0**-24 * 508.5, rel=0.1)

@@ -1,4 +1,4 @@
-"""What the machine is and what it can do at most."""
+"""Description of the machine, and the most that it can do."""
 
 import platform
 import sys

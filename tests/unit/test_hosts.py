@@ -61,7 +61,7 @@ class TestEmulation:
     def test_is_set_before_nccl_begins(
         self, device: str, parts: str, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """By the group of the ranks, whoever joins it: NCCL reads its variables once."""
+        """The group of the ranks sets it, whoever joins it: NCCL reads its variables once."""
         found: dict[str, str] = {}
         monkeypatch.setenv(DEVICES_VARIABLE, parts)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -150,7 +150,7 @@ class TestCollection:
         assert list(artifacts._files.list()) == []
 
     def test_a_file_that_is_put_again_is_young_again(self, engine, artifacts):
-        """The same trace comes from another trial after its first study was deleted."""
+        """Another trial makes the same trace after its first study was deleted."""
         digest = artifacts.put([b"trace"]).digest
         age(artifacts, digest, 100)
         artifacts.put([b"trace"])

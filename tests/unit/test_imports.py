@@ -1,4 +1,4 @@
-"""What may be imported where: parents stay without torch."""
+"""Limits on what may be imported where: parents stay without torch."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class TestChoosing:
 
 
 class TestUntrustedFiles:
-    """What user code leaves in a study's directory, and the service reads."""
+    """Files that user code leaves in a study's directory, and the service reads."""
 
     def test_an_ordinary_file_is_read(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
@@ -461,7 +461,7 @@ class TestOwnUsers:
         assert not kept.exists()
 
     def test_a_user_s_commands_carry_nothing_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """That user may read their environment."""
+        """The user may read the environment of these commands."""
         monkeypatch.setenv("STEPTUNE_DATABASE_URL", "postgresql://me:secret@host/db")
         seen = run_as(users.become(OTHER), "env").stdout.splitlines()
         assert {line.partition("=")[0] for line in seen} <= {"PATH", "LC_ALL", "PWD", "SHLVL", "_"}

@@ -119,7 +119,7 @@ class TestDelivery:
         )
 
     def test_messages_of_a_forgotten_job_are_dropped(self, board: JobBoard, server: Server) -> None:
-        """What a killed job still said before it went."""
+        """A killed job may still have sent them before it went."""
         old, new = start(board, server, "old"), start(board, server, "new")
         board.forget(old)
         server.say(TaskProgress(text="late"), job="old")

@@ -1,4 +1,4 @@
-"""What several changes together could save: disjoint categories add up, a shared one counts once."""
+"""Savings that several changes could bring together: disjoint categories add up, a shared one counts once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_joint_bound_lies_between_the_largest_and_the_sum(case: tuple[Space, S
 def test_it_grows_with_the_set_depends_on_no_order_and_no_cut(
     case: tuple[Space, Situation, list[Move]], data: st.DataObject
 ) -> None:
-    """Of two parts of the set, each may be bounded jointly, and both bounds added."""
+    """Two parts of the set may each be bounded jointly, and both bounds added."""
     space, found, moves = case
     joint = space.joint_bound(moves, found)
     assert space.joint_bound(data.draw(st.permutations(moves)), found) == pytest.approx(joint)

@@ -1,4 +1,4 @@
-"""What a process keeps so as not to make it again: records by their text, rows of tables, anything up to a size."""
+"""Cache of a process, which saves making things again: records by their text, rows of tables, anything up to a size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a study's files."""
+"""Part of a study's files that is kept."""
 
 import gzip
 from pathlib import Path

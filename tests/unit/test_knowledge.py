@@ -1,4 +1,4 @@
-"""What a search knows: trials that took turns and trials that were measured alone are put on one scale."""
+"""Knowledge of a search: trials that took turns and trials that were measured alone are put on one scale."""
 
 import math
 

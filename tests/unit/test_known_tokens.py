@@ -1,4 +1,4 @@
-"""What was found valid a moment ago is not looked up again, and never longer than that."""
+"""Tokens that were found valid a moment ago: not looked up again, and never longer than that."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What streams and threads did, thinned out: time stays exact, and nothing overlaps."""
+"""Activity of streams and threads, thinned out: time stays exact, and nothing overlaps."""
 
 from __future__ import annotations
 

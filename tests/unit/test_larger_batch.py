@@ -116,7 +116,7 @@ class TestBound:
         return Situation(breakdown=breakdown, workload=facts, environment=environment, choices=choices(**changed))
 
     def test_is_what_more_samples_can_share(self) -> None:
-        """Of 25 + 25 paid once a step and 12.5 above the roofline, twice the samples save a half."""
+        """Twice the samples save a half of 25 + 25 paid once a step and 12.5 above the roofline."""
         bound = STRATEGY.bound(self.situation(), {"factor": 2, "rule": "sqrt"})
         assert bound == pytest.approx(0.625 / 2)
         assert STRATEGY.bound(self.situation(), {"factor": 8, "rule": "sqrt"}) == pytest.approx(0.625 * 7 / 8)

@@ -1,4 +1,4 @@
-"""What a worker believes about its lease, by its own clock."""
+"""Belief of a worker about its lease, by its own clock."""
 
 import time
 

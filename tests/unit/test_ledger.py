@@ -131,7 +131,7 @@ class TestSpecs:
         assert guard_protocol(facts, **figures).num_pointwise == 2
 
     def test_a_step_of_the_reference_exchanges_its_gradients(self):
-        """Of 1 GB each of four ranks sends three quarters twice."""
+        """Each of four ranks sends three quarters of 1 GB twice."""
         facts = fake_workload()
         facts = msgspec.structs.replace(facts, model=msgspec.structs.replace(facts.model, parameter_bytes=10**9))
         link = Link(kind="network", latency_ns=0, bytes_per_s=1e9)

@@ -16,7 +16,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 
 
 def timings_on(link: Link, num_ranks: int, *, num_sharing: int = 1, noise: float = 0.0, seed: int = 0):
-    """As the model has them, each off by up to a share that is drawn."""
+    """Timings as the model has them, each off by up to a share that is drawn."""
     draw = random.Random(seed)
     return [
         CollectiveTiming(

@@ -94,7 +94,7 @@ class TestOrder:
 
     @each_arguments
     def test_an_endless_order_is_sought_while_it_runs(self, arguments: LoaderArguments) -> None:
-        """What the workers hold already comes first, and no more than the plan's capacity."""
+        """Batches that the workers hold already come first, and no more than the plan's capacity."""
         order = EndlessBatches([[index] for index in range(10)])
         iterator = iter(build_loader(Four(), Whole(), arguments, batch_sampler=order))
         assert int(next(iterator)[0, 0]) == 0

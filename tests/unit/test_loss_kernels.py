@@ -25,7 +25,7 @@ WORKLOADS = {
 
 
 def losses_and_gradients(name: str, *, with_kernel: bool) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Of some batches, of which some images have no box."""
+    """Losses of some batches, of which some images have no box, and their gradients."""
     torch.manual_seed(0)
     workload = WORKLOADS[name]()
     model = workload.model().to(DEVICE)

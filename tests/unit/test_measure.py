@@ -84,7 +84,7 @@ class TestSamples:
     def test_every_window_of_a_position_holds_the_same_samples(
         self, make_stepper: Callable[..., Stepper], workers: int
     ) -> None:
-        """What the loader still holds of the old position is consumed before the clock starts."""
+        """Batches of the old position that the loader still holds are consumed before the clock starts."""
         stepper = make_stepper(num_workers=workers)
         for position in (5, 0, 5):
             taken = window(stepper, position)

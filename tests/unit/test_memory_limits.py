@@ -1,4 +1,4 @@
-"""What a rank may use: of the device that it trains on, and of nothing else."""
+"""Limit on what a rank may use: of the device that it trains on, and of nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GB = 10**9
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.device]]:
-    """What a device of 96 GB was told."""
+    """Memory fractions that a device of 96 GB was told."""
     told: list[tuple[float, torch.device]] = []
     properties = SimpleNamespace(total_memory=96 * GB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -41,7 +41,7 @@ def test_without_a_limit_the_whole_device_can_be_used(shares: list[tuple[float, 
 def test_the_hosts_memory_is_limited_where_it_is_what_trains(
     kind: str, limit: int | None, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a device trains may be kept in the host's memory to save the device's."""
+    """Training on a device may keep data in the host's memory to save the device's."""
     told: list[int] = []
     monkeypatch.setattr(memory, "limit_data", told.append)
     limit_host_memory(limit, kind)

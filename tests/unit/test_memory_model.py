@@ -82,7 +82,7 @@ class TestRefusal:
         assert model().refusal(REST, 1e9) is None
 
     def test_one_size_rules_out_nothing_that_may_fit(self) -> None:
-        """Of 4 GB for one sample 3.9 may be gradients and workspaces: then 32 samples take 7.1 GB of the 10."""
+        """Gradients and workspaces may be 3.9 of the 4 GB for one sample: then 32 samples take 7.1 GB of the 10."""
         memory = model(known_gb=2.0)
         memory.learn(REST, 1, 4 * GB)
         memory.learn(REST, 1, 4.1 * GB)

@@ -1,4 +1,4 @@
-"""What a mesh cuts and what it refuses: chains of blocks, stages, products, choices, and how they are exported."""
+"""Cuts and refusals of a mesh: chains of blocks, stages, products, choices, and how they are exported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Between(Model):
 
 
 class Skipping(Model):
-    """What follows the blocks uses an earlier one's output."""
+    """Model in which the layer after the blocks uses an earlier one's output."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
@@ -69,7 +69,7 @@ class Skipping(Model):
 
 
 class Around(Model):
-    """And this one's what is before them."""
+    """Model in which the layer after the blocks uses what is before them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x = self.first(x)

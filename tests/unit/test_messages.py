@@ -1,4 +1,4 @@
-"""What parent, server and ranks say to one another, and the stream that carries it."""
+"""Messages between parent, server and ranks, and the stream that carries them."""
 
 import math
 import os

@@ -141,7 +141,7 @@ class TestSplit:
             split_batch(Line(), batch, 2)
 
     def test_texts_and_objects_of_samples_go_with_them(self) -> None:
-        """What there is one of for the whole batch stays whole."""
+        """Items that exist once for the whole batch stay whole."""
         batch = {
             "x": torch.arange(4.0),
             "names": ("a", "b", "c", "d"),

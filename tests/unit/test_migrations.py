@@ -30,7 +30,7 @@ from steptune.tuner.records import StudyState, TrialState, Verdict
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request, tmp_path) -> Iterator[Engine]:
-    """Of a database without tables."""
+    """Engine of a database without tables."""
     sqlite = request.param == "sqlite"
     engine = create_engine_for(
         f"sqlite:///{tmp_path}/steptune.db" if sqlite else request.getfixturevalue("empty_postgres_url")
@@ -40,7 +40,7 @@ def engine(request, tmp_path) -> Iterator[Engine]:
 
 
 def held(engine: Engine, rows: Rows) -> Rows:
-    """What the columns hold now that were there before."""
+    """Current contents of the columns that were there before."""
     tables = Base.metadata.tables
     found = {}
     with reading(engine) as session:
@@ -65,7 +65,7 @@ def test_an_empty_database_gets_the_schema_of_the_models(engine):
 @pytest.mark.parametrize("revision", REVISIONS)
 class TestReleased:
     def test_the_schema_becomes_that_of_the_models(self, engine, revision):
-        """As if it had been made by this version; foreign keys still delete what belongs to a study."""
+        """The schema is as if made by this version; foreign keys still delete what belongs to a study."""
         fill(engine, revision)
         migrate(engine)
         with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""What one step of a model shows of the state that it keeps from step to step."""
+"""State that a model keeps from step to step, as one step shows it."""
 
 from __future__ import annotations
 

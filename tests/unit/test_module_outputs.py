@@ -44,7 +44,7 @@ def watched(model: nn.Module, *arguments: torch.Tensor) -> dict[str, ModuleOutpu
 
 class TestWatching:
     def test_sums_that_cancel_round_by_more_than_they_are_worth_and_pass(self) -> None:
-        """As autocast's first layer does with inputs that have a large mean in common."""
+        """Autocast's first layer has such sums with inputs that have a large mean in common."""
         layer = nn.Linear(64, 8)
         with torch.no_grad():
             layer.weight -= layer.weight.mean(dim=1, keepdim=True)

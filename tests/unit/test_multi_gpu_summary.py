@@ -1,4 +1,4 @@
-"""What the benchmarks of several GPUs say of their results files, and how they look for the largest batch."""
+"""Summaries of results files by the benchmarks of several GPUs, and their search for the largest batch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ P2P, SHM, RDMA, SOCKET = Transport.P2P, Transport.SHM, Transport.RDMA, Transport
 
 
 class TestTransports:
-    """By channel; NCCL 2.4 to 2.27."""
+    """Kinds of transport by channel; NCCL 2.4 to 2.27."""
 
     @pytest.mark.parametrize(
         ("name", "paths"),

@@ -103,7 +103,7 @@ class TestToday:
 
     @pytest.mark.parametrize(("device", "num_ranks"), [("cpu", 2), ("cuda", 1)])
     def test_is_plain_without_nccl(self, unset: pytest.MonkeyPatch, device: str, num_ranks: int) -> None:
-        """What is set is not read then: it would only make every trial start afresh."""
+        """Without NCCL, variables that are set are not read: they would only make every trial start afresh."""
         unset.setenv("NCCL_MIN_NCHANNELS", "16")
         assert with_nccl({}, self.request(device, num_ranks)) == {}
 
@@ -153,7 +153,7 @@ class TestEffect:
     def evidence(
         self, device: str, monkeypatch: pytest.MonkeyPatch, log: str | None = None, **variables: str
     ) -> dict[str, Any]:
-        """Of a rank whose process has these variables, and whose NCCL wrote that log."""
+        """Evidence of a rank whose process has these variables, and whose NCCL wrote that log."""
         if log is not None:
             monkeypatch.setenv("NCCL_DEBUG_FILE", str(LOGS / f"choices_{log}.log"))
         monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)

@@ -12,7 +12,7 @@ Spans = list[tuple[int, int]]
 
 
 def in_order(spans: Spans) -> Spans:
-    """As a trace has them: by start, longer first."""
+    """Spans in the order of a trace: by start, longer first."""
     return sorted(spans, key=lambda span: (span[0], -span[1]))
 
 

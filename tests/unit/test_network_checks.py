@@ -1,4 +1,4 @@
-"""What the checks of a host's network say of hosts in order and of hosts with one thing amiss."""
+"""Findings of the checks of a host's network on hosts in order and on hosts with one thing amiss."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ class TestAcs:
         assert [finding.level for finding in of(host, "PCIe ACS")] == [Level.OK]
 
     def test_registers_that_only_root_sees_are_not_fine(self, host: Path) -> None:
-        """What the kernel shows to others: the first 64 bytes."""
+        """The kernel shows the first 64 bytes to others."""
         write(host, f"/sys/devices/{SWITCH}/0000:02:00.0/config", config_space(acs=0x1D)[:64])
         finding = the_problem(host, "PCIe ACS")
         assert finding.level is Level.UNKNOWN

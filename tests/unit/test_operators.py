@@ -37,7 +37,7 @@ def arguments(dims: list, types: list) -> Arguments:
 
 
 def work(name: str, dims: list, types: list | None = None, *others: tuple[str, list]) -> Work:
-    """Of one operator, float32 unless told, with others of the same trace."""
+    """Work of one operator, float32 unless told, with others of the same trace."""
     known = [(name, arguments(dims, types if types is not None else ["float"] * len(dims)))]
     known += [(other, arguments(shape, ["float"] * len(shape))) for other, shape in others]
     return WorkModel(known).work(*known[0])
@@ -97,7 +97,7 @@ def test_bytes_that_an_operator_inside_moves_count_once(tmp_path):
 
 
 def test_calls_whose_kernels_are_not_there_have_no_rate(tmp_path):
-    """Of two products one has its kernel: FLOP are those of one, the time is that of one."""
+    """One of two matmuls has its kernel: FLOP are those of one, the time is that of one."""
     mm = [[32, 32], [32, 32]], ["float", "float"]
     events = [
         step(1, 0, 100),

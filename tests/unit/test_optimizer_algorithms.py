@@ -37,7 +37,7 @@ def parameters(dtype: torch.dtype = torch.float64, zero: int | None = None) -> l
 
 
 def gradients(step: int) -> list[torch.Tensor]:
-    """Of different sizes for different parameters; the first row of the first matrix never has one."""
+    """Gradients of different sizes for different parameters; the first row of the first matrix never has one."""
     generator = torch.Generator().manual_seed(100 + step)
     made = [10.0**k * torch.randn(shape, generator=generator, dtype=torch.float64) for k, shape in enumerate(SHAPES)]
     made[0][0] = 0.0
@@ -217,7 +217,7 @@ def state_elements(optimizer: torch.optim.Optimizer) -> int:
 
 
 class TestMemory:
-    """Of a matrix of 64 x 48 and a vector of 48; each has a counter of steps where the class keeps one."""
+    """State of a matrix of 64 x 48 and a vector of 48; each has a counter of steps where the class keeps one."""
 
     def elements(self, make: Callable[..., torch.optim.Optimizer], **options: Any) -> int:
         made = [nn.Parameter(torch.ones(64, 48)), nn.Parameter(torch.ones(48))]

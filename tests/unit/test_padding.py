@@ -152,7 +152,7 @@ class TestEligible:
 
 
 class TestBound:
-    """Of a step that is all matrix products, without a roofline."""
+    """Bound of a step that is all matrix products, without a roofline."""
 
     @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (1 / 17, 0.5), (0.5, 16 / 17), (1.0, 1.0)])
     def test_is_the_part_of_the_layers_with_odd_sizes_were_they_16_times_as_slow(
@@ -162,7 +162,7 @@ class TestBound:
 
 
 class TestExpected:
-    """Of a language model whose vocabulary is odd: three tenths of the arithmetic."""
+    """Expectation of a language model whose vocabulary is odd: three tenths of the arithmetic."""
 
     def test_most_of_what_odd_sizes_cost_tensor_cores(self) -> None:
         recipe = strategy_named("model_recipe")

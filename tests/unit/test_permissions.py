@@ -1,4 +1,4 @@
-"""What the service keeps belongs to its user alone, and so does what earlier versions left open."""
+"""Files that the service keeps belong to its user alone, and so do those that earlier versions left open."""
 
 import os
 import stat

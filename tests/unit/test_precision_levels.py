@@ -345,7 +345,7 @@ class TestLossScale:
 
     @pytest.mark.parametrize("dampening", [0.0, 0.5])
     def test_momentum_begins_with_the_first_update_that_is_not_skipped(self, dampening: float) -> None:
-        """Of fused SGD too, which makes it when skipped and leaves it unwritten; torch fills it with NaN here."""
+        """Fused SGD too: it makes the momentum when skipped and leaves it unwritten; torch fills it with NaN here."""
 
         class Momentum(Task):
             factor = 1e30
@@ -391,7 +391,7 @@ def effect_of(job: TrainingJob, level: str, dtype: str | None, **more: Any) -> A
 
 
 class TestTookEffect:
-    """By what was seen in the step, not by what was asked for."""
+    """Judgement by what was seen in the step, not by what was asked for."""
 
     @pytest.mark.parametrize(
         ("level", "dtype", "products"),

@@ -1,4 +1,4 @@
-"""What communication is predicted to cost: properties of the simulation, and steps that were measured by hand."""
+"""Predicted costs of communication: properties of the simulation, and steps that were measured by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from steptune.tuner.training.compression.own_cost import OwnCost
 
 ROUNDING = 1e-9
 MEDIAN_ERROR = 0.06
-"""Of the known figures; they have two digits, and the bandwidth behind most of them is known as 7 to 9 GB/s."""
+"""Limit for the known figures; they have two digits, and most bandwidths behind them are known as 7 to 9 GB/s."""
 WORST_ERROR = 0.25
 
 WAY_CHOICES = {way.label: choices(**way.changes) for way in WAYS}
@@ -370,7 +370,7 @@ def predicted_ms(row: Measured) -> float:
 
 
 def test_steps_measured_by_hand_on_4_h200() -> None:
-    """Of 4 H200, on one host and on two emulated ones; hybrid sharding over more sockets is missed by most."""
+    """Steps on 4 H200, on one host and on two emulated ones; hybrid sharding over more sockets is missed by most."""
     errors = {row.name: predicted_ms(row) / row.measured_ms - 1 for row in KNOWN}
     for row in KNOWN:
         line = (
@@ -383,7 +383,7 @@ def test_steps_measured_by_hand_on_4_h200() -> None:
 
 
 def test_hierarchy_pays_for_one_model_and_not_for_the_other_where_the_hook_waits() -> None:
-    """As measured: 200 ms against 229 for ViT-L, 42.3 against 34.4 for ResNet-50."""
+    """Measured: 200 ms against 229 for ViT-L, 42.3 against 34.4 for ResNet-50."""
     rows = {row.name: predicted_ms(row) for row in KNOWN}
     assert rows["ViT-L, two hosts, two levels"] < rows["ViT-L, two hosts, DDP 25 MiB"]
     assert rows["ResNet-50, two hosts, two levels"] > rows["ResNet-50, two hosts, DDP"]

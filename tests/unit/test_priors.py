@@ -1,4 +1,4 @@
-"""What earlier studies teach a new one."""
+"""Lessons of earlier studies for a new one."""
 
 import pytest
 from builders import sample_decision, sample_facts, sample_recommendation, sample_study

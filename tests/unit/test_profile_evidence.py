@@ -1,4 +1,4 @@
-"""What profiles say of a change: nothing where a device waits for its host, and nothing that measurements deny."""
+"""Evidence of profiles on a change: none where a device waits for its host, and none that measurements deny."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study that spent its budget says of the next minutes."""
+"""Statement on the next minutes by a study that spent its budget."""
 
 import re
 

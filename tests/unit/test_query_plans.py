@@ -36,14 +36,14 @@ def sqlite_plan(connection: Connection, statement: str, parameters) -> list[str]
 
 
 def postgresql_plan(connection: Connection, statement: str, parameters) -> list[str]:
-    """As for large tables, which an index serves: what is here would be faster to read and to sort."""
+    """Plan as for large tables, which an index serves: what is here would be faster to read and to sort."""
     for way in ("seqscan", "bitmapscan", "sort"):
         connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
     return [row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)]
 
 
 def unsound(step: str) -> bool:
-    """Whether a step reads a whole table."""
+    """True where a step reads a whole table."""
     found = step in ("SCAN packed", "SCAN CONSTANT ROW")  # rows that were read before, or none
     read_whole = step.startswith("SCAN") and "INDEX" not in step and not found
     return read_whole or "Seq Scan" in step

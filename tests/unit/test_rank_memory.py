@@ -1,6 +1,6 @@
-"""What ranks hold by layout, what other layouts are predicted from it, and what a search makes of that.
+"""Memory that ranks hold by layout, predictions of other layouts from it, and what a search makes of that.
 
-That the counts are true is shown by tests/integration/test_live_bytes.py.
+tests/integration/test_live_bytes.py shows that the counts are true.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Ray's variables become on the way to a study: its token reaches no trial."""
+"""Ray's variables on the way to a study: its token reaches no trial."""
 
 import os
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_levels_that_keep_ranks_from_the_network_are_refused_on_several_hosts(le
 
 
 def test_a_node_whose_processor_ray_does_not_have_is_refused_in_words() -> None:
-    """As the head of kuberay.yml."""
+    """The head of kuberay.yml is such a node."""
     require_ray()
     request = ReservationRequest(
         address="auto", num_hosts=1, ranks_per_host=1, device="cpu", timeout_s=1.0, insecure=True, order=ORDER

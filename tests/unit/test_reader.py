@@ -37,7 +37,7 @@ TOP = {
 
 
 def kineto_text(events: list[Event], **top: Any) -> bytes:
-    """As torch.profiler writes it: what describes the capture, the events, and the file's name after them."""
+    """Trace in torch.profiler's form: what describes the capture, the events, and the file's name after them."""
     described = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in top.items())
     rows = []
     for row in events:
@@ -69,7 +69,7 @@ def blocks_of(size: int) -> Iterator[None]:
 
 
 def contents(trace: Trace) -> dict[str, Any]:
-    """What a trace says, whatever the order in which names were met and the spaces between numbers."""
+    """Data of a trace, whatever the order in which names were met and the spaces between numbers."""
     host, work = trace.host, trace.work
     texts: dict[str, Any] = {
         "names": [trace.names[i] for i in (*host.name, *work.name)],
@@ -289,7 +289,7 @@ class TestCompressed:
         assert trace.losses == ("the compressed file ends in the middle",)
 
     def test_damaged_in_the_middle_what_stands_before_is_read(self, tmp_path: Path) -> None:
-        """As far as whole blocks go."""
+        """Reading goes as far as whole blocks do."""
         packed = bytearray(gzip.compress(self.CONTENT))
         packed[len(packed) // 2] ^= 0xFF
         with blocks_of(256):

@@ -1,4 +1,4 @@
-"""What other reductions of gradients save on links that were measured."""
+"""Savings of other reductions of gradients on links that were measured."""
 
 import dataclasses
 
@@ -146,7 +146,7 @@ class TestCompression:
         )
 
     def test_by_thin_matrices_is_bounded_by_all_of_communication(self):
-        """What it sends depends on shapes that are not known."""
+        """The bytes that it sends depend on shapes that are not known."""
         situation = situation_on(topology_of(SLOW_NETWORK))
         assert bound("gradient_compression", situation, method="powersgd") == removable(
             situation, Category.COMMUNICATION
@@ -249,7 +249,7 @@ class TestSharding:
 
 
 class TestPrecision:
-    """Of DDP with weights of 16 bits."""
+    """Exchange of DDP with weights of 16 bits."""
 
     O1, O2, O3 = ({"level": level, "dtype": "bfloat16"} for level in ("O1", "O2", "O3"))
     TWO = Topology(
@@ -362,7 +362,7 @@ class TestUnknown:
         [("parallel_mesh", {"tensor": 2}), ("parallel_mesh", {"pipeline": 2}), ("local_sgd", {"every": 4})],
     )
     def test_is_what_ranks_exchange_beside_gradients(self, name, choice):
-        """What is expected of a reduction of gradients would be another's."""
+        """The expectation for a reduction of gradients would be another exchange's."""
         situation = situation_on(topology_of(SLOW_NETWORK), **{name: {**DEFAULTS[name], **choice}})
         assert reduction(situation) is None
         for reducer in REDUCERS:

@@ -254,7 +254,7 @@ class TestEpochs:
         assert epoch_of(workload, arguments, 2, seed=1) != first
 
     def test_ranks_agree_on_every_batch(self) -> None:
-        """What the ranks hold together is a batch of neighbours in length."""
+        """The ranks together hold a batch of neighbours in length."""
         workload, arguments = Reading(list(range(1, 41)), global_batch=8), BatchArguments(pool_batches=5)
         left, right = (epoch_of(workload, arguments, 0, rank=rank, num_ranks=2) for rank in (0, 1))
         for a, b in zip(left, right, strict=True):

@@ -68,7 +68,7 @@ def test_steps_with_events_left_out_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in every_pair() if name.removesuffix("loader") not in HIDDEN][::SAMPLE])
 def test_answers_are_true(name: str, tmp_path: Path) -> None:
-    """Of a machine whose steps without the cause are known."""
+    """Answers for a machine whose steps without the cause are known."""
     pair = every_pair()[name]
     options = {"num_ranks": pair.num_ranks, "seed": pair.seed}
     before = step_time(pair.program, pair.machine, **options)
@@ -186,7 +186,7 @@ def test_a_call_that_sets_memory_never_waits(tmp_path: Path) -> None:
 
 
 def test_the_host_part_of_an_optimizer_is_no_stall(tmp_path: Path) -> None:
-    """The same silence is one outside it."""
+    """Outside it, the same silence is a stall."""
     found = {}
     for name in ("Optimizer.step#AdamW.step", "evaluate"):
         events: list[Event] = []

@@ -164,7 +164,7 @@ def test_assignment_is_that_of_the_rules(case: tuple[list[torch.Tensor], Boxes, 
 
 
 def test_a_candidate_wanted_by_two_boxes_goes_to_the_cheapest_of_all() -> None:
-    """Of all boxes of the image, not only of those that took it: here to the third, which did not."""
+    """Cheapest of all boxes of the image, not only of those that took it: here the third, which did not."""
     cost = torch.tensor([[3.0, 9.0, 9.0], [2.0, 9.0, 9.0], [1.0, 0.5, 9.0]])
     overlap = torch.full((3, 3), 0.2)  # each box takes one
     assert match(cost, overlap).tolist() == [2, 2, -1]

@@ -1,4 +1,4 @@
-"""What the benchmark of one GPU says of its results file: which rows are missing, and whether its aims are reached."""
+"""Summary by the benchmark of one GPU of its results file: missing rows, and whether its aims are reached."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_at_least_as_fast_is_not_inferior(
 
 
 def test_where_lossy_is_allowed_the_better_of_both_columns_is_to_be_reached(single_gpu: Any) -> None:
-    """By which the recommendation is the less faster."""
+    """The better column is the one over which the recommendation gains less."""
     assert single_gpu.target(line("vit_large", 1.2, pure=1.0, allow="lossy"))["ratio"] == 1.0
     assert single_gpu.target(line("vit_large", 1.2, pure=1.0))["ratio"] == 1.2
     assert single_gpu.target(line("resnet50", 1.2, allow="lossy"))["ratio"] == 1.2

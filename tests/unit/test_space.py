@@ -80,7 +80,7 @@ class TestLegality:
             assert strategy.name in seen or not others
 
     def test_lossy_ways_to_need_less_memory_are_no_reference(self):
-        """What all else is compared with must be the same training, whatever the user allows."""
+        """The reference for all comparisons must be the same training, whatever the user allows."""
         space = picky_space(memory=True, allow=tuple(Numerics))
         assert space.memory_ladder() == [candidate(picky=4)]
 

@@ -1,4 +1,4 @@
-"""What a compilation takes again where its code is in the cache."""
+"""Time that a compilation takes again where its code is in the cache."""
 
 import pytest
 from hypothesis import given

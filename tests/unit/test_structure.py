@@ -31,7 +31,7 @@ class Sample:
 
 
 class Features(dict[str, Any]):
-    """As the batch encodings of tokenisers are."""
+    """Mapping like the batch encodings of tokenisers."""
 
 
 LEAVES = (
@@ -127,7 +127,7 @@ class TestMap:
 
 
 def test_a_mapping_with_a_default_is_mapped_as_one_and_stored_without_it() -> None:
-    """As collate functions build their batches; what a missing key would give is code."""
+    """Collate functions build such batches; what a missing key would give is code."""
     batch = collections.defaultdict(list, {"x": [1, 2]})
     mapped = map_structure(lambda leaf: leaf + 1, batch)
     assert mapped == {"x": [2, 3]}

@@ -177,7 +177,7 @@ class TestImportance:
         assert 1.3 < info["low"].iloc[0] < info["ratio"].iloc[0] < info["high"].iloc[0]
 
     def test_a_known_surface_is_found_with_its_intervals(self) -> None:
-        """Of 200 noisy trials, most of them around the best. One of best and worst may be today's."""
+        """Surface of 200 noisy trials, most of them around the best. One of best and worst may be today's."""
         study, trials, decisions, _ = large_story()
         rows = importance_of(stored(study, trials, decisions))
         info = table(rows).set_index("strategy")

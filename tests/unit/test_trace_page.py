@@ -1,4 +1,4 @@
-"""What the analysis of a trace says first, its figures' data, and the page: it claims nothing of a bad capture."""
+"""First statements of the analysis of a trace, its figures' data, and the page: it claims nothing of a bad capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison of two trials says: the step by their windows, and what their profiles say of the difference."""
+"""Comparison of two trials: the step by their windows, and what their profiles say of the difference."""
 
 from __future__ import annotations
 

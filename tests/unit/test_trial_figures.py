@@ -1,4 +1,4 @@
-"""What lists show of a trial: worked out once, when it completes, and then a plain column."""
+"""Figures of a trial in lists: worked out once, when it completes, and then a plain column."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def score(study: Study, workload: Updated | None = None, **choices: Any) -> float:
-    """Of the replayed update, in a precision's own tolerances."""
+    """Score of the replayed update, in a precision's own tolerances."""
     coarse = "precision" in choices
     return study.checks(study.job(workload, **choices), unit_roundoff=BF16 if coarse else FP32)[UPDATE].observed
 
@@ -82,7 +82,7 @@ class TestAnother:
 
 
 class TestRule:
-    """Of torch's optimizers by themselves."""
+    """Rules of torch's optimizers by themselves."""
 
     @pytest.mark.parametrize("kind", ELEMENT_WISE)
     @pytest.mark.parametrize("changed", [1.0, 1.01])

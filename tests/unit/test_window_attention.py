@@ -166,7 +166,7 @@ class TestWithoutTheDispatcher:
 
     @pytest.mark.parametrize("is_watched", [False, True], ids=["call", "operator"])
     def test_layers_that_are_computed_again_have_the_same_gradients(self, is_watched: bool) -> None:
-        """What is saved for them may be asked for once."""
+        """Tensors saved for them may be asked for once."""
         given, table = torch.randn(1, 4, 4, 48, device=DEVICE).requires_grad_(), torch.zeros(49, 1, device=DEVICE)
 
         def layer(qkv: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a worker does around its studies; the studies themselves are made up."""
+"""Work of a worker around its studies; the studies themselves are made up."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -257,7 +257,7 @@ class TestHousekeeping:
 
 
 class TestWaitingForHosts:
-    """Of a cluster that may have none."""
+    """Studies on a cluster that may have no hosts."""
 
     @pytest.fixture(autouse=True)
     def cluster(self, site: Site) -> None:
@@ -317,7 +317,7 @@ class TestWaitingForHosts:
         site.worker._give_way(asked, "busy")
 
     def test_one_whose_hosts_none_of_the_services_studies_has_does_again(self, site: Site, asked: Claim) -> None:
-        """As where other users of the cluster keep them: nobody knows for how long."""
+        """Other users of the cluster may keep them: nobody knows for how long."""
         site.pass_time(loop.ALONE_S)
         with pytest.raises(HostsUnavailableError, match="busy"):
             site.worker._give_way(asked, "busy")
@@ -346,7 +346,7 @@ class TestWaitingForHosts:
 
 
 class TestHostsThatARayClusterReserves:
-    """By a cluster that has none to give."""
+    """Reservation by a cluster that has none to give."""
 
     @pytest.fixture
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

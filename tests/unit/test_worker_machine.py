@@ -1,4 +1,4 @@
-"""What a worker finds on its machine, without a GPU to look at."""
+"""Findings of a worker on its machine, without a GPU to look at."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores of Linux
 
 
 def evidence(at_start: dict[str, str], later: dict[str, str]) -> dict[str, Any]:
-    """Of a process that has variables from its beginning, and sets others once torch is loaded."""
+    """Evidence of a process that has variables from its beginning, and sets others once torch is loaded."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(later)]
     found = subprocess.run(command, env={**os.environ, **at_start}, capture_output=True, text=True, check=True)
     return json.loads(found.stdout)

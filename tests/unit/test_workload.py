@@ -312,7 +312,7 @@ class TestLooking:
 
 
 class TestChecking:
-    """What loading shows, before a study exists."""
+    """Findings of loading, before a study exists."""
 
     @staticmethod
     def check(name: str, **fields: Any) -> bool:

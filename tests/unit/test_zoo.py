@@ -33,7 +33,7 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "vgg16": 138_357_544,
 }
-"""As their authors count them (a tied output layer once)."""
+"""Number of parameters as the models' authors count them (a tied output layer once)."""
 
 
 def needs(entry: ZooEntry) -> Any:
@@ -229,7 +229,7 @@ def test_an_absent_package_is_named_with_what_to_install(
 
 
 class _Timm(types.ModuleType):
-    """As much of timm as the adapter asks for."""
+    """Part of timm that the adapter asks for."""
 
     @staticmethod
     def list_models() -> list[str]:

@@ -99,7 +99,7 @@ def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> 
 @router.get(
     "/trials/{trial_id}",
     summary="Read a trial",
-    description="The configuration and the result. Windows, breakdown, kernels and the rest have their places below it.",
+    description="The configuration and the result. Windows, breakdown, kernels and so on have places below it.",
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows

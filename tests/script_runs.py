@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,7 +131,7 @@ class Trials:
     """Trials of a command in a folder, each of a fixed candidate.
 
     Args:
-        forked: From a frozen copy of the look's process, where a choice allows it. They are to be closed.
+        forked: From a frozen copy of the look's process, where a choice allows it.
     """
 
     def __init__(self, folder: Path, study: Path, command: tuple[str, ...], *, forked: bool = False) -> None:
@@ -140,6 +141,7 @@ class Trials:
         self.look = look
         strategies = STRATEGIES if forked else (*STRATEGIES, Planted())  # which needs another environment
         self._runner = ScriptRunner(look, study, strategies=strategies)
+        self.close = weakref.finalize(self, self._runner.close)  # at the latest when nobody has them any more
         self._settings = StudySettings(num_ranks=look.record.num_ranks)
         self._environment = sample_environment("cpu")
         self.space = Space(self._environment, look.facts, self._settings, strategies)
@@ -151,9 +153,6 @@ class Trials:
             directory=str(study),
         )
         StudyFiles(study).make_folders()
-
-    def close(self) -> None:
-        self._runner.close()
 
     def reference(self, *roundoffs: float) -> None:
         """Make what candidates of these unit roundoffs are compared with."""

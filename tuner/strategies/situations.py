@@ -32,8 +32,8 @@ def situation_of(
 
 
 def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
-    """Exchange of ranks with complete choices."""
+    """Exchange of ranks with these choices, completed by plain PyTorch's."""
     asked: dict[str, object] = {}
     for strategy in STRATEGIES:
-        asked.update(strategy.exchange(choices.get(strategy.name, strategy.defaults)))
+        asked.update(strategy.exchange({**strategy.defaults, **choices.get(strategy.name, {})}))
     return Exchange(**asked)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from steptune.dashboards.starts import TODAY, leading_candidate, reference_resul
 from steptune.dashboards.story import get_not_tried_info, get_tried_info
 from steptune.dashboards.templating import figures_json
 from steptune.dashboards.under_way import get_under_way
-from steptune.tuner.errors import ChoiceError
+from steptune.tuner.errors import ChoiceError, PlatformError
 from steptune.tuner.export import EXPORTERS, Exporter, why_not_exported
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.objectives import parse_objective
@@ -247,7 +247,7 @@ def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | st
         return ()
     try:
         return planned_steps(recommendation.choices)
-    except (ChoiceError, ModuleNotFoundError) as error:
+    except (ChoiceError, PlatformError) as error:
         return f"The plan is not known here: {error}."
 
 

@@ -36,7 +36,7 @@ class Token(Record):
         token_id: Sortable by time; the part of the token that is no secret.
         user_id: Whose it is.
         parent_id: The token with which it was made; it is revoked with it.
-        name: What it is for.
+        name: Purpose of the token.
         scopes: What it may do, unless its user may no longer.
         created_at: When it was made.
         expires_at: From when it is refused; null for never.

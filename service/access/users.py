@@ -33,7 +33,7 @@ class User(Record):
         user_id: Sortable by time.
         name: Unique; as a proxy or provider of identities calls them, where they log in there.
         scopes: The most that their tokens and sessions may do.
-        priority: Of their studies; higher ones are run first.
+        priority: Priority of their studies; higher ones are run first.
         max_running: Studies that may run at once.
         max_queued: Studies that may wait.
         max_device_hours: Device hours in 30 days.

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from steptune.tuner.errors import ChoiceError
+from steptune.tuner.errors import ChoiceError, PlatformError
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.cpu_threads.strategy import CpuThreads
@@ -119,3 +119,11 @@ def test_no_torch_is_loaded_to_say_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[1] == "False"
+
+
+def test_a_plan_with_kernels_names_the_remedy_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("steptune.kernels.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(PlatformError, match=r"pip install 'steptune\[torch\]'"):
+        seen(fused_kernels={"lamb": True})

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from steptune.tuner.records import Gain, Interval
+from steptune.tuner.scripts.runner import last_line_of
 from steptune.tuner.scripts.verification import compare_losses
 
 GAIN = Gain(
@@ -64,3 +65,15 @@ def test_an_unchanged_script_without_a_finite_loss_is_not_laid_on_the_changed_on
     found = compare_losses([broken, broken], [broken, broken], GAIN)
 
     assert "the loss of the unchanged script is not finite" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        ("Traceback\nValueError: no batch\n\nsteptune: not changed: num_threads.\n", "ValueError: no batch"),
+        ("steptune: no change in this process\n", "steptune: no change in this process"),
+        ("\n", ""),
+    ],
+)
+def test_a_scripts_own_error_is_told_before_what_was_not_changed(said: str, last: str) -> None:
+    assert last_line_of(said) == last

@@ -25,9 +25,9 @@ from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
+"""Operators and kernels of attention: which ran proves its back end."""
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
 """Operators that are not torch's own."""
-"""Operators and kernels of attention: which ran proves its back end."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
 """Highest cost of recording one operator: 0.2 to 1.7 us were measured on hosts of H100 and H200

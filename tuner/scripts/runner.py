@@ -633,14 +633,17 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
+def last_line_of(said: str) -> str:
+    """Last line that a script said, of its own where it has any: `steptune.enable` speaks after its error."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith("steptune: ")]
+    return (own or lines or [""])[-1]
+
+
 def _why(ended: Ended, log: Path) -> Failure:
     """Why a start of the command gave no result, in the script's own words where it failed."""
     tail = _tail(log)
-    lines_said = [line.strip() for line in reversed(tail.splitlines()) if line.strip()]
-    own = [
-        line for line in lines_said if not line.startswith("steptune: ")
-    ]  # what it did not change comes after its error
-    last = next(iter((*own, *lines_said)), "")
+    last = last_line_of(tail)
     if ended.timed_out:
         return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script took longer than it may")
     refusal = next((record.refusal for record in ended.records if record.refusal), "")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
-from steptune.tuner.errors import ChoiceError
+from steptune.tuner.errors import ChoiceError, PlatformError
+from steptune.tuner.hardware import NO_TORCH
 from steptune.tuner.records import Choice
 from steptune.tuner.strategies.combine import strategies_of
 from steptune.tuner.training.plan import Plan
@@ -54,6 +55,7 @@ def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
 
     Raises:
         ChoiceError: A strategy or parameter that this version does not have.
+        PlatformError: The choices have kernels, and torch is not installed.
     """
     plan = Plan()
     variables: list[PlannedStep] = []
@@ -68,7 +70,12 @@ def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
         for name, value in strategy.environment_variables(choice).items():
             variables.append(PlannedStep(stage=BEFORE_TORCH, does=f"{name}={value}", strategy=strategy.name))
         before = {stage: _parts(getattr(plan, stage)) for stage in STAGES}
-        strategy.contribute(plan, choice)
+        try:
+            strategy.contribute(plan, choice)
+        except ModuleNotFoundError as missing:  # kernels say by their own code what they are for
+            if missing.name != "torch":
+                raise
+            raise PlatformError(NO_TORCH) from None
         if choice == strategy.defaults:
             continue
         asked = _differences(choice, strategy.defaults)

@@ -21,7 +21,7 @@ from pathlib import Path
 from stamp import RESULTS, ROOT, stamp
 
 from steptune.tuner.scripts.launch import Ended, ran_script
-from steptune.tuner.scripts.runner import Look, look_at, same_for_all
+from steptune.tuner.scripts.look import Look, look_at, same_for_all
 
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 WANTED = 0.15

@@ -34,7 +34,7 @@ from steptune.tuner.export.native import load_recommendation
 from steptune.tuner.records import Environment, Interval, MeasureSettings, Recommendation
 from steptune.tuner.records.recommendations import Verdict
 from steptune.tuner.scripts.diff import script_diff
-from steptune.tuner.scripts.runner import Look, look_at
+from steptune.tuner.scripts.look import Look, look_at
 from steptune.tuner.scripts.verification import UNCHANGED, ScriptVerification
 from steptune.tuner.speeds import answer_of
 

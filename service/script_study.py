@@ -19,7 +19,8 @@ from steptune.tuner.errors import StoreError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import Part, ScriptFacts, Study, StudySettings, choice_label, new_id
 from steptune.tuner.scripts.facts import command_digest
-from steptune.tuner.scripts.runner import Look, ScriptRunner
+from steptune.tuner.scripts.look import Look
+from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.search.searches import check_search
 from steptune.tuner.search.space import NEEDS_WORKLOAD, Space, check_names
 from steptune.tuner.strategies import strategy_named

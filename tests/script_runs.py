@@ -33,8 +33,9 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.scripts.launch import ran_script
+from steptune.tuner.scripts.look import look_at
 from steptune.tuner.scripts.record import ScriptRecord
-from steptune.tuner.scripts.runner import ScriptRunner, look_at
+from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.search.space import Space
 from steptune.tuner.search.specs import SpecMaker
 from steptune.tuner.strategies import STRATEGIES, Strategy

@@ -14,7 +14,7 @@ from steptune.service.cli.commands import NOT_PROFILED
 from steptune.service.cli.console import errors, say
 
 if TYPE_CHECKING:
-    from steptune.tuner.scripts.runner import Look
+    from steptune.tuner.scripts.look import Look
 
 
 def look_of(
@@ -33,7 +33,7 @@ def look_of(
         typer.Exit: The steps of the command could not be recorded.
     """
     from steptune.service.script_profile import refusal_of
-    from steptune.tuner.scripts.runner import look_at
+    from steptune.tuner.scripts.look import look_at
 
     with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
         log = Path(temporary) / "log"

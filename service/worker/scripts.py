@@ -18,7 +18,8 @@ from steptune.service.script_study import LEAST_BUDGET_S, choices_of, refuse_sha
 from steptune.tuner.errors import IsolationUnavailableError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import Study
-from steptune.tuner.scripts.runner import Look, ScriptRunner, look_at
+from steptune.tuner.scripts.look import Look, look_at
+from steptune.tuner.scripts.runner import ScriptRunner
 
 LAST_LINES = 3
 

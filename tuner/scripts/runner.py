@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import shutil
 import threading
 import time
@@ -36,7 +35,6 @@ from steptune.tuner.records import (
     MemoryPeak,
     Phase,
     Purpose,
-    ScriptFacts,
     Startup,
     Topology,
     TrialResult,
@@ -45,11 +43,10 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
-from steptune.tuner.scripts.facts import workload_facts
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, Judge, ReferenceRuns
 from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
+from steptune.tuner.scripts.look import Look, same_for_all
 from steptune.tuner.scripts.machine import described
-from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Way
 from steptune.tuner.strategies.in_scripts import outside_of
@@ -58,10 +55,6 @@ from steptune.tuner.trials.study_files import StudyFiles
 
 MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
 LOG_BYTES = 1 << 16
-SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Sets of strings have one order in all trials. To ask whether there is a GPU does not begin CUDA: a process that has
-begun it leaves no copies.
-"""
 FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
 """Longest time of a trial from a frozen copy: times that of the look, and seconds beyond."""
 START_LOOKS = 4.0
@@ -77,57 +70,6 @@ NUM_LOSSES = 100
 """Backward passes at the beginning whose losses a verification compares."""
 MOST_REFERENCE_SHARE = 0.1
 """Share of the time that is left, from which on each roundoff disturbs one run in place of two."""
-
-
-class Look:
-    """An inspection that recorded the steps of a command.
-
-    Args:
-        breakdowns: Of the steps that it recorded.
-        seconds: That it took.
-        traces: Of these steps; gone once the look is closed.
-        copy: From which trials start; None where each is a start of the command.
-        why_no_copy: Where one was wanted.
-    """
-
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        folder: Path,
-        record: ScriptRecord,
-        breakdowns: tuple[Breakdown, ...],
-        seconds: float,
-        traces: tuple[Path, ...] = (),
-    ) -> None:
-        self.command = command
-        self.folder = folder
-        self.record = record
-        self.breakdowns = breakdowns
-        self.seconds = seconds
-        self.traces = traces
-        self.copy: FrozenCopy | None = None
-        self.why_no_copy = ""
-        self._kept = contextlib.ExitStack()
-
-    def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
-        """Have trials start from a copy, with the view and the folder that it needs."""
-        self.copy, self._kept = copy, kept
-
-    def close(self) -> None:
-        """End what the look has left for trials."""
-        self.copy = None
-        self._kept.close()
-
-    @functools.cached_property
-    def facts(self) -> WorkloadFacts:
-        """In the terms of the search."""
-        return workload_facts(self.command, self.record)
-
-    @property
-    def script(self) -> ScriptFacts:
-        """In the terms of the strategies."""
-        assert self.facts.script is not None, "facts of an inspection have a script"
-        return self.facts.script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -610,11 +552,6 @@ def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -
     }
 
 
-def same_for_all() -> dict[str, str]:
-    """Variables of the environment of looks and trials, where the user has not set them."""
-    return {name: value for name, value in SAME_FOR_ALL.items() if name not in os.environ}
-
-
 def _keep_guard(seen: Path, folder: Path) -> None:
     """Keep what guarded steps have written, whole or not at all."""
     partial = folder.with_name(f".{folder.name}")
@@ -684,52 +621,3 @@ def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[E
         detail = outside.words if not missing else f"{', '.join(missing)}: the script never came to it"
         effects.append(Effect(strategy=name, took=not missing, detail=detail))
     return tuple(effects)
-
-
-def look_at(
-    command: tuple[str, ...],
-    folder: Path,
-    log: Path,
-    variables: Mapping[str, str] | None = None,
-    *,
-    frozen_seed: int | None = None,
-    longest_s: float | None = None,
-    check: Callable[[], None] | None = None,
-) -> tuple[Look | None, Ended]:
-    """Run a command until its steps are recorded; None where they could not be.
-
-    Args:
-        frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends that.
-    """
-    began, began_ns = time.monotonic(), time.perf_counter_ns()
-    own = {} if frozen_seed is None else same_for_all()
-    with contextlib.ExitStack() as stack:
-        ended = stack.enter_context(
-            ran_script(
-                command,
-                folder=folder,
-                log=log,
-                variables={**own, **(variables or {})},
-                frozen_seed=frozen_seed,
-                longest_s=longest_s,
-                check=check,
-            )
-        )
-        record = next((record for record in ended.records if record.complete), None)
-        if record is None or not ended.traces:
-            return None, ended
-        copy, reason = None, ""
-        if frozen_seed is not None:
-            try:
-                # It goes on importing while the traces are analysed.
-                copy = FrozenCopy(ended.folder, record, began_ns, folder)
-            except CopyError as error:
-                reason = str(error)
-        unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None
-        analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
-        breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
-        look = Look(command, folder, record, breakdowns, time.monotonic() - began, ended.traces)
-        look.why_no_copy = reason
-        if copy is not None:
-            look.keep(copy, stack.pop_all())
-        return look, ended

@@ -20,7 +20,8 @@ from steptune.tuner.guard.curves import last_quarter
 from steptune.tuner.records import Candidate, Choice, Gain, MeasureSettings, TrialResult, TrialSpec, new_id
 from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.agent import OUTSIDE
-from steptune.tuner.scripts.runner import Look, ScriptRunner, Start
+from steptune.tuner.scripts.look import Look
+from steptune.tuner.scripts.runner import ScriptRunner, Start
 from steptune.tuner.search.confirmation import judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 

@@ -1,0 +1,127 @@
+"""Looks at a script: inspections that record its steps, and leave the frozen copy from which its trials start."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.records import Breakdown, ScriptFacts, WorkloadFacts
+from steptune.tuner.scripts.copies import CopyError, FrozenCopy
+from steptune.tuner.scripts.facts import workload_facts
+from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
+from steptune.tuner.scripts.record import ScriptRecord
+
+SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Sets of strings have one order in all trials. To ask whether there is a GPU does not begin CUDA: a process that has
+begun it leaves no copies.
+"""
+
+
+class Look:
+    """An inspection that recorded the steps of a command.
+
+    Args:
+        breakdowns: Of the steps that it recorded.
+        seconds: That it took.
+        traces: Of these steps; gone once the look is closed.
+        copy: From which trials start; None where each is a start of the command.
+        why_no_copy: Where one was wanted.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        folder: Path,
+        record: ScriptRecord,
+        breakdowns: tuple[Breakdown, ...],
+        seconds: float,
+        traces: tuple[Path, ...] = (),
+    ) -> None:
+        self.command = command
+        self.folder = folder
+        self.record = record
+        self.breakdowns = breakdowns
+        self.seconds = seconds
+        self.traces = traces
+        self.copy: FrozenCopy | None = None
+        self.why_no_copy = ""
+        self._kept = contextlib.ExitStack()
+
+    def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
+        """Have trials start from a copy, with the view and the folder that it needs."""
+        self.copy, self._kept = copy, kept
+
+    def close(self) -> None:
+        """End what the look has left for trials."""
+        self.copy = None
+        self._kept.close()
+
+    @functools.cached_property
+    def facts(self) -> WorkloadFacts:
+        """In the terms of the search."""
+        return workload_facts(self.command, self.record)
+
+    @property
+    def script(self) -> ScriptFacts:
+        """In the terms of the strategies."""
+        assert self.facts.script is not None, "facts of an inspection have a script"
+        return self.facts.script
+
+
+def look_at(
+    command: tuple[str, ...],
+    folder: Path,
+    log: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    frozen_seed: int | None = None,
+    longest_s: float | None = None,
+    check: Callable[[], None] | None = None,
+) -> tuple[Look | None, Ended]:
+    """Run a command until its steps are recorded; None where they could not be.
+
+    Args:
+        frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends that.
+    """
+    began, began_ns = time.monotonic(), time.perf_counter_ns()
+    own = {} if frozen_seed is None else same_for_all()
+    with contextlib.ExitStack() as stack:
+        ended = stack.enter_context(
+            ran_script(
+                command,
+                folder=folder,
+                log=log,
+                variables={**own, **(variables or {})},
+                frozen_seed=frozen_seed,
+                longest_s=longest_s,
+                check=check,
+            )
+        )
+        record = next((record for record in ended.records if record.complete), None)
+        if record is None or not ended.traces:
+            return None, ended
+        copy, reason = None, ""
+        if frozen_seed is not None:
+            try:
+                # It goes on importing while the traces are analysed.
+                copy = FrozenCopy(ended.folder, record, began_ns, folder)
+            except CopyError as error:
+                reason = str(error)
+        unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None
+        analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
+        breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
+        look = Look(command, folder, record, breakdowns, time.monotonic() - began, ended.traces)
+        look.why_no_copy = reason
+        if copy is not None:
+            look.keep(copy, stack.pop_all())
+        return look, ended
+
+
+def same_for_all() -> dict[str, str]:
+    """Variables of the environment of looks and trials, where the user has not set them."""
+    return {name: value for name, value in SAME_FOR_ALL.items() if name not in os.environ}

@@ -7,6 +7,7 @@ from builders import sample_environment, sample_facts
 from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Breakdown, Calibration, CaptureQuality, Choice
+from steptune.tuner.strategies.situations import computation_of
 from steptune.tuner.strategies.step_facts import step_facts
 
 STEP_NS = 1_000_000
@@ -46,4 +47,5 @@ def situation(
         environment=environment,
         choices=choices or {},
         facts=step_facts(choices or {}),
+        computation=computation_of(choices or {}),
     )

@@ -184,7 +184,7 @@ def test_what_is_on_is_said_in_short_words():
         loader="workers",
         num_workers=4,
     )
-    assert already_on(facts) == ("compile", "fused AdamW", "bf16", "4 workers")
+    assert already_on(facts) == ("torch.compile", "fused AdamW", "bf16", "4 workers")
     assert already_on(StepFacts(optimizer="fused", optimizer_name="FusedAdam")) == ("FusedAdam",)
     assert already_on(StepFacts(loader="workers")) == ("loader workers",)
     assert already_on(StepFacts(optimizer="for_loop", matmul_dtype="float32", loader="main process")) == ()
@@ -197,7 +197,7 @@ def test_choices_and_trace_complete_each_other():
         "precision": {"level": "O1", "dtype": None},
     }
     chosen = step_facts(choices)
-    assert already_on(chosen) == ("compile", "CUDA graphs", "bf16", "3 workers", "pinned memory")
+    assert already_on(chosen) == ("torch.compile", "CUDA graphs", "bf16", "3 workers", "pinned memory")
     facts = joined_facts(StepFacts(optimizer="fused", optimizer_name="SGD", matmul_dtype="float16"), chosen)
     assert (facts.optimizer, facts.matmul_dtype, facts.num_workers) == ("fused", "float16", 3)
 
@@ -205,7 +205,7 @@ def test_choices_and_trace_complete_each_other():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("h100_compiled", ("compile", "fused AdamW")),
+        ("h100_compiled", ("torch.compile", "fused AdamW")),
         ("h200_cuda_graph", ("CUDA graphs", "fused AdamW")),
         ("h100_checkpointed", ("fused AdamW", "activation checkpointing")),
         ("h200_copies_beside", ("pinned memory", "prefetch to the device")),

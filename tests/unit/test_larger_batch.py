@@ -17,6 +17,7 @@ from steptune.tuner.records import Calibration, Candidate, Choice, StudySettings
 from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.combine import make_plan, normalise
+from steptune.tuner.strategies.situations import computation_of
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.workloads.validation import validate
 
@@ -113,7 +114,13 @@ class TestBound:
             rescaled={},
             unprofiled_step_time_ns=None,
         )
-        return Situation(breakdown=breakdown, workload=facts, environment=environment, choices=choices(**changed))
+        return Situation(
+            breakdown=breakdown,
+            workload=facts,
+            environment=environment,
+            choices=choices(**changed),
+            computation=computation_of(changed),
+        )
 
     def test_is_what_more_samples_can_share(self) -> None:
         """Twice the samples save a half of 25 + 25 paid once a step and 12.5 above the roofline."""

@@ -18,6 +18,7 @@ from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Calibration, Choice
 from steptune.tuner.strategies import STRATEGIES, strategy_named
+from steptune.tuner.strategies.situations import computation_of
 from steptune.tuner.training.casting import cast_model
 from steptune.tuner.training.padding import PaddedLinear, pad_linears, padded_size, unaligned_linears
 
@@ -200,4 +201,5 @@ def products_of(unaligned: float, **choices: Choice) -> Situation:
         workload=facts,
         environment=replace(sample_environment("cpu"), calibration=Calibration()),
         choices={**{s.name: dict(s.defaults) for s in STRATEGIES}, **choices},
+        computation=computation_of(choices),
     )

@@ -13,7 +13,8 @@ Sources: Williams et al., "Roofline" (CACM 2009); reference/profilers.md section
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from steptune.tuner.costs.categories import COMPUTE, Category
 from steptune.tuner.network.exchange import Exchange
@@ -23,6 +24,27 @@ FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)
 PEAK_TOLERANCE = 1.1
 """A measured peak may be this much below what the device can do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """How a step computes its matmuls; the defaults are plain PyTorch's.
+
+    Attributes:
+        dtype: 16-bit dtype of matmuls, where there is one.
+        tf32: Matmuls of FP32 run in TF32.
+        rest_in_tf32: The same of those that another choice of dtype leaves in FP32.
+        factor: Global batch of a step, as a multiple of today's.
+    """
+
+    dtype: str | None = None
+    tf32: bool = False
+    rest_in_tf32: bool = False
+    factor: int = 1
+
+    @property
+    def arithmetic(self) -> str:
+        return self.dtype or ("tf32" if self.tf32 or self.rest_in_tf32 else FLOAT32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +60,8 @@ class Situation:
     """Input activity in its last clean window, where it was measured."""
     facts: StepFacts = field(default_factory=StepFacts)
     """Facts about what the choices switch on."""
+    computation: Computation = field(default_factory=Computation)
+    """Computation of a step with the incumbent's choices."""
     exchange: Exchange = field(default_factory=Exchange)
     """Exchange between ranks with the incumbent's choices."""
     exchange_today: Exchange = field(default_factory=Exchange)
@@ -136,9 +160,8 @@ def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
 
 def _products_ns(situation: Situation, dtype: str) -> float:
     """Time of a step's floating-point operations at the peak of an arithmetic; 0 where either is unknown."""
-    merged = int(situation.choices.get("larger_global_batch", {}).get("factor") or 1)
     peak = situation.environment.calibration.matmul_flops_per_s.get(dtype, 0.0)
-    flops = merged * (situation.workload.model.flops_per_step or 0)
+    flops = situation.computation.factor * (situation.workload.model.flops_per_step or 0)
     return flops / peak * 1e9 / _num_ranks(situation) if peak else 0.0
 
 
@@ -146,15 +169,17 @@ def _num_ranks(situation: Situation) -> int:
     return max(1, situation.environment.num_ranks)
 
 
-def arithmetic(situation: Situation, **changed: Choice) -> str:
-    """Arithmetic of matmuls with the incumbent's choices and these instead, by the name that the calibration has for
-    it.
+def arithmetic(situation: Situation, **changed: Any) -> str:
+    """Arithmetic of matmuls, by the name that the calibration has for it.
+
+    Args:
+        changed: Fields of the incumbent's `Computation` that a choice changes.
 
     The incumbent's own is one that its products can have been computed in: cuDNN takes TF32 for convolutions of FP32 by
     default, and a model may cast by itself.
     """
-    named = _named_arithmetic({**situation.choices, **changed})
-    if named != _named_arithmetic(situation.choices):
+    named = replace(situation.computation, **changed).arithmetic
+    if named != situation.computation.arithmetic:
         return named
     peaks = situation.environment.calibration.matmul_flops_per_s
     took_ns = PEAK_TOLERANCE * situation.time_ns(PRODUCTS)
@@ -162,9 +187,3 @@ def arithmetic(situation: Situation, **changed: Choice) -> str:
         return named
     faster = sorted((name for name in peaks if peaks[name] > peaks[named]), key=lambda name: peaks[name])
     return next((name for name in faster if _products_ns(situation, name) <= took_ns), named)
-
-
-def _named_arithmetic(choices: Mapping[str, Choice]) -> str:
-    precision, flags = choices.get("precision", {}), choices.get("backend_flags", {})
-    in_tf32 = precision.get("level") == "tf32" or flags.get("tf32")
-    return str(precision.get("dtype") or ("tf32" if in_tf32 else FLOAT32))

@@ -126,14 +126,14 @@ def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
 
 
 def already_on(facts: StepFacts) -> tuple[str, ...]:
-    """Name what is already on, for people: "compile", "fused AdamW", "bf16", "4 workers"."""
+    """Name what is already on, for people: "torch.compile", "fused AdamW", "bf16", "4 workers"."""
     dtypes = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "tf32": "TF32"}
     update = {"fused": "fused", "foreach": "foreach"}.get(facts.optimizer, "")
     name = facts.optimizer_name or "optimizer"
     if update and FUSED_CLASS.search(name):
         update = ""
     said = (
-        "compile" if facts.compiled else "",
+        "torch.compile" if facts.compiled else "",
         "CUDA graphs" if facts.cuda_graphs else "",
         f"{update} {name}".strip() if facts.optimizer in ("fused", "foreach") else "",
         dtypes.get(facts.matmul_dtype, ""),

@@ -48,7 +48,8 @@ from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.look import Look, same_for_all
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.strategies import STRATEGIES, Strategy
-from steptune.tuner.strategies.api import Outside, Way
+from steptune.tuner.strategies.api import Outside, Settings, Way
+from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles
@@ -533,8 +534,8 @@ def _measure(spec: TrialSpec, settings: MeasureSettings) -> dict[str, Any]:
 
 def _queue(spec: TrialSpec) -> int:
     """Batches that the candidate's loader may have loaded ahead."""
-    loading = spec.choices.get("data_loading", {})
-    return int(loading.get("num_workers") or 0) * int(loading.get("prefetch_factor") or 0)
+    loading = Settings(spec.choices)[DataLoadingSetting]
+    return loading.num_workers * (loading.prefetch_factor or 0)
 
 
 def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -> dict[str, int]:

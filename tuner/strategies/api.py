@@ -287,6 +287,10 @@ class Strategy(ABC):
         """Fields of `Exchange` that a complete choice sets: what ranks exchange, and how."""
         return {}
 
+    def computation(self, choice: Choice) -> Mapping[str, Any]:
+        """Fields of `Computation` that a complete choice sets: dtypes of matmuls, samples of a step."""
+        return {}
+
     # --- what it can gain ---------------------------------------------------------------------
 
     @abstractmethod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from steptune.tuner.costs.bounds import Situation
+from steptune.tuner.costs.bounds import Computation, Situation
 from steptune.tuner.network.exchange import Exchange
 from steptune.tuner.records import BASELINE, Choice, Environment, TrialResult, WorkloadFacts
-from steptune.tuner.strategies import STRATEGIES
+from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.combine import complete_choices
 from steptune.tuner.strategies.step_facts import step_facts
 
@@ -26,6 +27,7 @@ def situation_of(
         choices=choices,
         input=activity,
         facts=step_facts(choices),
+        computation=computation_of(choices),
         exchange=exchange_of(choices),
         exchange_today=exchange_of(complete_choices(BASELINE, workload)),
     )
@@ -33,7 +35,20 @@ def situation_of(
 
 def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
     """Exchange of ranks with these choices, completed by plain PyTorch's."""
-    asked: dict[str, object] = {}
+    fields: dict[str, Any] = {}
+    for strategy, choice in _completed(choices):
+        fields.update(strategy.exchange(choice))
+    return Exchange(**fields)
+
+
+def computation_of(choices: Mapping[str, Choice]) -> Computation:
+    """Computation of a step with these choices, completed by plain PyTorch's."""
+    fields: dict[str, Any] = {}
+    for strategy, choice in _completed(choices):
+        fields.update(strategy.computation(choice))
+    return Computation(**fields)
+
+
+def _completed(choices: Mapping[str, Choice]) -> Iterator[tuple[Strategy, Choice]]:
     for strategy in STRATEGIES:
-        asked.update(strategy.exchange({**strategy.defaults, **choices.get(strategy.name, {})}))
-    return Exchange(**asked)  # type: ignore[arg-type]
+        yield strategy, {**strategy.defaults, **choices.get(strategy.name, {})}

@@ -135,8 +135,8 @@ def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
             held = ", ".join(key for key in group if key != "params")
             raise UnsupportedError(
                 f"{type(optimizer).__name__} has a group without lr (it has: {held}), so that its learning rate can be "
-                "neither scaled nor given to another optimizer: name it lr, or leave out optimizer_algorithm and "
-                "larger_global_batch"
+                "neither scaled nor given to another optimizer: name it lr, or leave out optimizer_algorithm "
+                "and larger_global_batch"
             )
 
 

@@ -113,11 +113,14 @@ class BackendFlags(Strategy):
         words = "; ".join(call for call, wanted in calls.items() if wanted) or "PyTorch's default flags"
         return Outside(way=Way.LIVE, changes=changes, words=words)
 
+    def computation(self, choice: Choice) -> Mapping[str, Any]:
+        return {"rest_in_tf32": choice["tf32"]}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         current = situation.choices[self.name]
         if choice["flush_denormals"] and not current["flush_denormals"]:
             return jointly(at_roofline(situation), without(situation, Category.OPTIMIZER))
-        return at_roofline(situation, Category.MATMUL, dtype=arithmetic(situation, backend_flags=choice))
+        return at_roofline(situation, Category.MATMUL, dtype=arithmetic(situation, **self.computation(choice)))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
         import torch

@@ -94,6 +94,9 @@ class LargerGlobalBatch(Strategy):
         plan.batches.factor = factor
         plan.optimizer.rate_factor = {"linear": float(factor), "sqrt": factor**0.5, "none": 1.0}[str(choice["rule"])]
 
+    def computation(self, choice: Choice) -> Mapping[str, Any]:
+        return {"factor": int(choice["factor"] or 1)}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Time that is paid once a step, and compute above its roofline, as far as more samples can share it: a step of
         n times the samples takes no less than a step of today's.

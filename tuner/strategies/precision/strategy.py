@@ -188,9 +188,12 @@ class Precision(Strategy):
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
         return {"level": choice["level"], "dtype": choice["dtype"]}
 
+    def computation(self, choice: Choice) -> Mapping[str, Any]:
+        return {"dtype": choice["dtype"], "tf32": choice["level"] == "tf32"}
+
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Matrix products at the measured peak of the dtype; everything else may halve or better."""
-        dtype = arithmetic(situation, precision=choice)
+        dtype = arithmetic(situation, **self.computation(choice))
         products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
         if choice["level"] == "tf32":
             return products

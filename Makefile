@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 4
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: install demo test export-environments check format bench soak gpu-test site wheelhouse offline-install clean
+.PHONY: install demo test export-environments check format bench soak gpu-test site readability wheelhouse offline-install clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
@@ -69,6 +69,16 @@ SITE_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))[
 site: .venv-site/.installed
 	.venv-site/bin/python docs/build_site.py
 
+# The school years that the README and the tutorial ask of a reader, by a library in an environment of its own.
+PROSE_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["prose"], sep="\n")
+.venv-prose/.installed: pyproject.toml $(VENV)/.installed
+	$(BIN)/python -m venv .venv-prose
+	.venv-prose/bin/python -c '$(PROSE_NEEDS)' | .venv-prose/bin/python -m pip install --quiet --requirement /dev/stdin
+	@touch $@
+
+readability: .venv-prose/.installed
+	.venv-prose/bin/python docs/readability.py
+
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -112,4 +122,4 @@ offline-install:
 	python3 -m pip install --quiet --no-index --find-links .wheelhouse --no-deps --upgrade --requirement wheelhouse.txt
 
 clean:
-	rm -rf $(VENV) .venv-exports-* .venv-kernels .venv-site build dist *.egg-info
+	rm -rf $(VENV) .venv-exports-* .venv-kernels .venv-prose .venv-site build dist *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Iterator
@@ -509,6 +510,7 @@ def restore_process(num_threads: int = 1) -> None:
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("highest")
     torch.set_flush_denormal(False)
+    gc.enable()
     torch._dynamo.reset()
     counters.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 from collections.abc import Iterator
@@ -510,7 +509,6 @@ def restore_process(num_threads: int = 1) -> None:
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("highest")
     torch.set_flush_denormal(False)
-    gc.enable()
     torch._dynamo.reset()
     counters.clear()
 

@@ -25,7 +25,6 @@ from steptune.tuner.strategies.dataset_cache.strategy import DatasetCache
 from steptune.tuner.strategies.ddp_buckets.strategy import DdpBuckets
 from steptune.tuner.strategies.device_prefetch.strategy import DevicePrefetch
 from steptune.tuner.strategies.fused_kernels.strategy import FusedKernels
-from steptune.tuner.strategies.gc_pause.strategy import GcPause
 from steptune.tuner.strategies.gradient_compression.strategy import GradientCompression
 from steptune.tuner.strategies.hierarchical_allreduce.strategy import HierarchicalAllreduce
 from steptune.tuner.strategies.larger_global_batch.strategy import LargerGlobalBatch
@@ -71,7 +70,6 @@ _OWN: tuple[Strategy, ...] = (
     DevicePrefetch(),
     DatasetCache(),
     CpuThreads(),
-    GcPause(),
     BackendFlags(),
     Precision(),
     MemoryFormat(),

@@ -424,7 +424,7 @@ EXPECTED = {
 def test_every_target_of_a_library_is_checked() -> None:
     from steptune.tuner.export import EXPORTERS
 
-    of_steptune = {"json", "yaml", "python", "torchrun", "slurm"}
+    of_steptune = {"json", "yaml", "python", "torchrun"}
     assert {exporter.name for exporter in EXPORTERS} - of_steptune == set(EXPECTED) == set(SLIPS)
 
 

@@ -8,7 +8,6 @@ from steptune.tuner.export.base import Exporter
 from steptune.tuner.export.deepspeed import DeepSpeedJson
 from steptune.tuner.export.lightning import LightningTrainer
 from steptune.tuner.export.native import NativeJson, NativeYaml
-from steptune.tuner.export.slurm import SlurmScript
 from steptune.tuner.export.snippet import PythonSnippet
 from steptune.tuner.export.torchrun import TorchrunScript
 from steptune.tuner.export.torchtitan import TorchtitanConfig
@@ -22,7 +21,6 @@ EXPORTERS: tuple[Exporter, ...] = (
     NativeYaml(),
     PythonSnippet(),
     TorchrunScript(),
-    SlurmScript(),
     AccelerateYaml(),
     AccelerateFsdp1Yaml(),
     AccelerateCode(),

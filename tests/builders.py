@@ -391,7 +391,7 @@ def sample_result(**changes: Any) -> TrialResult:
         steps_per_epoch=1562,
         memory=(
             MemoryPeak(rank=0, resident_bytes=1 << 30, allocated_bytes=3 << 30, reserved_bytes=4 << 30),
-            MemoryPeak(rank=1, resident_bytes=2 << 30, device_bytes=5 << 30, page_faults=731),
+            MemoryPeak(rank=1, resident_bytes=2 << 30, device_bytes=5 << 30),
         ),
         breakdowns=(sample_breakdown(), sample_breakdown(rank=1, device="cuda:1", rescaled={})),
         profile=sample_profile(),

@@ -551,8 +551,3 @@ def test_a_trial_whose_windows_are_all_void_says_why():
     headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
     assert headline.title == "Not measured: no window counts"
     assert headline.sentence.endswith("because the device was slowed down from heat for 30% of the window (at 88 °C).")
-
-
-def test_page_faults_of_each_rank_are_on_the_page():
-    page = render("peaks.html", Site(), peaks=sample_result().memory)
-    assert '<td class="number">731</td>' in page

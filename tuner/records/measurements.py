@@ -154,5 +154,3 @@ class MemoryPeak(Record):
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     device_bytes: int = 0
-    page_faults: int = 0
-    """Pages that the rank waited for while they were read from storage."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +48,8 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
     offers them.
     """
     resident = _peak_resident() + sum(_proportional(child.pid) for child in psutil.Process().children(recursive=True))
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     if device.type != "cuda":
-        return MemoryPeak(rank=rank, resident_bytes=resident, page_faults=faults)
+        return MemoryPeak(rank=rank, resident_bytes=resident)
     import torch
 
     reserved = torch.cuda.max_memory_reserved(device)
@@ -61,7 +59,6 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
         allocated_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=reserved,
         device_bytes=reserved,
-        page_faults=faults,
     )
 
 

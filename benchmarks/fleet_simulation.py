@@ -55,8 +55,8 @@ FOLLOWERS = 5
 """Users who follow their own studies, beside one administrator who follows all."""
 TABLES = (
     *("studies", "queue_entries", "events", "decisions", "recommendations", "strategy_outcomes"),
-    *("trials", "trial_attempts", "windows", "breakdowns", "kernel_stats", "gap_stats", "collective_stats"),
-    *("guard_checks", "findings", "artifacts"),
+    *("trials", "trial_attempts", "breakdowns", "kernel_stats", "gap_stats", "collective_stats"),
+    *("findings", "artifacts"),
 )
 SAMPLE_S = 5.0
 DELIVERY_S = 30.0

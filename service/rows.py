@@ -18,7 +18,6 @@ from steptune.service.models import (
     EventRow,
     FindingRow,
     GapStatsRow,
-    GuardCheckRow,
     HardwareProfileRow,
     KernelStatsRow,
     RecommendationRow,
@@ -27,7 +26,6 @@ from steptune.service.models import (
     TopologyRow,
     TrialAttemptRow,
     TrialRow,
-    WindowRow,
     WorkloadRow,
 )
 from steptune.tuner.objectives import parse_objective
@@ -50,7 +48,7 @@ from steptune.tuner.records import (
 from steptune.tuner.speeds import contribution_of, proven_gain
 from steptune.tuner.store_rules import decode, encode, number, parse_time
 
-ResultRow = WindowRow | BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | GuardCheckRow | FindingRow
+ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | FindingRow
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
@@ -152,11 +150,9 @@ def _end_of(attempt: Attempt) -> datetime:
 
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
     """Rows of a result that are searched or aggregated by themselves."""
-    yield from _window_rows(result)
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
     yield from _profile_rows(result)
-    yield from _guard_rows(result)
     yield from _finding_rows(result)
 
 
@@ -242,27 +238,6 @@ def artifact_of(row: ArtifactRow) -> Artifact:
     )
 
 
-def _window_rows(result: TrialResult) -> Iterator[WindowRow]:
-    for place, window in enumerate(result.windows):
-        yield WindowRow(
-            trial_id=result.trial_id,
-            number=place,
-            round=window.round,
-            position=window.position,
-            num_steps=window.num_steps,
-            num_samples=window.num_samples,
-            num_units=window.num_units,
-            duration_ns=window.duration_ns,
-            step_p20_ns=window.step_p20_ns,
-            step_p50_ns=window.step_p50_ns,
-            step_p80_ns=window.step_p80_ns,
-            queue_depth_start=window.queue_depth_start,
-            queue_depth_end=window.queue_depth_end,
-            foreign_cpu_share=window.foreign_cpu_share,
-            void=window.void,
-        )
-
-
 def _breakdown_rows(trial_id: str, breakdown: Breakdown) -> Iterator[BreakdownRow]:
     for category in {**breakdown.categories, **breakdown.rescaled}:
         yield BreakdownRow(
@@ -311,21 +286,6 @@ def _profile_rows(result: TrialResult) -> Iterator[ResultRow]:
             exposed_ns=collective.exposed_ns,
             bus_bytes_per_s=number(collective.bus_bytes_per_s),
             record=encode(collective),
-        )
-
-
-def _guard_rows(result: TrialResult) -> Iterator[GuardCheckRow]:
-    checks = () if result.guard is None else result.guard.checks
-    for place, check in enumerate(checks):
-        yield GuardCheckRow(
-            trial_id=result.trial_id,
-            number=place,
-            name=check.name,
-            kind=check.kind,
-            passed=check.passed,
-            observed=number(check.observed),
-            tolerance=number(check.tolerance),
-            record=encode(check),
         )
 
 

@@ -18,7 +18,6 @@ from steptune.service.models.studies import (
     EventRow,
     FindingRow,
     GapStatsRow,
-    GuardCheckRow,
     HardwareProfileRow,
     KernelStatsRow,
     RecommendationRow,
@@ -27,7 +26,6 @@ from steptune.service.models.studies import (
     TopologyRow,
     TrialAttemptRow,
     TrialRow,
-    WindowRow,
     WorkloadRow,
 )
 
@@ -44,7 +42,6 @@ __all__ = [
     "EventRow",
     "FindingRow",
     "GapStatsRow",
-    "GuardCheckRow",
     "HardwareProfileRow",
     "IdempotencyKeyRow",
     "KernelStatsRow",
@@ -57,7 +54,6 @@ __all__ = [
     "TrialAttemptRow",
     "TrialRow",
     "UserRow",
-    "WindowRow",
     "WorkerRow",
     "WorkloadRow",
     "WorkloadSourceRow",

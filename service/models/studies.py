@@ -122,27 +122,6 @@ class TrialAttemptRow(Base):
     ended_at: Mapped[datetime | None]
 
 
-class WindowRow(Base):
-    __tablename__ = "windows"
-
-    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Place among the windows of its trial, from 0."""
-    round: Mapped[int]
-    position: Mapped[int]
-    num_steps: Mapped[int]
-    num_samples: Mapped[int]
-    num_units: Mapped[int]
-    duration_ns: Mapped[int]
-    step_p20_ns: Mapped[int]
-    step_p50_ns: Mapped[int]
-    step_p80_ns: Mapped[int]
-    queue_depth_start: Mapped[int]
-    queue_depth_end: Mapped[int]
-    foreign_cpu_share: Mapped[float]
-    void: Mapped[str | None]
-
-
 class BreakdownRow(Base):
     """The time of one category on one device of one rank."""
 
@@ -202,19 +181,6 @@ class CollectiveStatsRow(Base):
     total_ns: Mapped[int]
     exposed_ns: Mapped[int]
     bus_bytes_per_s: Mapped[float | None]
-    record: Mapped[str]
-
-
-class GuardCheckRow(Base):
-    __tablename__ = "guard_checks"
-
-    trial_id: Mapped[str] = mapped_column(trial_key(), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    name: Mapped[str]
-    kind: Mapped[str]
-    passed: Mapped[bool]
-    observed: Mapped[float | None]
-    tolerance: Mapped[float | None]
     record: Mapped[str]
 
 

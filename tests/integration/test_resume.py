@@ -27,9 +27,7 @@ TALLY_VARIABLE = "STEPTUNE_TALLY"
 RESULT_TABLES = {
     "trials": "SELECT trial_id, record, result, state FROM trials WHERE result IS NOT NULL",
     "trial_attempts": "SELECT a.* FROM trial_attempts a JOIN trials USING (trial_id) WHERE result IS NOT NULL",
-    "windows": "SELECT * FROM windows",
     "breakdowns": "SELECT * FROM breakdowns",
-    "guard_checks": "SELECT * FROM guard_checks",
     "findings": "SELECT * FROM findings",
 }
 

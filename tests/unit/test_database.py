@@ -21,7 +21,7 @@ from builders import (
     sample_decision,
     sample_environment,
     sample_facts,
-    sample_guard,
+    sample_finding,
     sample_recommendation,
     sample_result,
     sample_study,
@@ -40,14 +40,12 @@ from steptune.service.models import (
     DecisionRow,
     FindingRow,
     GapStatsRow,
-    GuardCheckRow,
     HardwareProfileRow,
     KernelStatsRow,
     RecommendationRow,
     StudyRow,
     TrialAttemptRow,
     TrialRow,
-    WindowRow,
     WorkloadRow,
 )
 from steptune.service.queries.trials import find_trial
@@ -253,19 +251,8 @@ class TestTrouble:
 
 class TestRows:
     def test_a_result_fills_the_tables_that_are_searched(self, engine, store):
-        """Windows, breakdowns by category, guard checks and findings, in one go."""
         store.complete_trials([sample_result()])
         with reading(engine) as session:
-            windows = session.scalars(select(WindowRow).order_by(WindowRow.number)).all()
-            assert [(row.number, row.round, row.duration_ns, row.void) for row in windows] == [
-                (place, window.round, window.duration_ns, window.void)
-                for place, window in enumerate(sample_result().windows)
-            ]
-            checks = session.scalars(select(GuardCheckRow).order_by(GuardCheckRow.number)).all()
-            assert [(row.name, row.passed, row.observed) for row in checks] == [
-                ("loss", True, 1e-6),
-                ("indices", True, 0.0),
-            ]
             findings = session.scalars(select(FindingRow).order_by(FindingRow.number)).all()
             assert [(row.rule, row.severity, row.bound) for row in findings] == [
                 ("data_wait", "high", 0.1),
@@ -299,15 +286,14 @@ class TestRows:
             store.complete_trials([sample_result(breakdowns=(sample_breakdown(), sample_breakdown()))])
         assert store.trials(STUDY_ID) == [sample_trial()]
         with reading(engine) as session:
-            assert session.scalars(select(WindowRow)).all() == []
+            assert session.scalars(select(BreakdownRow)).all() == []
 
     def test_numbers_that_are_none_are_null(self, engine, store):
         """SQLite has no NaN; infinity is a number to compare with."""
-        check = replace(sample_guard().checks[0], observed=float("nan"), tolerance=float("inf"))
-        store.complete_trials([sample_result(guard=sample_guard(checks=(check,)))])
+        findings = (sample_finding(bound=float("nan")), sample_finding(bound=float("inf")))
+        store.complete_trials([sample_result(findings=findings)])
         with reading(engine) as session:
-            row = session.scalars(select(GuardCheckRow)).one()
-            assert (row.observed, row.tolerance) == (None, float("inf"))
+            assert session.scalars(select(FindingRow.bound).order_by(FindingRow.number)).all() == [None, float("inf")]
 
     def test_an_attempt_says_how_it_ended(self, engine, store):
         """Running trials have one that has not."""

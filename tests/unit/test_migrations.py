@@ -27,6 +27,9 @@ from steptune.service.studies import write_report
 from steptune.service.trial_source import KeptTrials
 from steptune.tuner.records import StudyState, TrialState, Verdict
 
+DROPPED = ("windows", "guard_checks")
+"""Tables that were written and never read; what they held is in the results of trials as well."""
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request, tmp_path) -> Iterator[Engine]:
@@ -79,6 +82,7 @@ class TestReleased:
         """Column by column: an upgrade that copies a table would have deleted what refers to it on SQLite."""
         before = fill(engine, revision)
         migrate(engine)
+        before = {name: rows for name, rows in before.items() if name not in DROPPED}
         assert held(engine, before) == before
 
     def test_its_answer_has_a_report(self, engine, revision, tmp_path):

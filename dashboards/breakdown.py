@@ -1,4 +1,4 @@
-"""Where the time of a step goes, before and after."""
+"""Breakdown of a step, before and after."""
 
 from __future__ import annotations
 

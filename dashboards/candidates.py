@@ -34,7 +34,7 @@ class CandidateRow(NamedTuple):
     high: float
     """The 95 % interval of the gain."""
     method: str
-    """How the gain was measured."""
+    """Method by which the gain was measured."""
     peak_memory_bytes: float
     """The most that a start took; NaN where unknown."""
     on_front: bool

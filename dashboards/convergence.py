@@ -1,4 +1,4 @@
-"""How far the search had come when, against what it may spend."""
+"""Progress of the search over time, against its budget."""
 
 from __future__ import annotations
 

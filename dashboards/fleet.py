@@ -33,7 +33,7 @@ class FleetStudies(NamedTuple):
     device_seconds: float
     """Device seconds of all these studies together."""
     gains: tuple[float, ...]
-    """Those that are proven."""
+    """Proven gains."""
 
 
 class FleetParts(NamedTuple):

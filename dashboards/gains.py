@@ -24,7 +24,7 @@ class GainRow(NamedTuple):
     high: float
     """The 95 % interval of the contribution; NaN with it."""
     method: str
-    """How it was measured; empty where it is not known."""
+    """Method of measurement; empty where it is not known."""
     limit: float
     """The ratio that its bound allowed; NaN where there is no bound."""
     numerics: str

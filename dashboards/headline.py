@@ -1,4 +1,4 @@
-"""How much faster, and can it be believed? The answer in one number and the facts behind it."""
+"""Headline of a study: speed-up, and evidence for it. The answer in one number and the facts behind it."""
 
 from __future__ import annotations
 

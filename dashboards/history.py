@@ -23,7 +23,7 @@ NUM_HOVERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How an outcome is drawn; the shape says it too, for whoever cannot tell the colours."""
+    """Colour and shape of an outcome; the shape serves readers who cannot tell the colours."""
 
     colour: str
     symbol: str

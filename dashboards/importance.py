@@ -1,4 +1,4 @@
-"""Which strategies matter on this workload.
+"""Importance of strategies on this workload.
 
 With few noisy trials, most of them around the best configuration, measures that need many independent samples (fANOVA,
 permutation of a forest) say little. So importance is a contrast of pairs of configurations that were run and differ in

@@ -1,4 +1,4 @@
-"""How far the host is ahead of each stream."""
+"""Launch queue of each stream."""
 
 from __future__ import annotations
 

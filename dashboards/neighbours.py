@@ -1,4 +1,4 @@
-"""How the speed moves one step beside each choice of the recommendation."""
+"""Speed one step beside each choice of the recommendation."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 MOST_ROWS = 16
-"""So many ranks are shown one by one."""
+"""Number of ranks up to which each is shown."""
 ALIKE = 0.05
 """Ranks whose shares of the step, and whose waits as a share of it, differ by no more are one group."""
 _SHARES = ["compute", "communication", "input", "gaps"]

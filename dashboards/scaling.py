@@ -21,7 +21,7 @@ CHECK_COLUMNS = ("sequence", "label", "num_ranks", "num_hosts", "measured_ns", "
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a family is drawn; the shape says it too, for whoever cannot tell the colours."""
+    """Colour and shape of a family; the shape serves readers who cannot tell the colours."""
 
     colour: str
     symbol: str

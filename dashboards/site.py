@@ -1,4 +1,4 @@
-"""Where a page is shown: by the service, below its base path, or as one file that loads nothing."""
+"""Site of a page: the service, below its base path, or one self-contained file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Site:
 
     @property
     def reader(self) -> Markup:
-        """Who reads, for the head of a page: the only place where a page of the service names its reader."""
+        """Reader of a page, for its head: the only place where a page of the service names its reader."""
         if self.reader_opening is not None or not self.user:
             return self.reader_opening or Markup()
         csrf = Markup(' data-csrf="{}"').format(self.csrf_token) if self.csrf_token else ""
@@ -51,7 +51,7 @@ class Site:
         return f"{self.base_path}{path}"
 
     def asset(self, name: str) -> str:
-        """Where a file of `dashboards/static` is served; its content's hash is part of it."""
+        """Address of a file of `dashboards/static`; its content's hash is part of it."""
         return self.url(f"/static/{asset_file(name)}")
 
     @property

@@ -1,4 +1,4 @@
-"""Where pages read from. A `steptune.tuner.protocols.StudyStore` is one; so is anything else with these methods."""
+"""Sources of pages. A `steptune.tuner.protocols.StudyStore` is one; so is anything else with these methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which trials of a study speak for which configuration."""
+"""Trials of a study by the configuration that they measured."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class TriedRow(NamedTuple):
     high: float
     """The 95 % interval of the gain."""
     method: str
-    """How the gain was measured."""
+    """Method by which the gain was measured."""
     trial_ids: tuple[str, ...]
     reason: str
 

@@ -144,7 +144,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
     load = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     if result.contended or load > MeasureSettings().foreign_cpu_share:
         return Fact("Search estimate", "not stated", f"others used {units.percent(load)} of the cores meanwhile")
-    note = "this run over what it was compared with; no figure of the configuration"
+    note = "this run against its companion; not the speed of the configuration"
     return Fact("Search estimate", f"this run: {units.ratio(1 + gains[-1])}", note)
 
 

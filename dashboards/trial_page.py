@@ -156,7 +156,7 @@ def _collectives_of(result: TrialResult) -> tuple[CollectiveStats, ...]:
 
 
 def why_no_profile(trial: Trial) -> str:
-    """Why there is no profile of a trial, in a sentence."""
+    """Reason why a trial has no profile, in a sentence."""
     result = trial.result
     if result is None:
         return "It has no profile yet." if trial.state is TrialState.RUNNING else "It has no profile."

@@ -24,7 +24,7 @@ WHY: dict[Purpose, str] = {
     Purpose.CONTRIBUTION: "measures the contribution of a part",
     Purpose.MOVED: "again, because the place of the trials has changed",
 }
-"""Why trials run that explore nothing new."""
+"""Reasons for trials that explore nothing new."""
 
 
 class RunningRow(NamedTuple):

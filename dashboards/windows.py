@@ -57,7 +57,7 @@ def get_windows_info(result: TrialResult) -> pd.DataFrame:
 
 
 def get_spread(result: TrialResult) -> Spread | None:
-    """None without a clean window."""
+    """Spread of the clean windows; None without one."""
     clean = result.clean_windows
     if not clean:
         return None

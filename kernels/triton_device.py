@@ -1,4 +1,4 @@
-"""Where kernels that are written in Triton run."""
+"""Devices that run Triton kernels."""
 
 from __future__ import annotations
 

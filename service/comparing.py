@@ -1,4 +1,4 @@
-"""Which trials are meant where two are compared, and their comparison: for the command and for the page."""
+"""Selection of the two trials of a comparison, and the comparison: for the command and for the page."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from steptune.service.interrupts import held_back
 from steptune.tuner.errors import MissingDependencyError, StorageFullError, StoreError, StoreUnavailableError
 
 BUSY_TIMEOUT_S = 30.0
-"""How long a SQLite writer waits for its turn; our transactions take milliseconds."""
+"""Time that a SQLite writer waits for its turn; our transactions take milliseconds."""
 
 _WRITES = {"steptune_writes": True}
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -77,7 +77,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 
 
 def place_of(engine: Engine) -> str:
-    """Where a database is, as a person knows it: a path, or a URL without its password."""
+    """Location of a database for people: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
         return engine.url.database or "the database in memory"
     return engine.url.render_as_string(hide_password=True)

@@ -260,7 +260,7 @@ class BreakdownCategory(Record):
 
 
 class DeviceBreakdown(Record):
-    """Where the time of one device of one rank went. The categories sum to the stretch exactly.
+    """Breakdown of one device of one rank. The categories sum to the stretch exactly.
 
     Attributes:
         rank: The process.
@@ -278,7 +278,7 @@ class DeviceBreakdown(Record):
 
 
 class TrialBreakdown(Record):
-    """Where the time of a trial's profiled steps went.
+    """Breakdown of a trial's profiled steps.
 
     Attributes:
         trial_id: The trial.
@@ -509,7 +509,7 @@ class HardwareSummary(Record):
 
 
 class Caller(Record):
-    """Who the caller is.
+    """Identity of the caller.
 
     Attributes:
         user_id: The user.

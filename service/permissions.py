@@ -1,4 +1,4 @@
-"""Who may read what the service keeps: nobody but its own user.
+"""Permissions of the service's files: only its own user reads them.
 
 Rows hold what users submitted and hashes of their tokens, artifacts hold their code. Trials may run on the same machine
 as users of their own, and pass through the data directory to their study's folder; they read nothing else there.

@@ -1,4 +1,4 @@
-"""Where figures are measured: a machine, and which cores and GPUs of it. No names, only hashes and numbers."""
+"""Place where figures are measured: a machine, with its cores and GPUs. No names, only hashes and numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place_of(host: str, slots: Iterable[Slot], others: str = "") -> str:
 
 
 def this_place() -> str:
-    """Where a command of this process measures: all of its cores and GPUs."""
+    """Place where a command of this process measures: all of its cores and GPUs."""
     visible = os.environ.get(VISIBLE_DEVICES)
     cores = [Slot(kind=CORE, number=core) for core in allowed_cores()]
     return place_of(host_id(), cores, f"{CUDA} {visible}" if visible else "")

@@ -55,7 +55,7 @@ NUM_ABOVE = 4
 
 
 class WorkloadProfile(Record):
-    """Where the time of a step goes."""
+    """Breakdown of a step."""
 
     workload: str
     hardware: str

@@ -89,7 +89,7 @@ def _units_per_s(record: ScriptRecord) -> float | None:
 
 
 def refusal_of(ended: Ended) -> str:
-    """Why a command that has ended gave no profile."""
+    """Reason why a command that has ended gave no profile."""
     if ended.status:
         return (
             f"the command ended with status {ended.status} before its steps were recorded; its own messages are above"

@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 
 class ScriptManifest(Record):
-    """How a submitted script is run.
+    """Launch of a submitted script.
 
     Attributes:
         command: As its user typed it.

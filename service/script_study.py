@@ -122,7 +122,7 @@ def choices_of(runner: ScriptRunner, study: Study) -> Choices:
 
 
 def why_nothing(choices: Choices) -> str:
-    """Why no choice can be tried, by strategy."""
+    """Reason why no choice can be tried, by strategy."""
     reasons = {name: f"needs a Workload ({why})" for name, why in choices.need_workload.items()}
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
@@ -174,7 +174,7 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Where and how each part of an answer is written into the script."""
+    """Edits that write each part of an answer into the script."""
     assert study.facts is not None, "a study of a command is stored with its facts"
     script = script_facts_of(study)
     found = []

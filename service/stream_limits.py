@@ -1,4 +1,4 @@
-"""How many event streams one process keeps open: of all, of one user, of one study."""
+"""Limit of event streams that one process keeps open: of all, of one user, of one study."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ MAX_KEPT_BYTES = 4 << 30
 
 
 class FileReplacedError(StoreError):
-    """Where a file should be is none that can be read."""
+    """A path no longer holds a file that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How the GPUs of this machine are connected, by NVML, in the words of `nvidia-smi topo -m`.
+"""Connections of this machine's GPUs, by NVML, in the words of `nvidia-smi topo -m`.
 
 NV18: 18 NVLinks, to the other GPU itself or to a switch that both are at. Without NVLink by what a transfer crosses on
 PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several of one NUMA node, SYS the interconnect between NUMA

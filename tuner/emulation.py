@@ -13,13 +13,13 @@ from pathlib import Path
 from steptune.tuner.errors import PlatformError
 
 HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
-"""So many hosts the ranks of this machine are taken to be on, in their order."""
+"""Number of hosts among which the ranks of this machine are divided, in their order."""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 """Network namespaces of such hosts, one for each, with commas between."""
 HOST_VARIABLE = "STEPTUNE_RANK_HOST"
 """Number of the host that a rank is on, where a job is spread over several."""
 DEVICES_VARIABLE = "STEPTUNE_EMULATED_DEVICES"
-"""So many devices the visible GPUs are taken to be: equal parts of them, which share their time."""
+"""Number of devices into which the visible GPUs are divided: equal parts, which share a GPU's time."""
 
 
 def num_emulated_hosts() -> int:
@@ -53,7 +53,7 @@ def emulated_host(rank: int, num_ranks: int, num_hosts: int) -> int:
 
 
 def ranks_per_device(num_visible: int) -> int:
-    """How many ranks share a GPU; 1 where nothing is emulated.
+    """Number of ranks that share a GPU; 1 where nothing is emulated.
 
     Args:
         num_visible: GPUs.

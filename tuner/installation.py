@@ -1,4 +1,4 @@
-"""Where the package `steptune` lies. In a checkout its subpackages are links to the folders at the top."""
+"""Folder of the package `steptune`. In a checkout its subpackages are links to the folders at the top."""
 
 from __future__ import annotations
 

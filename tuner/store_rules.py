@@ -156,7 +156,7 @@ def unknown_trial(trial_id: str) -> StoreError:
 
 
 def completion_refused(trial_id: str, state: TrialState | None) -> StoreError:
-    """Why a result cannot be recorded; `state` is None for an unknown trial."""
+    """Reason why a result cannot be recorded; `state` is None for an unknown trial."""
     if state is None:
         return unknown_trial(trial_id)
     return StoreError(f"trial {trial_id!r} is {state.value} already; a result is recorded once, for a running trial")

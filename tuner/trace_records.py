@@ -43,11 +43,11 @@ class GapStats(Record):
     """Time in gaps by the same lengths."""
     longest: tuple[Gap, ...]
     sites: tuple[GapSite, ...] = ()
-    """Where the gaps are, the most time first."""
+    """Sites of the gaps, the most time first."""
 
 
 class QueueStats(Record):
-    """How far the host is ahead of one stream: launched operations that have not begun."""
+    """Launch queue of one stream: launched operations that have not begun."""
 
     stream: int
     num_launches: int
@@ -149,7 +149,7 @@ class Roofline(Record):
     known_share: float | None = None
     """Share of the time of computing kernels that has a floor."""
     silent: str = ""
-    """Why FLOP are not stated; empty where they are."""
+    """Reason why FLOP are not stated; empty where they are."""
     operators: tuple[RooflineRow, ...] = ()
     """The most time above the floor first, as in the two others."""
     kernels: tuple[RooflineRow, ...] = ()
@@ -214,7 +214,7 @@ class MemoryStats(Record):
 
 
 class RankWait(Record):
-    """How long a rank waited for others in collectives: the one that waits least is waited for."""
+    """Time that a rank waited for others in collectives: the one that waits least is waited for."""
 
     rank: int
     wait_ns: int

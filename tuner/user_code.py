@@ -1,4 +1,4 @@
-"""Which lines of a traceback are the user's own, and which are of the model that they train."""
+"""Lines of a traceback that are the user's own, and those of the model that they train."""
 
 from __future__ import annotations
 

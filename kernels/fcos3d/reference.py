@@ -27,7 +27,7 @@ FAR = 1e8
 
 @dataclass(frozen=True)
 class Points:
-    """Where the head predicts.
+    """Points at which the head predicts.
 
     Attributes:
         xy: (P, 2), pixels.

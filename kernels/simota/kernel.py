@@ -10,7 +10,7 @@ import triton.language as tl
 
 EPSILON = tl.constexpr(1e-8)
 MOST = tl.constexpr(100.0)
-"""Where binary cross-entropy ends, as torch's does."""
+"""Upper limit of a binary cross-entropy term, as in torch."""
 OUTSIDE = tl.constexpr(1e5)
 NEVER = tl.constexpr(float("inf"))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 EPSILON = 1e-8
 LEAST_LOGARITHM = -100.0
-"""Where binary cross-entropy ends, as torch's does."""
+"""Upper limit of a binary cross-entropy term, as in torch."""
 OUTSIDE = 1e5
 """Added to the cost of a prior that is not both inside of a box and near its centre."""
 

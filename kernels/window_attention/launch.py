@@ -1,4 +1,4 @@
-"""How a layer is cut into programs, and the sizes of their blocks."""
+"""Division of a layer into programs, and the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Settings:
 
 FORWARD = Settings(programs=2112)
 BACKWARD = Settings(programs=528)
-"""Those that were fastest on an H100 (benchmarks/kernels_sweep.py): capping registers never paid."""
+"""Launch parameters that were fastest on an H100 (benchmarks/kernels_sweep.py): capping registers never paid."""
 SEVERAL_BLOCKS = Settings(num_warps=8)
 """Both directions of windows that do not fit into one block."""
 

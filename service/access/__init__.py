@@ -1,4 +1,4 @@
-"""Who may do what: users, tokens, browser sessions, logins, rate limits, and the audit log.
+"""Access: users, tokens, browser sessions, logins, rate limits, and the audit log.
 
     request ─► authentication.py ─► Principal (who, and the scopes of this request) ─► the endpoint
                   │  tokens.py      bearer tokens                     users.py       people and their limits

@@ -21,7 +21,7 @@ MAX_TEXT = 500
 
 
 class AuditEntry(Record):
-    """Who did what.
+    """Entry of the audit log.
 
     Attributes:
         entry_id: Grows with time.

@@ -64,7 +64,7 @@ class Access:
         self._failures = RateLimit("failed-logins", settings.failed_logins_per_minute)
 
     def authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
-        """Who sent a request.
+        """Sender of a request.
 
         Args:
             request: Its headers and cookies are read.
@@ -87,13 +87,13 @@ class Access:
             raise
 
     def recall(self, request: HTTPConnection) -> Principal | None:
-        """Who sent a request, where its token was found valid a moment ago; without the database."""
+        """Sender of a request, where its token was found valid a moment ago; without the database."""
         text = None if self.settings.insecure_no_auth else _bearer_text(request)
         bearer = None if text is None else parse_token(text)
         return None if bearer is None else self.tokens.recall(bearer)
 
     def authenticate_token(self, text: str) -> Principal:
-        """Who a token belongs to.
+        """Owner of a token.
 
         Raises:
             NotAuthenticatedError: It is not valid.

@@ -1,4 +1,4 @@
-"""How much one user, client or study may have open at once, in the memory of one API process."""
+"""Limit of what one user, client or study may have open at once, in the memory of one API process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RETRY_AFTER_S = 5
 
 
 class Concurrency:
-    """So many at once for each key.
+    """Limit of simultaneous uses for each key.
 
     Args:
         what: Is counted, with whose it is: "event streams of one user".

@@ -28,7 +28,7 @@ class KnownTokens:
         """Generation of what is known; what was looked up in an older one is not remembered."""
 
     def recall(self, bearer: BearerToken, now: datetime) -> Principal | None:
-        """Who sent a token, if that is known and it has not expired."""
+        """Sender of a token, if that is known and it has not expired."""
         found = self._known.get(bearer.token_id)
         if found is None:
             return None

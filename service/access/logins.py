@@ -54,7 +54,7 @@ def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[
         return users.named(name), False
     if not settings.new_user_scopes.strip():
         raise NotAuthenticatedError(
-            f"nobody here is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
+            f"no user is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
         )
     try:
         with suppress(NameTakenError):  # another request of theirs was faster

@@ -63,7 +63,7 @@ class OidcProvider:
         self._fetched_at = float("-inf")
 
     def begin(self, redirect_uri: str) -> tuple[str, PendingLogin]:
-        """Where to send the browser, and what it must bring back.
+        """Address to which the browser is sent, and the values that it must bring back.
 
         Raises:
             LoginError: The provider cannot be reached, or describes itself in a way that cannot be used.
@@ -111,12 +111,12 @@ class OidcProvider:
                     redirect_uri=redirect_uri,
                 )
         except OAuthError as error:
-            raise NotAuthenticatedError(f"the provider did not accept its own code ({error.error!r})") from error
+            raise NotAuthenticatedError(f"the provider rejected the code that it issued ({error.error!r})") from error
         except (httpx.HTTPError, ValueError) as error:
             raise self._failed(error) from error
         id_token = tokens.get("id_token")
         if not isinstance(id_token, str):
-            raise LoginError("the provider sent no ID token: has oidc_scopes the scope `openid`?")
+            raise LoginError("the provider sent no ID token: check that oidc_scopes includes `openid`")
         return id_token
 
     def _checked_claims(self, id_token: str, nonce: str) -> dict[str, Any]:
@@ -212,5 +212,5 @@ def _document(client: httpx.Client, url: str) -> dict[str, Any]:
     response.raise_for_status()
     document = response.json()
     if not isinstance(document, dict):
-        raise ValueError(f"{url} answers with something else than a JSON object")
+        raise ValueError(f"{url} did not answer with a JSON object")
     return document

@@ -1,4 +1,4 @@
-"""Who a request comes from."""
+"""Sender of a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.service.settings.scopes import Scope
 
 
 class Method(StrEnum):
-    """How somebody showed who they are."""
+    """Means of authentication."""
 
     TOKEN = "token"
     SESSION = "session"

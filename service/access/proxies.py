@@ -1,4 +1,4 @@
-"""Which address a request comes from, by which scheme, and what the reverse proxy says about it.
+"""Address and scheme of a request, and the headers of the reverse proxy.
 
 An address proves nothing: trials and other users of this machine call from loopback too. A request is the proxy's where
 it brings the secret that only the proxy and the service know, or where the service listens on a Unix socket that only
@@ -40,7 +40,7 @@ class Proxies:
         self._public = urlsplit(settings.public_url)
 
     def client_address(self, request: HTTPConnection) -> str:
-        """Where a request comes from: behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
+        """Address of a request: behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
         address = _peer(request)
         if self.is_trusted(request):
             hops = ",".join(request.headers.getlist("X-Forwarded-For")).split(",")
@@ -57,7 +57,7 @@ class Proxies:
         return request.url.scheme == "https"
 
     def user_name(self, request: HTTPConnection) -> str | None:
-        """Who logged in at the trusted proxy; a header from anybody else is ignored and logged."""
+        """User that logged in at the trusted proxy; a header from anybody else is ignored and logged."""
         if not self._user_header:
             return None
         names = request.headers.getlist(self._user_header)
@@ -93,7 +93,7 @@ class Proxies:
 
 
 def _peer(request: HTTPConnection) -> Address | None:
-    """Who is connected; None for a Unix socket."""
+    """Address of the connected peer; None for a Unix socket."""
     return None if request.client is None else _address(request.client.host)
 
 

@@ -1,4 +1,4 @@
-"""How often one client may ask: a token bucket for each, in the memory of one API process.
+"""Rate limit of one client: a token bucket for each, in the memory of one API process.
 
 Several API processes each allow as much; a limit over all of them belongs in the proxy before them.
 """
@@ -20,7 +20,7 @@ WINDOW_S = 60
 
 
 class RateLimit:
-    """So many requests a minute for each client, and as many at once after a pause.
+    """Limit of requests a minute for each client, and of as many at once after a pause.
 
     Args:
         name: In the headers.

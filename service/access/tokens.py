@@ -76,7 +76,7 @@ class TokenStore:
         self._known = known or KnownTokens(0)
 
     def recall(self, bearer: BearerToken) -> Principal | None:
-        """Who sent a token, where that was found a moment ago; without the database."""
+        """Sender of a token, where that was found a moment ago; without the database."""
         return self._known.recall(bearer, self._clock())
 
     def issue(
@@ -107,7 +107,7 @@ class TokenStore:
             return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
 
     def authenticate(self, bearer: BearerToken) -> Principal:
-        """Who sent a token.
+        """Sender of a token.
 
         Raises:
             NotAuthenticatedError: It is unknown or wrong, has expired, was revoked, or its user is disabled.

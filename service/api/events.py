@@ -36,7 +36,7 @@ KEEP_ALIVE_S = 15.0
 SEND_TIMEOUT_S = 30.0
 """A client that takes nothing for so long is gone."""
 RECHECK_S = 60.0
-"""How long a stream outlives the token that opened it."""
+"""Time that a stream outlives the token that opened it."""
 _PAGE = 500
 _MAX_NUMBER = (1 << 63) - 1
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -88,7 +88,7 @@ class Followed:
     description="All events of a study, from its beginning; the stream ends when the study has ended." + DESCRIPTION,
     responses={
         **EVENTS,
-        204: {"description": "The study has ended, and the client has all of its events: do not come back."},
+        204: {"description": "The study has ended, and the client has all of its events: do not reconnect."},
         **unchanged(),
         **refuses(404),
     },

@@ -93,7 +93,7 @@ def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Res
 
 @router.get("/login/oidc/callback")
 def complete_oidc(request: Request, access: RequestAccess) -> Response:
-    """Where the provider sends the browser back."""
+    """Address to which the provider sends the browser back."""
     _check_oidc(access)
     try:
         with noted_refusals(request):
@@ -137,7 +137,7 @@ def _callback(access: Access) -> str:
 
 
 def _known(request: Request, access: Access) -> Principal | None:
-    """Who is logged in already, if anybody."""
+    """User that is logged in already, if any."""
     cookie = session_cookie(request, access.proxies)
     if cookie is None and not access.settings.insecure_no_auth:
         return None

@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class PageRequest:
-    """Which part of a list was asked for.
+    """Requested part of a list.
 
     Attributes:
         after: The place of the last item that the client has, or None for the beginning.

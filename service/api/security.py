@@ -1,4 +1,4 @@
-"""Who may call an endpoint: `principal: Annotated[Principal, Requires(Scope.READ)]`.
+"""Permission to call an endpoint: `principal: Annotated[Principal, Requires(Scope.READ)]`.
 
 The dependency authenticates, limits the rate, checks the scope, and refuses query parameters that the operation does
 not have. Refusals of access are `AccessError`s, which the handler of errors turns into problem details. It also puts

@@ -37,7 +37,7 @@ class LoginRequest(Body):
 
 
 class Me(Record):
-    """Who is asking.
+    """Caller of the request.
 
     Attributes:
         user_id: The user.

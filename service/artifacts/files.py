@@ -1,4 +1,4 @@
-"""Where artifacts lie: a directory, or any place that fsspec knows (`s3://bucket/steptune`).
+"""Location of artifacts: a directory, or any place that fsspec knows (`s3://bucket/steptune`).
 
 Both write under a name that nobody reads and then rename, so that a file is there complete or not at all. An object
 store renames by a copy on its own side.
@@ -62,7 +62,7 @@ class Files(Protocol):
         """Opens a file to read, to be closed by the caller."""
 
     def local_path(self, name: str) -> Path | None:
-        """Where it is on this machine; None if it is not."""
+        """Path on this machine; None if it is not here."""
 
     def find(self, name: str) -> StoredFile | None:
         """Entry of one file in a listing, None where there is none."""

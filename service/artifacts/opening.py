@@ -37,7 +37,7 @@ def files_at(place: Path | str) -> Files:
 
 
 def _lock_for(files: Files, settings: Settings) -> CollectionLock:
-    """Those who share a directory lock a file in it; else those who share a database lock there."""
+    """Lock on a file in the shared directory; without one, in the shared database."""
     if isinstance(files, LocalFiles):
         return FileLock(Path(files.place) / "lock")
     if make_url(settings.database_url).get_backend_name() == "postgresql":

@@ -1,4 +1,4 @@
-"""Which traces are kept: those of the baseline, of incumbents and of finalists, within quotas.
+"""Retention of traces: those of the baseline, of incumbents and of finalists, within quotas.
 
 Traces of other trials are kept until their study ends. Where a study, a user or all together take more than they may,
 the oldest traces of ended studies go first; those of a recommendation never go, nor does anything but traces. What

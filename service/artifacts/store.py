@@ -50,7 +50,7 @@ class ArtifactStore:
 
     @property
     def place(self) -> str:
-        """Where the files lie, for messages."""
+        """Location of the files, for messages."""
         return self._files.place
 
     # --- putting ---------------------------------------------------------------------------------

@@ -116,4 +116,4 @@ def _run(engine: Engine, command: list[str], *, connect: bool = True) -> None:
     ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if ended.returncode:
         reason = ended.stderr.strip().partition("\n")[0]
-        raise StoreError(f"{Path(command[0]).name} could not do it for {place_of(engine)}: {reason}")
+        raise StoreError(f"{Path(command[0]).name} failed for {place_of(engine)}: {reason}")

@@ -14,7 +14,7 @@ from steptune.tuner.errors import ChoiceError
 NOT_PROFILED = 3
 """Exit status where a command ended well, but its steps could not be recorded."""
 COMMAND = "steptune.command"
-"""Where a context keeps what followed `--`."""
+"""Key of the arguments after `--` in a context."""
 
 
 class CommandOrWorkload(TyperCommand):
@@ -55,7 +55,7 @@ def refuse_options(context: typer.Context, names: Sequence[str], what: str = "wo
     given = [name for name in names if _was_given(context, name)]
     if given:
         option = "--" + given[0].replace("_", "-")
-        way = "a command decides that itself, by its own arguments" if what == "workloads" else "this is a workload"
+        way = "set by the command's own arguments" if what == "workloads" else "this is a workload"
         raise ChoiceError(f"{option} is for {what}: {way}")
 
 

@@ -1,4 +1,4 @@
-"""Where commands print: results to standard output, everything else to standard error."""
+"""Output of commands: results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _confirm(what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ChoiceError(f"nobody can be asked whether to delete study {what}: add --yes")
+        raise ChoiceError(f"cannot ask whether to delete study {what}: add --yes")
     typer.confirm(f"Delete study {what}? This cannot be undone.", abort=True, err=True)
 
 

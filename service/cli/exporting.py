@@ -221,7 +221,7 @@ def _print(files: Sequence[Exported]) -> None:
 
 
 def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None, *, as_json: bool) -> None:
-    """Where everything is, how it is used, and what it leaves out."""
+    """Table of exported files, with their use and what they leave out."""
     if as_json:
         exports = [
             {

@@ -162,7 +162,7 @@ def _manifest(
     *,
     other_versions: bool,
 ) -> ScriptManifest | None:
-    """How the script is run, where a command was given."""
+    """Launch settings of the script, where a command was given."""
     if command is None:
         if workload is None:
             raise ChoiceError("nothing to submit: name a workload, or a command after `--`")

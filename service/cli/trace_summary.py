@@ -182,7 +182,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
 
 
 def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, profiled: str) -> Iterable[RenderableType]:
-    """Where the host waits, then what runs, by kernel, operator and module."""
+    """Waits of the host, then kernels, operators and modules."""
     if rank.synchronisations:
         yield _synchronisations(rank.synchronisations, of)
     if rank.kernels:

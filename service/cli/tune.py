@@ -266,7 +266,7 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """How this command runs a study, begun here or gone on with."""
+    """Runner of a study that this command begins or resumes."""
 
     settings: Settings
     level: Level
@@ -306,7 +306,7 @@ def _way(
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
-    """How this process was launched. One that does not drive does its part here, and the command ends.
+    """Launch of this process. One that does not drive does its part here, and the command ends.
 
     Raises:
         typer.Exit: That part is done.

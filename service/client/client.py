@@ -256,7 +256,7 @@ class Client:
         return self._all(f"/trials/{trial_id}/windows", Page[Window])
 
     def breakdown(self, trial_id: str) -> TrialBreakdown:
-        """Where the time of the profiled steps went; the categories sum to it."""
+        """Breakdown of the profiled steps; the categories sum to their time."""
         return self._transport.get(f"/trials/{trial_id}/breakdown", TrialBreakdown)
 
     def kernels(self, trial_id: str) -> Iterator[KernelStats]:

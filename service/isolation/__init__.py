@@ -1,4 +1,4 @@
-"""How far trials are kept from the machine that they run on. docs/isolation.md says what each level stops."""
+"""Isolation of trials from the machine that they run on. docs/isolation.md says what each level stops."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _strongest(python: str, *, separating: bool) -> Level:
 
 
 def _obstacle(level: Level, python: str, *, separating: bool) -> str | None:
-    """Why a level cannot be used."""
+    """Reason why a level cannot be used."""
     if separating and not level.separates():
         return (
             "its trials would be this process's own user, and could read its passwords and change its database: start "

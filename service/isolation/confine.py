@@ -65,6 +65,6 @@ def confined(python: str) -> tuple[str, ...]:
 
 
 def lacks() -> str | None:
-    """Why no process can be confined on this machine."""
+    """Reason why no process can be confined on this machine."""
     known = " and ".join(_NUMBERS)
     return None if platform.machine() in _NUMBERS else f"system calls are filtered on {known} only"

@@ -1,4 +1,4 @@
-"""Which environment variables user code may see: those that say how to compute, and none that opens a door."""
+"""Environment variables that user code may see: those that say how to compute, and none that opens a door."""
 
 from __future__ import annotations
 

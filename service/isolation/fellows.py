@@ -1,4 +1,4 @@
-"""Which studies of one submitter run on this machine now: their trials share one limit of memory and of files.
+"""Studies of one submitter that run on this machine now: their trials share one limit of memory and of files.
 
 Every running study has a file with whose it is, locked while it runs, in a folder that only the user of the workers may
 enter. Workers in containers with temporary directories of their own do not see each other.

@@ -1,4 +1,4 @@
-"""How much a study's trials may take, where they are limited."""
+"""Resource limits of a study's trials."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def private_folder(folder: Path) -> Path:
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise IsolationUnavailableError(f"{folder} belongs to somebody else: remove it")
+        raise IsolationUnavailableError(f"{folder} belongs to another user: remove it")
     return folder
 
 

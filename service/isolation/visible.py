@@ -1,4 +1,4 @@
-"""Which files of the machine a sandbox shows: the system, the interpreter, the workload, and nothing of the service."""
+"""Files of the machine that a sandbox shows: the system, the interpreter, the workload, and nothing of the service."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class IdempotencyKeyRow(Base):
 
 
 class AuditRow(Base):
-    """Who did what. Rows are only ever added, and removed by age."""
+    """Audit log. Rows are only ever added, and removed by age."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index(None, "user_id", "entry_id"), {"sqlite_autoincrement": True})

@@ -127,7 +127,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Those of these studies that will do nothing more, deleted ones included."""
+    """Studies among these that have ended, deleted ones included."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

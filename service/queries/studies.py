@@ -25,7 +25,7 @@ from steptune.tuner.store_rules import unknown_study
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFilter:
-    """Which studies are listed; None is any.
+    """Filter of listed studies; None means any.
 
     Attributes:
         workload: The reference as it was given.

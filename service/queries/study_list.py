@@ -70,7 +70,7 @@ def list_page(engine: Engine, wanted: ListQuery, limit: int) -> ListedPage:
 
 
 def num_by_state(engine: Engine, owner_id: str | None) -> dict[str, int]:
-    """How many studies are in each state."""
+    """Number of studies in each state."""
     query = select(StudyRow.state, func.count()).group_by(StudyRow.state)
     if owner_id is not None:
         query = query.where(StudyRow.owner_id == owner_id)

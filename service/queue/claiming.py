@@ -1,4 +1,4 @@
-"""Which study a free worker gets.
+"""Choice of the study that a free worker gets.
 
 Users take turns. Among those who may start a study now (quotas), in this order:
 

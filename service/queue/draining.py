@@ -1,4 +1,4 @@
-"""Which study goes first on a cluster whose hosts workers reserve.
+"""Order of studies on a cluster whose hosts workers reserve.
 
 A cluster keeps no host free for a study that needs several while others take each one that becomes free. The workers
 do: while a study is due on their cluster, none of them begins another one there, unless an administrator gave that

@@ -52,15 +52,15 @@ class QueueEntry(Record):
     place: str
     """Hosts, hashed, and devices that the last claim took."""
     waits_for: str
-    """Why nobody runs it, for a person; empty where somebody does, or nobody has to."""
+    """Reason why nobody runs it, for people; empty where somebody does, or nobody has to."""
     requested: str
     """Request to its worker: "", "cancel" or "pause"."""
     worker_id: str | None
-    """Who holds it."""
+    """Worker that holds it."""
     fence: int
     lease_until: datetime | None
     num_claims: int
-    """How often a worker began to run it; looking for hosts does not count."""
+    """Number of times that a worker began to run it; looking for hosts does not count."""
     num_lost: int
     """Workers that died with it since a trial was last completed."""
     device_seconds: float
@@ -180,4 +180,4 @@ class Claim(Record):
     """True where it may go on with hardware on which it was not begun."""
     slots: tuple[Slot, ...]
     place: str
-    """Where it runs now."""
+    """Place where it runs now."""

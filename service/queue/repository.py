@@ -146,7 +146,7 @@ class StudyQueue:
             return self._entry(session, study.study_id)
 
     def entry(self, study_id: str) -> QueueEntry:
-        """How a study stands.
+        """State of a study in the queue.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.

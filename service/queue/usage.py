@@ -36,7 +36,7 @@ class Limits:
     disabled: bool = False
 
     def exceeded_by(self, usage: Usage) -> str:
-        """Why none of the user's studies may start; empty where one may."""
+        """Reason why none of the user's studies may start; empty where one may."""
         if self.disabled:
             return "its user is disabled"
         if self.max_running is not None and usage.running >= self.max_running:

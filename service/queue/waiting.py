@@ -1,4 +1,4 @@
-"""Why nobody runs a study, for the person who waits for it."""
+"""Reason why a study waits, for the person who waits for it."""
 
 from __future__ import annotations
 

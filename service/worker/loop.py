@@ -74,7 +74,7 @@ LONGEST_POLL_S = 15.0
 PROGRESS_S = 10.0
 """Between two events that say what is going on; news of the search are told at once."""
 LOOK_S = 0.2
-"""How often a worker that waits looks whether it was told to stop."""
+"""Interval at which a waiting worker checks whether it was told to stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
 """No worker breaks down with these, however often: space comes, and a store can be reached again."""
 

@@ -39,7 +39,7 @@ class Rests:
             self._until_s = now_s() + pause_s
 
     def owners(self) -> frozenset[str | None]:
-        """Those whose studies wait now."""
+        """Users whose studies wait now."""
         now = now_s()
         return frozenset(owner_id for owner_id, (_, until_s) in self._pauses.items() if until_s > now)
 
@@ -49,5 +49,5 @@ class Rests:
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 
     def left_s(self) -> float:
-        """How long the worker takes nothing yet."""
+        """Time for which the worker still takes nothing."""
         return max(0.0, self._until_s - now_s())

@@ -32,10 +32,10 @@ class Waits:
 
     @property
     def recent(self) -> frozenset[str]:
-        """Those that had their turn a short time ago."""
+        """Studies that had their turn a short time ago."""
         return frozenset(study_id for study_id, tried_s in self._tried_s.items() if now_s() < tried_s + TURN_S)
 
     @property
     def due(self) -> list[str]:
-        """Those to ask for again where nothing else can run, the one longest ago first."""
+        """Studies to ask for again where nothing else can run, the one longest ago first."""
         return [study_id for study_id, tried_s in self._tried_s.items() if now_s() >= tried_s + PAUSE_S]

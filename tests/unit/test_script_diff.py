@@ -158,7 +158,7 @@ def test_an_argument_that_comes_from_the_command_line_stays_there(tmp_path: Path
             "        loss.backward()\n",
             "        finish(loss, optimizer)\n",
             {"precision": {"level": "O1", "dtype": "bfloat16"}},
-            "do not stand in one block",
+            "are not in one block",
             id="backward",
         ),
     ],

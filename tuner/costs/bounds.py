@@ -28,7 +28,7 @@ PEAK_TOLERANCE = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """How a step computes its matmuls; the defaults are plain PyTorch's.
+    """Arithmetic of a step's matmuls; the defaults are plain PyTorch's.
 
     Attributes:
         dtype: 16-bit dtype of matmuls, where there is one.

@@ -230,7 +230,7 @@ def _rules(*pairs: tuple[Category, str]) -> _Rules:
 
 
 _PART = r"((?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
-"""Where a part of a name begins, in snake case or camel case: "small_reduce" holds no all-reduce."""
+"""Start of a part of a name, in snake case or camel case: "small_reduce" holds no all-reduce."""
 _COMMUNICATION = re.compile(
     # Libraries by their names: NCCL, RCCL, MSCCL(++), oneCCL, HCCL, NVSHMEM, DeepEP, Transformer Engine's user buffers.
     r"^(nccl|rccl|gloo:|c10d::|oneccl|ccl_|hccl|hcom_)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|\bmsccl|"

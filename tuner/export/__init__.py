@@ -31,18 +31,18 @@ EXPORTERS: tuple[Exporter, ...] = (
 )
 
 OWN = EXPORTERS[:3]
-"""Those that need nothing but Steptune; a finished study leaves them beside its report."""
+"""Exporters that need only Steptune; a finished study leaves their files beside its report."""
 
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
 
 def exporters_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
-    """Those that can hold a recommendation."""
+    """Exporters that can hold a recommendation."""
     return tuple(exporter for exporter in EXPORTERS if why_not_exported(exporter, recommendation) is None)
 
 
 def own_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
-    """Those of Steptune's own that can hold a recommendation."""
+    """Steptune's own exporters that can hold a recommendation."""
     return tuple(exporter for exporter in OWN if why_not_exported(exporter, recommendation) is None)
 
 

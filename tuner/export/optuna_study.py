@@ -71,7 +71,7 @@ def _study_attributes(study: Study) -> dict[str, Any]:
 
 
 def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
-    """Those that ended, with all parameters, so that trials can be compared."""
+    """Trials that ended, with all parameters, so that they can be compared."""
     import optuna
     from optuna.distributions import CategoricalDistribution
 

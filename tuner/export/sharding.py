@@ -1,4 +1,4 @@
-"""How a recorded `sharding` choice reads in other tools: one table.
+"""Table of a recorded `sharding` choice in the words of other tools.
 
 Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "size"), `min_num_params` (with "size"),
 `reshard` (parameters are freed after the forward pass), `prefetch` and `backward_prefetch` (units gathered ahead; FSDP

@@ -85,7 +85,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How far a candidate is from the reference.
+    """Distance of a candidate from the reference.
 
     Attributes:
         ratio: Of the limit; 1 is the largest that passes.

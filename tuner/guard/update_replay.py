@@ -48,7 +48,7 @@ class RuleGroup(Record):
 
 
 class UpdateRule(Record):
-    """How the reference updates parameters.
+    """Update rule of the reference.
 
     Attributes:
         optimizer: Class of `torch.optim`.

@@ -35,7 +35,7 @@ ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 ALL_TO_ALL = "all_to_all"
 ROUNDS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1, ALL_TO_ALL: 1}
-"""How often every chunk goes around."""
+"""Number of times that every chunk goes around."""
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:

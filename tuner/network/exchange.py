@@ -15,7 +15,7 @@ USUAL_SOCKETS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How ranks exchange gradients and weights; the defaults are plain DDP's.
+    """Exchange of gradients and weights between ranks; the defaults are plain DDP's.
 
     Attributes:
         level: Precision level: at O2 and O3 gradients have 16 bits.

@@ -26,7 +26,7 @@ MAX_WARNINGS = 50
 
 
 class Transport(StrEnum):
-    """How two ranks exchange.
+    """Transport between two ranks.
 
     P2P: from GPU to GPU, over NVLink or PCIe. SHM: through host memory. RDMA: InfiniBand, RoCE or a plug-in's network
     (EFA, …). SOCKET: TCP. COLLNET: reductions in the network's switches.
@@ -325,7 +325,7 @@ class _Sayings:
 
 
 def _channel_path(channel: int, via: str) -> ChannelPath | None:
-    """None where the way is none that is known."""
+    """Transport of a connection; None where it is not a known one."""
     via = via.strip()
     if match := _OVER_NETWORK.match(via):
         network = match[1]

@@ -215,7 +215,7 @@ def _contention(
 ) -> tuple[float, bool]:
     if given is not None:
         if not 0 <= given < 1:
-            raise ChoiceError(f"compute loses a share of its speed to communication: --contention {given:g} is not one")
+            raise ChoiceError(f"--contention {given:g} must be in [0, 1): the share of its speed that compute loses")
         assumptions.append(f"compute loses {given:.0%} of its speed while communication runs, as was given")
         return given, False
     found = measured_contention(results) if environment.num_ranks > 1 else None

@@ -1,4 +1,4 @@
-"""How much compute loses to communication that runs beside it.
+"""Slowdown of compute by communication that runs beside it.
 
 Compute of a step takes longer, the more communication it hides. Trials of one study that differ in nothing but how they
 communicate show by how much: the slope of compute over hidden communication is the share of its speed that compute

@@ -1,4 +1,4 @@
-"""How far collectives that were measured on a link are off its model, by collective and size.
+"""Deviation of measured collectives from the model of their link, by collective and size.
 
 One latency and one bandwidth do not fit all: gloo reduces everything everywhere where a part is asked for, NCCL changes
 its protocol with the size. So the model's time is multiplied by measured over modelled time of the same collective at

@@ -1,4 +1,4 @@
-"""How long a step takes with given choices on a given cluster: what all predictions of one workload share."""
+"""Step time with given choices on a given cluster: what all predictions of one workload share."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Those of one call, by position; None for what is no tensor (a scalar, a list, nothing).
+    """Shapes of one call, by position; None for arguments that are not tensors.
 
     Attributes:
         lists: Shapes of the tensors in each list of tensors; empty for what is none, or was too long to be recorded.

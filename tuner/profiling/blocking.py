@@ -1,4 +1,4 @@
-"""Which of the exposed communication the steps would be shorter without."""
+"""Exposed communication that makes the steps longer."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ def _slack(capture: Capture, waits: Intervals) -> int:
 
 
 def _inside(start: Ints, end: Ints, cuts: Intervals) -> int:
-    """How much of disjoint stretches lies inside of others."""
+    """Time of disjoint stretches that lies inside of others."""
     low, high, _, _ = pieces(start, end, cuts)
     return int((high - low).sum())

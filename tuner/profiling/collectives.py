@@ -71,7 +71,7 @@ class CollectiveCalls:
 
 
 def collective_calls(capture: Capture, segments: Segments, device: int | None) -> CollectiveCalls:
-    """Those that run in the steps on one device, or (None) on a CPU.
+    """Collectives that run in the steps on one device, or (None) on a CPU.
 
     Args:
         segments: Of that device or CPU: they say when compute runs.

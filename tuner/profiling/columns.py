@@ -300,7 +300,7 @@ class _Interner(dict[Any, int]):
 
 
 class _Groups(dict[str, int]):
-    """Which table an event goes to, by its category: 0 none, 1 host, 2 device, 3 instants."""
+    """Table of an event, by its category: 0 none, 1 host, 2 device, 3 instants."""
 
     def __missing__(self, category: str) -> int:
         lowered = category.lower()

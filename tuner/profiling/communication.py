@@ -1,4 +1,4 @@
-"""Which device operations communicate, and what the trace says of their collectives."""
+"""Device operations that communicate, with the collectives that the trace records for them."""
 
 from __future__ import annotations
 

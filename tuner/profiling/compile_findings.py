@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from steptune.tuner.records import Compilation, CompilationEvent, Finding
 
 PLACES = 3
-"""How many places a finding names."""
+"""Number of places that a finding names."""
 MANY = 5
 """Graph breaks from which a finding is a warning."""
 

@@ -700,14 +700,14 @@ def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
 
 
 def _waiting(one: Synchronisation) -> str:
-    """Where the host waits, and what that costs."""
+    """Places where the host waits, with their cost."""
     where = ", ".join(filter(None, (one.source, one.module)))
     costs = "" if one.saved_share is None else f", costs {one.saved_share:.1%} of the step"
     return f"{one.call}{costs}" + (f" ({where})" if where else "")
 
 
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
-    """Where it happens: the longest gaps blamed on it, and the longest kernels of its categories."""
+    """Evidence of a finding: the longest gaps blamed on it, and the longest kernels of its categories."""
     analysis, device = evidence.analysis, evidence.breakdown.device
     if analysis is None:
         return {}

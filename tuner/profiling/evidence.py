@@ -15,7 +15,7 @@ from steptune.tuner.trace_records import RankAnalysis
 
 SEVERITIES = ("note", "warning", "high")
 PLACES = 3
-"""How many kernels or gaps a finding names."""
+"""Number of kernels or gaps that a finding names."""
 RECURRING = 0.6
 """Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
 UNPACED = 0.3

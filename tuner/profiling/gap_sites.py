@@ -1,4 +1,4 @@
-"""Where a device's gaps are: by their cause and the kernel that ends them."""
+"""Sites of a device's gaps: by their cause and the kernel that ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a device idles: its gaps, cut at the launch call and blamed on what the launching thread did.
+"""Causes of a device's idle time: its gaps, cut at the launch call and blamed on what the launching thread did.
 
 A gap of a device ends with an operation. Before the call that launched it, the host was late, and that
 part is blamed on what the launching thread was doing: waiting for data, synchronising, allocating,

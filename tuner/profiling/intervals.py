@@ -37,7 +37,7 @@ def union_length(start: Ints, end: Ints) -> int:
 
 
 def contains(intervals: Intervals, points: Ints) -> npt.NDArray[np.bool_]:
-    """Which points lie in disjoint intervals."""
+    """Mask of the points that lie in disjoint intervals."""
     start, end = intervals
     if len(start) == 0:
         return np.zeros(len(points), dtype=bool)

@@ -162,7 +162,7 @@ def _device_names(capture: Capture, device: str) -> tuple[Ints, Ints, Ints]:
 
 
 def _streams(capture: Capture, device: str) -> Iterator[tuple[int, Spans]]:
-    """Those with the most time in operations, by number."""
+    """Lanes with the most time in operations, by number."""
     if device == "cpu":
         return
     work, (low, high) = capture.trace.work, capture.steps.span

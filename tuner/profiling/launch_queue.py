@@ -1,4 +1,4 @@
-"""How far the host is ahead of each stream: operations that are launched, but have not begun.
+"""Launch queue of each stream: operations that are launched, but have not begun.
 
 An operation is in the queue from the beginning of its launch call to its own beginning, as in Holistic
 Trace Analysis. One call that launches many (a CUDA graph) puts them all into the queue at once.

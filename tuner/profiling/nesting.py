@@ -1,4 +1,4 @@
-"""Which operator runs inside which: the call stacks of one thread, from start and end alone."""
+"""Nesting of operators: the call stacks of one thread, from start and end alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much an operator computes and moves at least, from the shapes of its arguments.
+"""Least computation and traffic of an operator, from the shapes of its arguments.
 
 FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. What cannot be said
 from shapes alone is None.

@@ -190,7 +190,7 @@ def _computes_too_long(seen: Seen) -> bool:
 def capture_quality(
     capture: Capture, device: str, totals: dict[str, int], unprofiled_step_time_ns: int | None
 ) -> CaptureQuality:
-    """How far the capture of a device (or "cpu") can be believed."""
+    """Quality of the capture of a device (or "cpu")."""
     seen = _seen(capture, device, totals, unprofiled_step_time_ns)
     bad = [problem for problem in PROBLEMS if problem.holds(seen)]
     names = tuple(problem.name for problem in bad)

@@ -25,7 +25,7 @@ WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to
 """No rank can end these before every rank has begun."""
 
 MAX_DRIFT_NS = 1_000_000
-"""How far aligned clocks may still be apart at some moment of a capture."""
+"""Largest remaining offset of aligned clocks at some moment of a capture."""
 
 _Key = tuple[str, int, int, int]
 

@@ -54,7 +54,7 @@ def diagnose_ranks(
     if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}: that is no time of the network"
+            f"{late.late_share:.0%} of the collectives{beside}: this is not network time"
         )
     else:
         message = (

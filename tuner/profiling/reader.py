@@ -240,7 +240,7 @@ class _Reader:
         return decoded
 
     def _take_one_by_one(self, text: bytes) -> None:
-        """Those events of a broken piece that can be read by themselves."""
+        """Events of a damaged piece that can be read by themselves."""
         rows = []
         for part in text[1:-1].split(EVENT_END):
             event = part.lstrip(b" \n,")

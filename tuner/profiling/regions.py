@@ -50,7 +50,7 @@ class Region:
         return self._unions[thread]
 
     def contains(self, thread: npt.NDArray[np.integer], time: Ints) -> npt.NDArray[np.bool_]:
-        """Which moments of which threads lie inside."""
+        """Mask of the moments, by thread, that lie inside."""
         inside = np.zeros(len(time), dtype=bool)
         for number in np.unique(self._trace.host.thread[self.rows]).tolist():
             here = thread == number

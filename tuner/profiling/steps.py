@@ -113,7 +113,7 @@ def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
 
 
 def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
-    """Where the first step begins on the device: after what was launched before it, if that comes first."""
+    """Start of the first step on the device: after what was launched before it, if that comes first."""
     work = trace.work
     real = work.kind != Kind.SYNC
     known = launches.row >= 0

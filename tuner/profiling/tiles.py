@@ -20,7 +20,7 @@ from steptune.tuner.trace_records import Lane, LaneTile, RankAnalysis, SpanPlace
 WIDTHS = 1024
 """Least widths in a tile."""
 FEW = 2048
-"""So many cells of a lane are sent as they are."""
+"""Number of cells up to which a lane is sent unmerged."""
 MAX_LEVEL = 30
 
 

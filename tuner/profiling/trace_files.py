@@ -1,4 +1,4 @@
-"""Which files are meant: traces named by file, folder, archive or pattern."""
+"""Trace files, named by file, folder, archive or pattern."""
 
 from __future__ import annotations
 

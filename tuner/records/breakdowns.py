@@ -1,4 +1,4 @@
-"""Where the time of a profiled step goes, how far that may be believed, and what it shows."""
+"""Breakdown of a profiled step, the quality of the capture, and the findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.tuner.records.base import Record
 
 
 class StepPhase(StrEnum):
-    """Which part of the training step computes."""
+    """Phase of the training step that computes."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,4 +1,4 @@
-"""Where a study runs: the hardware, the links and the software beside them."""
+"""Environment of a study: hardware, links and software."""
 
 from __future__ import annotations
 

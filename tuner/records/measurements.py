@@ -6,7 +6,7 @@ from steptune.tuner.records.base import Record
 
 
 class MeasureSettings(Record):
-    """How the windows of a group of trials are taken.
+    """Settings of the windows of a group of trials.
 
     Attributes:
         min_rounds: Rounds before the measurement may stop.
@@ -98,7 +98,7 @@ class Window(Record):
     foreign_cpu_share: float
     """CPU time used by others, as a share of all cores, while the window ran."""
     void: str | None = None
-    """Why the window does not count, or None."""
+    """Reason why the window does not count, or None."""
     marked: str | None = None
     """Why the machine was not quiet during a window that counts all the same, or None."""
     input: InputActivity | None = None
@@ -115,7 +115,7 @@ class Window(Record):
 
 
 class Startup(Record):
-    """Where the time went before the first measured window.
+    """Time spent before the first measured window, by part.
 
     Attributes:
         warm_up_ns: Steps before the first window.

@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 
 class Interval(Record):
-    """Where a figure lies with some probability.
+    """Range that holds a figure with a stated probability.
 
     Attributes:
         low: Its lower end.
@@ -56,7 +56,7 @@ class Gain(Record):
     interval: Interval
     """Confidence interval of the ratio, simultaneous over the finalists."""
     prediction: Interval
-    """Where the ratio of one more confirmation of the same size falls with this probability."""
+    """Range of the ratio of one more confirmation of the same size, with this probability."""
     num_blocks: int
     num_finalists: int
 

@@ -15,7 +15,7 @@ from steptune.tuner.records.workload_facts import WorkloadFacts
 
 
 class StudyState(StrEnum):
-    """Where a study is in its life. Completed, cancelled and failed ones have ended."""
+    """State of a study. Completed, cancelled and failed studies have ended."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""Where the ranks are, and what the links between them cost, as they were measured."""
+"""Placement of the ranks, and the measured cost of the links between them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Link(Record):
 
 
 class Topology(Record):
-    """Which ranks share a host, and the links inside hosts and between them as they were measured.
+    """Ranks by host, and the measured links inside hosts and between them.
 
     Attributes:
         host_of_rank: Number of the host of each rank, hosts numbered in the order of their first rank.

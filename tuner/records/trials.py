@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Why a trial was run."""
+    """Purpose of a trial."""
 
     BASELINE = "baseline"
     EXPLORE = "explore"
@@ -44,7 +44,7 @@ class Purpose(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a trial ended early."""
+    """Kind of failure that ended a trial early."""
 
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"
@@ -56,7 +56,7 @@ class FailureKind(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial is in its life. A running one whose process died is lost."""
+    """State of a trial. A running trial whose process died is lost."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -124,7 +124,7 @@ class Effect(Record):
 
 
 class Failure(Record):
-    """Why and where a trial ended early.
+    """Failure that ended a trial early, with its phase.
 
     Attributes:
         kind: For programs.
@@ -177,7 +177,7 @@ class TrialResult(Record, dict=True):
     guard: GuardVerdict | None = None
     effects: tuple[Effect, ...] = ()
     compilation: Compilation | None = None
-    """None where nothing was compiled."""
+    """Compilation of the candidate; None where nothing was compiled."""
     failure: Failure | None = None
     contended: bool = False
     """Fewer clean windows than asked for: others used the machine."""
@@ -188,7 +188,7 @@ class TrialResult(Record, dict=True):
     phases_ns: dict[str, int] = field(default_factory=dict)
     trace_digest: str | None = None
     place: str = ""
-    """Which machine and devices of it, without its name; rates of different places are not compared."""
+    """Hash of the machine and its devices, without names; rates of different places are not compared."""
     repeated: tuple[Attempt, ...] = ()
     """Runs of this trial before the one that the rest is about, the oldest first."""
 

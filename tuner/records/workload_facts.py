@@ -46,7 +46,7 @@ class DatasetFacts(Record):
 
 
 class UnitFacts(Record):
-    """How the parameters of a model fall into units that sharding gathers as one.
+    """Units of a model's parameters that sharding gathers as one.
 
     Attributes:
         largest: Elements of the largest unit below the root.
@@ -75,7 +75,7 @@ class ModelFacts(Record):
     parameter_bytes: int
     num_parameter_tensors: int
     module_types: dict[str, int] = field(default_factory=dict)
-    """How many modules there are of each class name (`Linear`, `LayerNorm`, `Conv2d`, ...)."""
+    """Number of modules of each class name (`Linear`, `LayerNorm`, `Conv2d`, ...)."""
     num_blocks: int = 0
     num_block_kinds: int = 0
     uses_attention: bool = False
@@ -102,7 +102,7 @@ class ModelFacts(Record):
     tensor_units: int = 0
     """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
     tensor_refusal: str = ""
-    """Why it is not."""
+    """Reason why it is not."""
     chain_refusal: str = ""
     """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
     mask_refusal: str = "its attention was not looked at"

@@ -29,7 +29,7 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
     while found is not None and not any(_backward_calls(found[0][found[1] :])):
         found = file.around(found[0])
     if found is None:
-        raise NotEditableError("the model's call and backward do not stand in one block")
+        raise NotEditableError("the model's call and backward are not in one block")
     block, first = found
     passes = [n for n, statement in enumerate(block) if any(_backward_calls([statement]))]
     if len(passes) != 1 or passes[0] <= first:

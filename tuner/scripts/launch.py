@@ -138,7 +138,7 @@ def ended_in(record: Path, status: int | None) -> Ended:
 
 @contextmanager
 def _output_of(log: Path | None, *, own_output: bool) -> Iterator[Any]:
-    """Where a command prints: its own streams, standard error alone, or a file."""
+    """Output of a command: its own streams, standard error alone, or a file."""
     if log is None:
         yield None if own_output else sys.stderr
         return

@@ -128,7 +128,7 @@ class ScriptTrainer(Record):
 
 
 class Place(Record):
-    """Where training may begin: a trial could be forked from there.
+    """First point of training from which a trial could be forked.
 
     Attributes:
         what: "loader", when its iterator is made, or "forward", the first one with gradients.
@@ -148,7 +148,7 @@ class Place(Record):
 
 
 class CopyPlace(Record):
-    """Where a frozen copy was made, or why none was.
+    """Place of the frozen copy, or the reason why there is none.
 
     Attributes:
         what: "loader", before its iterator is made; "forward", before the first one with gradients; "cuda", before it

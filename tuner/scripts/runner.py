@@ -75,7 +75,7 @@ MOST_REFERENCE_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How a script is started.
+    """Start of a script.
 
     Attributes:
         variables: Of the environment.
@@ -485,7 +485,7 @@ class ScriptRunner:
 
 
 class _LoadWatch:
-    """Who else used the processor, read at intervals while a trial runs."""
+    """Processor use of other programs, read at intervals while a trial runs."""
 
     def __init__(self) -> None:
         self._readings: list[CpuReading] = []

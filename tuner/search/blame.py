@@ -1,4 +1,4 @@
-"""How likely configurations run, from those that did and those that did not.
+"""Probability that a configuration runs, from those that did and those that did not.
 
 A failed start blames the set of its choices: each choice, and each pair, that never ran. How much blame one gets
 depends on who else is suspected; several failures add up. A choice that failed beside today's others may run beside

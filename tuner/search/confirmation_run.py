@@ -53,7 +53,7 @@ class ConfirmationRun:
         self._planned = 0
         """Blocks after which it ends at the latest."""
         self._ended_early = ""
-        """Why no further block was needed."""
+        """Reason why no further block was needed."""
         self.blocks: list[dict[str, TrialResult]] = []
         """Good results of each block by candidate key, as the objective counts them."""
 

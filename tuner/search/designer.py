@@ -1,4 +1,4 @@
-"""Which trial next: the reference first, then what won in similar studies, then what a search proposes.
+"""Choice of the next trial: the reference, then winners of similar studies, then proposals of a search.
 
 The designer asks a search (`searches.py`), runs the first proposal that can be run and paid for, judges what came of it
 and keeps the record. Whatever proposes, what ran is judged by one Gaussian model of everything measured
@@ -52,7 +52,7 @@ EVEN = 0.5
 NEEDED_CANDIDATES = 3
 """Candidates that a search should have time to try."""
 BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT = "budget spent", "interrupted", "no bound above noise"
-"""Why a search ended."""
+"""Reason why a search ended."""
 
 Story = Generator[Suggestion, Outcome, None]
 
@@ -458,7 +458,7 @@ class Designer:
 
 
 def why_not(result: TrialResult) -> str:
-    """Why a result does not count."""
+    """Reason why a result does not count."""
     if result.failure is not None:
         return f"{result.failure.kind.value} in {result.failure.phase.value}: {result.failure.message}"
     if result.guard is not None and not result.guard.passed:

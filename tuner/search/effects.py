@@ -109,7 +109,7 @@ class Observation:
     noisy: bool = True
     """The noise of process starts comes on top; not so for what profiles say."""
     place: str = ""
-    """Where a rate was measured; a ratio is of one place anyway."""
+    """Place where a rate was measured; a ratio is always of one place."""
     companion: bool = False
     """The rate of a trial whose ratio to another is observed too."""
 

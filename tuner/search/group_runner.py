@@ -195,7 +195,7 @@ class GroupRunner:
 
 
 def _beside(result: TrialResult, num_beside: int) -> Failure:
-    """Why a trial of a group is repeated alone."""
+    """Reason why a trial of a group is repeated alone."""
     others = "another trial was" if num_beside == 1 else f"{num_beside} other trials were"
     if result.failure is None:
         return Failure(

@@ -1,4 +1,4 @@
-"""How much memory a candidate will need, from those that were run: peak = fixed + per sample · micro-batch.
+"""Memory that a candidate will need, from those that were run: peak = fixed + per sample · micro-batch.
 
 With several ranks what is fixed depends on how the training is laid over them, and is counted (`rank_memory`): what was
 measured of one layout tells of all others, and one that does not fit without any activation is not tried.

@@ -98,7 +98,7 @@ class Space:
         return candidate
 
     def why_impossible(self, candidate: Candidate, move: Move) -> str | None:
-        """Why a move cannot be made on a candidate."""
+        """Reason why a move cannot be made on a candidate."""
         moved = normalise(candidate.with_choice(move.strategy, move.choice), self.workload, self.strategies)
         return conflict(moved, self.environment, self.workload, self.strategies)
 

@@ -12,7 +12,7 @@ from steptune.tuner.records import Decision, Finding, StudyState
 
 @dataclass
 class StudyView:
-    """Where a study is; whoever runs a part of it keeps this up to date.
+    """Progress of a study; whoever runs a part of it keeps this up to date.
 
     Args:
         spent_before_s: What trials took before a restart: it is off the budget, and not in `elapsed_s`.

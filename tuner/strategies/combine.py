@@ -59,7 +59,7 @@ def conflict(
     workload: WorkloadFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> str | None:
-    """Why a candidate's combination cannot be run, or None."""
+    """Reason why a candidate's combination cannot be run, or None."""
     complete = complete_choices(candidate, workload, strategies)
     settings = Settings(complete)
     for row in (*CONFLICTS, *(row for strategy in _unregistered(strategies) for row in strategy.conflicts)):

@@ -15,7 +15,7 @@ def outside_of(
     script: ScriptFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> dict[str, Outside]:
-    """How each choice of a candidate is applied, by strategy.
+    """Application of each choice of a candidate, by strategy.
 
     Args:
         choices: The complete choice of every strategy.

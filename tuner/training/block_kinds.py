@@ -1,4 +1,4 @@
-"""Which repeated blocks of a model are compiled as one.
+"""Repeated blocks of a model that are compiled as one.
 
 TorchDynamo compiles a block once for all that run the same code on parameters of the same shapes with the same plain
 attributes: a rate of stochastic depth or the size of a shifted window makes a block a kind of its own.

@@ -1,4 +1,4 @@
-"""Why a step cannot be recorded as a CUDA graph: the operator, the line of the model, and the reason.
+"""Causes that keep a step from being recorded as a CUDA graph: the operator, the line of the model, and the reason.
 
 A step that waits for the device is found before anything is recorded, while it warms up: torch then raises at the
 operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of
@@ -45,7 +45,7 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
 )
 _TEXTS: tuple[tuple[str, str], ...] = (
-    ("CUDAGeneratorImpl", "it reads or sets the random generator, which belongs to the graph meanwhile"),
+    ("CUDAGeneratorImpl", "it reads or sets the random generator, which the graph controls while it is recorded"),
     ("capturable is False", "the optimizer keeps its step count on the host: use a capturable one"),
     ("cudaErrorStreamCaptureUnjoined", "work on another stream was not joined to the one that is recorded"),
     ("cudaErrorStreamCaptureIsolation", "it depends on work that was launched before the recording, on another stream"),
@@ -73,7 +73,7 @@ def explained(error: BaseException, operator: str = "") -> CaptureError:
 
 
 def reason_of(error: BaseException, operator: str = "") -> str:
-    """Why, and what would help."""
+    """Reason, with the remedy."""
     text = str(error)
     for pattern, reason in _REASONS:
         if operator and pattern.match(operator):

@@ -415,12 +415,12 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Why no number of recordings would do."""
+    """Reason why no number of recordings would suffice."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
         return f"batches came in {len(set(shapes))} shapes ({seen}), and a graph holds one: pad them to a few lengths"
-    return "batches hold numbers or texts that differ from one to the next, which a graph would hold: make them tensors"
+    return "batches contain numbers or texts that change, and a graph would repeat the first ones: make them tensors"
 
 
 def _clear_gradients(job: TrainingJob) -> None:

@@ -30,7 +30,7 @@ WORTHWHILE = 0.75
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor lie in memory."""
+    """Layout of a tensor's elements in memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

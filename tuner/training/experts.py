@@ -1,4 +1,4 @@
-"""How the experts of a mixture-of-experts model run: which implementations it offers, and which one it uses.
+"""Implementations of a model's experts: those that it offers, and the one that it uses.
 
 Two kinds of models say: those of transformers, which have `set_experts_implementation` and their own names for the
 implementations, and modules with the attributes `expert_implementations` (names) and `expert_implementation` (the

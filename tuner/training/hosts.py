@@ -1,4 +1,4 @@
-"""Which ranks share a host, and the process groups of a host, between hosts, and of all in the order of their hosts.
+"""Ranks by host, with process groups inside a host, between hosts, and of all ranks in host order.
 
 Hosts can be emulated on one machine. For NCCL ranks are on one host when they have one host id, so each rank gets its
 emulated host's: what crosses hosts then goes through sockets over the loopback interface, as fast as the machine's

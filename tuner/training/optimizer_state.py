@@ -14,7 +14,7 @@ IMPLEMENTATION = ("foreach", "fused", "capturable")
 
 
 def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a group has."""
+    """Options that a group has."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
 
 

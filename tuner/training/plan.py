@@ -67,7 +67,7 @@ class OptimizerArguments:
 
 @dataclass(kw_only=True)
 class StepArguments:
-    """How one step is run."""
+    """Execution of one step."""
 
     autocast_dtype: str | None = None
     loss_scaler: bool = False
@@ -82,7 +82,7 @@ class StepArguments:
 
 @dataclass(kw_only=True)
 class BatchArguments:
-    """Which samples meet in a batch; the defaults leave it to the user's sampling."""
+    """Grouping of samples into batches; the defaults leave it to the user's sampling."""
 
     factor: int = 1
     """Batches of the user that make one."""
@@ -96,7 +96,7 @@ class BatchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionArguments:
-    """How gradients are sent in fewer bytes, as `gradient_compression` names it."""
+    """Compression of gradients, as `gradient_compression` names it."""
 
     method: str
     rank: int
@@ -134,7 +134,7 @@ class ShardingArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshArguments:
-    """How one model is laid over several ranks, as `parallel_mesh` names it."""
+    """Sharding of one model over several ranks, as `parallel_mesh` names it."""
 
     pipeline: int = 1
     tensor: int = 1
@@ -145,7 +145,7 @@ class MeshArguments:
 
 @dataclass(kw_only=True)
 class WrapArguments:
-    """How the model is made data-parallel; used with more than one rank."""
+    """Data parallelism of the model; used with more than one rank."""
 
     ddp: dict[str, Any] = field(default_factory=dict)
     compression: CompressionArguments | None = None

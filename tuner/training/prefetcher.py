@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CopyStream(Protocol):
-    """Where copies run."""
+    """Stream on which copies run."""
 
     def copying(self) -> AbstractContextManager[Any]:
         """Run what is launched inside beside what is computed."""

@@ -1,4 +1,4 @@
-"""How a job runs one step: on the host, recorded, or as a pipeline. The job itself names none of them."""
+"""Runners of a job's step: on the host, recorded, or as a pipeline. The job itself names none of them."""
 
 from __future__ import annotations
 

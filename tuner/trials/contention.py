@@ -1,4 +1,4 @@
-"""Who else used the processor while a window ran."""
+"""Processor use of other programs during a window."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]
 
 
 def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str | None:
-    """Why a window does not count, or None.
+    """Reason why a window does not count, or None.
 
     Args:
         first_power_limit_w: Of the trial's first window.

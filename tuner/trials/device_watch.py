@@ -44,7 +44,7 @@ class DeviceLook(Protocol):
         ...
 
     def own_processes(self) -> frozenset[int]:
-        """Those of the study, as the driver numbers them."""
+        """Processes of the study, as the driver numbers them."""
 
 
 class DeviceWatch:

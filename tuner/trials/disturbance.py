@@ -37,7 +37,7 @@ distance, wherever the number lies between two powers of two, and below a power 
 PIECE = 1 << 22
 """Elements that are disturbed at once."""
 SEEDS_OF_A_RANK = 2**16
-"""How far the seeds of ranks lie apart: more than a rank uses."""
+"""Distance between the seeds of ranks: more than a rank uses."""
 
 
 class Disturbance:

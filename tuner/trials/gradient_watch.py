@@ -280,7 +280,7 @@ class GradientReference:
 
     @classmethod
     def load(cls, path: Path) -> GradientReference | None:
-        """None where the reference was made without."""
+        """FP32 gradients of the reference; None where it was made without them."""
         if not path.exists():
             return None
         tensors, metadata = map_tensors(path)

@@ -83,7 +83,7 @@ class Member:
         return {w.round: w for w in self.windows}
 
     def count_all_windows(self) -> None:
-        """Those that are void count, and say why they were."""
+        """Count void windows too, each marked with the reason."""
         self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:

@@ -146,7 +146,7 @@ class HostLink:
         self._sent = self._received = 0
         self._max_bytes = MAX_FIRST_BYTES
         self.broken = ""
-        """Why it is, once it is."""
+        """Reason why it is closed, once it is."""
         self._secret = secret
         self._drives = drives
         self._outward = self._inward = b""

@@ -42,7 +42,7 @@ MAX_JOB_BYTES = 256 << 20
 
 
 class Source(Protocol):
-    """Where messages of jobs come from."""
+    """Source of the messages of jobs."""
 
     def fileno(self) -> int: ...
 
@@ -73,9 +73,9 @@ class Job:
     consequence: bool = False
     """The failure may be of another one, which is not known yet."""
     finished_ranks: set[int] = field(default_factory=set)
-    """Those that have said their last word."""
+    """Ranks that have sent their last message."""
     failed_ranks: set[int] = field(default_factory=set)
-    """Those that have said why they ended."""
+    """Ranks that have reported why they ended."""
     num_messages: int = 0
     num_bytes: int = 0
     ended: bool = False
@@ -305,6 +305,6 @@ def _not_understood(phase: Phase, rank: int, why: str) -> Failure:
         kind=FailureKind.WORKLOAD_ERROR,
         phase=phase,
         rank=rank,
-        message=f"the process wrote to the connection that Steptune uses what is none of its messages ({why}): close "
+        message=f"the process wrote invalid data to Steptune's control socket ({why}): close "
         "no descriptors and write to none that the workload did not open",
     )

@@ -1,4 +1,4 @@
-"""How this process was launched: by itself, or as one of the ranks of several hosts by torchrun or srun.
+"""Launch of this process: by itself, or as one of the ranks of several hosts by torchrun or srun.
 
 torchrun gives every process RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK and a rendezvous; srun gives it
 SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID and the size of its step. A shell that srun has opened has these, too, so that

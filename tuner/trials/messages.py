@@ -99,7 +99,7 @@ class RankExited(_Message):
     killed: bool = False
     """True where the server killed it, because it was told to or because another rank had failed."""
     violation: str = ""
-    """Why the server did not listen to it any longer, and killed it."""
+    """Reason why the server stopped listening to it and killed it."""
 
 
 class JobEnded(_Message):

@@ -402,7 +402,7 @@ class _AttentionSeen:
 
 
 def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
-    """Which implementation the user's optimizer runs, and which its class offers."""
+    """Implementation that the user's optimizer runs, and those that its class offers."""
     import inspect
 
     optimizer = job.optimizer

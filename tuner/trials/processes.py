@@ -159,7 +159,7 @@ def limit_data(limit_bytes: int) -> None:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process for lack of memory since boot (0 where unknown)."""
+    """Number of processes that the kernel has killed for lack of memory since boot (0 where unknown)."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(" ")

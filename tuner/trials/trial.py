@@ -63,9 +63,9 @@ from steptune.tuner.workloads.workload import Workload
 WORKER_DEATH_S = 1.0
 """Time from a broken connection of a dying loader worker to its exit status."""
 TOP = 10
-"""How many kernels and gaps of a profile the result has."""
+"""Number of kernels and gaps of a profile in the result."""
 KEPT = 200
-"""How many the file beside it has, for pages."""
+"""Number of them in the file beside it, for pages."""
 
 
 class UserClock:

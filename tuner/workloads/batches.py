@@ -76,7 +76,7 @@ def seed_generators(seed: int) -> None:
 
 
 def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
-    """Where a rank's part of a batch is: every n-th sample, from its own number on.
+    """Slice of a batch that a rank takes: every n-th sample, from its own number on.
 
     Where there are fewer samples than ranks, those left over take one again, as torch's DistributedSampler has it: no
     rank can leave a step out that the others wait in.

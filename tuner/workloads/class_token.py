@@ -1,4 +1,4 @@
-"""Where a vision transformer's class token goes, for the models of three libraries.
+"""Place of a vision transformer's class token, for the models of three libraries.
 
 A class token is the first of the tokens. It can be left out before the block that takes it first, and what stands for
 it can be put in after the normalisation whose first token is classified.

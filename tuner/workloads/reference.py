@@ -1,4 +1,4 @@
-"""How a workload is named: a file, a module, or an entry of the zoo.
+"""Names of workloads: a file, a module, or an entry of the zoo.
 
     path/to/file.py:ClassName        a class in a file (its folder is importable, as under `python`)
     package.module:ClassName         a class in an installed module

@@ -1,4 +1,4 @@
-"""Which profiler wrote a file, by its beginning; and what is no trace of steps, with what to do about it."""
+"""Recognition of the profiler that wrote a file, by its first bytes, and refusal of files without steps."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None
 
 
 def not_replayed(replay: Replay, cause: str) -> str:
-    """Why the gain of a cause's removal is not known; empty where it is."""
+    """Reason why the gain of removing a cause is unknown; empty where it is known."""
     if replay.refusal:
         return replay.refusal
     if replay.unprofiled_error is not None and replay.unprofiled_error > MOST_ERROR:
@@ -205,7 +205,7 @@ def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
 
 
 def refused(graph: Graph) -> str:
-    """Why the steps cannot be replayed; empty where they can."""
+    """Reason why the steps cannot be replayed; empty where they can."""
     operations = graph.operations
     if graph.recorded_ns <= 0:
         return "the steps take no time"

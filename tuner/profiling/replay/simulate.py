@@ -28,7 +28,7 @@ def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
         next(run)
     except StopIteration as done:
         return float(done.value)
-    raise AssertionError("a graph alone meets no other rank")
+    raise AssertionError("a single graph has no other rank to meet")
 
 
 def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more than what they do

@@ -1,4 +1,4 @@
-"""Where a step of a foreign loop ends: the shortest period in the sequence of its optimizers' steps.
+"""End of a step of a foreign loop: the shortest period in the sequence of its optimizers' steps.
 
 One optimizer is one step after another; a GAN's two take turns; a WGAN's critic has several turns. Of the steps in a
 period the last one is that which is followed by the most batches from a loader: there the loop begins anew. A loop that

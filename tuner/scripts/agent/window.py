@@ -44,7 +44,7 @@ MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS +
 
 
 class Phase(Enum):
-    """Where a window is."""
+    """State of a window."""
 
     WARM_UP = "warm-up"
     TIMING = "timing"

@@ -47,7 +47,7 @@ class Compression(StepHook, ABC):
 
     @property
     def factor(self) -> float:
-        """So many times fewer bytes; 1 before anything was reduced."""
+        """Factor by which bytes are reduced; 1 before anything was reduced."""
         return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
 
 

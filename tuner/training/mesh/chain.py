@@ -28,7 +28,7 @@ Loss = Callable[[], "torch.Tensor"]
 
 
 def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], loss: Loss) -> str:
-    """Why blocks are no chain; empty where they are. The model is as before afterwards."""
+    """Reason why blocks are not a chain; empty where they are. The model is as before afterwards."""
     chain = Chain(model, blocks)
     try:
         chain.examine(loss)
@@ -67,7 +67,7 @@ class Examined:
 
 @dataclass(kw_only=True)
 class _Run:
-    """How the model is run just now.
+    """Current execution mode of the model.
 
     Attributes:
         first: Of the blocks that are run.

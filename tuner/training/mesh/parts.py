@@ -1,4 +1,4 @@
-"""Which part of each of the user's tensors is on which rank of a replica, and how the whole is had again.
+"""Parts of the user's tensors on the ranks of a replica, and reassembly of the whole.
 
 Parts are plain tensors under the user's own names. A part of a parameter is cut along one dimension; a fused one
 (query, key and value in one product) is cut within each of its stretches, so that a rank has whole heads of all
@@ -50,7 +50,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Where a tensor of the user's model is in a replica.
+    """Location of a tensor of the user's model in a replica.
 
     Attributes:
         shape: Of the whole.

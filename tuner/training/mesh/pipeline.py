@@ -36,7 +36,7 @@ CHUNKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """How the blocks are cut.
+    """Cuts between the blocks.
 
     Attributes:
         starts: The number of the first block of every stage.

@@ -25,7 +25,7 @@ def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How they are put together.
+    """Combination of the shares of several ranks.
 
     Attributes:
         group: The ranks that compute on the same samples.

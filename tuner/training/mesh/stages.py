@@ -1,4 +1,4 @@
-"""Where a chain of blocks is cut into the stages of a pipeline: from measured times and memory, not from counts.
+"""Cuts of a chain of blocks into pipeline stages: from measured times and memory, not from counts.
 
 The slowest stage paces the others, so its time is made as short as contiguous stages allow; before that comes what
 stages would need beyond the memory of their device. What comes before the blocks belongs to the first stage (and is

@@ -32,7 +32,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens go.
+    """Routing of tokens to experts.
 
     Attributes:
         weights: (T, K), what each expert's output counts; FP32.

@@ -31,7 +31,7 @@ TOP_OVERLAPS = 10
 OVERLAP_WEIGHT = 3.0
 _EPSILON = 1e-8
 _LEAST_LOGARITHM = -100.0
-"""Where binary cross-entropy ends, as torch's does."""
+"""Upper limit of a binary cross-entropy term, as in torch."""
 
 
 @dataclass(frozen=True)

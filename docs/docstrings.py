@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src", "benchmarks", "docs", "examples", "tests")
-BEGINNINGS = ("Of", "What", "By", "Whether", "That")
+BEGINNINGS = ("Of", "What", "By", "Whether", "That", "Who", "Why")
 
 
 def documented(path: Path) -> Iterator[tuple[int, str]]:

@@ -103,7 +103,7 @@ def _held_up(
     alive: Sequence[WorkerInfo],
     dues: Mapping[str, Due | None],
 ) -> str:
-    """Why no worker that has what a study needs begins it now, where another one goes first; empty where one may."""
+    """Reason why another study goes first at all workers that could run this one; empty where one may begin."""
     fitting = {worker.cluster for worker in _fitting(entry, alive)}
     if _num_hosts(study) > 1:
         fitting.discard("")

@@ -1,4 +1,4 @@
-"""Who is refused, at every operation; and requests that mean harm."""
+"""Refusals at every operation, and requests that mean harm."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

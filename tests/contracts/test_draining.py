@@ -1,4 +1,4 @@
-"""Who goes first on a cluster whose hosts several workers reserve, on SQLite and on PostgreSQL."""
+"""Order of studies on a cluster whose hosts several workers reserve, on SQLite and on PostgreSQL."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -138,7 +138,7 @@ class TestRefusals:
         assert "oidc_user_claim" in answer.text
 
     def test_the_answer_of_a_login_that_another_browser_began(self, served, provider):
-        """Who is sent an address of somebody else's login must not end up in their account."""
+        """A user who opens the address of another user's login must not end up in that account."""
         begun = served.http.get("/login/oidc")
         back = provider.log_in(begun.headers["Location"])
         served.http.cookies.clear()

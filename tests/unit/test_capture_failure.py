@@ -1,4 +1,4 @@
-"""Why a step cannot be recorded: the operator, the line and the reason, from the texts that torch and CUDA give."""
+"""Causes that keep a step from being recorded: operator, line and reason, from the texts of torch and CUDA."""
 
 from __future__ import annotations
 

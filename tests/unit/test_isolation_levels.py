@@ -385,7 +385,7 @@ class TestOwnUsers:
             assert first != second
 
     def test_a_user_whose_processes_somebody_else_has_is_left_alone(self, locks: Path) -> None:
-        """Who has a temporary directory of their own shows no lock."""
+        """A user with a temporary directory of their own shows no lock."""
         with users.own_user(self.study(locks, "one")) as uid:
             pass
         other = subprocess.Popen([*users.become(uid), "sleep", "60"])

@@ -1,4 +1,4 @@
-"""Who is to blame for what did not run."""
+"""Choices to blame for configurations that did not run."""
 
 import numpy as np
 

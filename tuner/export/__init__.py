@@ -47,7 +47,7 @@ def own_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
 
 
 def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str | None:
-    """Why a format cannot hold a recommendation; None where it can."""
+    """Reason why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
         return (
             "the changes of a training script are made at its own lines: the format diff writes them there, and "

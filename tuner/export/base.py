@@ -49,7 +49,7 @@ class Exporter(ABC):
         """
 
     def refusal(self, recommendation: Recommendation) -> str | None:
-        """Why the format cannot hold this recommendation at all, and what to do instead; None where it can."""
+        """Reason why the format cannot hold this recommendation, and the way out; None where it can."""
         return None
 
     def how_to_use(self, recommendation: Recommendation) -> str:

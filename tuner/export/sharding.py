@@ -94,7 +94,7 @@ class Sharding:
 
 
 def reduced_by_fsdp(choice: Choice, recommendation: Recommendation) -> dict[str, str]:
-    """Why no hook can say how gradients are compressed; empty where DDP reduces them."""
+    """Reason why no hook can say how gradients are compressed; empty where DDP reduces them."""
     if sharding_of(recommendation).mode not in ("full", "grad_op", "hybrid"):
         return {}
     return dict.fromkeys(choice, "FSDP reduces in bfloat16 by MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")

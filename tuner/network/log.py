@@ -66,7 +66,7 @@ class Nic(Record):
 
 
 class Distance(Record):
-    """Why GPUDirect RDMA is off between a GPU and a NIC: too many hops, as NCCL counts and limits them."""
+    """Reason why GPUDirect RDMA is off between a GPU and a NIC: too many hops, as NCCL counts and limits them."""
 
     gpu: str
     nic: str

@@ -111,7 +111,7 @@ def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -
 
 
 def refusal(candidate: Candidate, environment: Environment, facts: WorkloadFacts) -> str | None:
-    """Why it cannot be run in an environment, or None."""
+    """Reason why it cannot be run in an environment, or None."""
     complete = complete_choices(candidate, facts)
     for name in candidate.choices:
         support = strategy_named(name).supports(complete[name], environment, facts)

@@ -82,7 +82,7 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a rule's condition holds, where that changes what to do."""
+    """Reason why a rule's condition holds, where that changes what to do."""
 
     name: str
     message: str

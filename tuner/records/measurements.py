@@ -100,7 +100,7 @@ class Window(Record):
     void: str | None = None
     """Reason why the window does not count, or None."""
     marked: str | None = None
-    """Why the machine was not quiet during a window that counts all the same, or None."""
+    """Reason why the machine was not quiet during a window that counts all the same, or None."""
     input: InputActivity | None = None
     device: DeviceReading | None = None
     """Reading of the first rank's device; None on a CPU, and where nothing could be read."""

@@ -104,11 +104,11 @@ class ModelFacts(Record):
     tensor_refusal: str = ""
     """Reason why it is not."""
     chain_refusal: str = ""
-    """Why the repeated blocks cannot be the stages of a pipeline; empty where they can, or where there are none."""
+    """Reason why the repeated blocks cannot be pipeline stages; empty where they can, or where there are none."""
     mask_refusal: str = "its attention was not looked at"
-    """Why causal attention by a flag would differ from its masks; empty where it is the same."""
+    """Reason why causal attention by a flag would differ from its masks; empty where it is the same."""
     kernel_refusals: dict[str, str] = field(default_factory=dict)
-    """Why a fused kernel cannot compute a part of it, by the kernel's name; empty where it can."""
+    """Reason why a fused kernel cannot compute a part of it, by the kernel's name; empty where it can."""
     has_class_token: bool = False
     """It is a vision transformer whose class token can be left out."""
     shard_units: dict[str, UnitFacts] = field(default_factory=dict)

@@ -579,7 +579,7 @@ def last_line_of(said: str) -> str:
 
 
 def _why(ended: Ended, log: Path) -> Failure:
-    """Why a start of the command gave no result, in the script's own words where it failed."""
+    """Reason why a start of the command gave no result, in the script's own words where it failed."""
     tail = _tail(log)
     last = last_line_of(tail)
     if ended.timed_out:

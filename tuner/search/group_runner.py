@@ -96,10 +96,7 @@ class GroupRunner:
         results = self._run(specs, purposes, group)
         if len(results) > 1 and any(result.ran_out_of_memory for result in results):
             results = self._repeat_alone(specs, results, began_at)
-        results = [
-            msgspec.structs.replace(self._diagnosed(result, spec), place=self._place())
-            for result, spec in zip(results, specs, strict=True)
-        ]
+        results = [self._diagnosed(result, spec) for result, spec in zip(results, specs, strict=True)]
         self._ledger.complete(trials, results)
         outcomes = {r.trial_id: r.failure.kind.value if r.failure else "completed" for r in results}
         self._store.add_event(self._study_id, "trials_ended", {"group": group, "outcomes": outcomes})
@@ -182,16 +179,16 @@ class GroupRunner:
             self._crowded_bytes = min(self._crowded_bytes, sum(peak for peak in known if peak is not None))
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
-        """Result with the findings of its profile; an error of the workload under a candidate is the candidate's,
-        because the reference ran.
+        """Result with its place and the findings of its profile; an error of the workload under a candidate is the
+        candidate's, because the reference ran.
         """
         failure = result.failure
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
             failure = msgspec.structs.replace(failure, kind=FailureKind.UNSUPPORTED)
-            result = msgspec.structs.replace(result, failure=failure)
         situation = situation_of(result, self._space.workload, self._space.environment, spec.choices)
         profiled = diagnose(Evidence(situation=situation)) if situation is not None else ()
-        return msgspec.structs.replace(result, findings=(*profiled, *diagnose_compilation(result.compilation)))
+        findings = (*profiled, *diagnose_compilation(result.compilation))
+        return msgspec.structs.replace(result, failure=failure, findings=findings, place=self._place())
 
 
 def _beside(result: TrialResult, num_beside: int) -> Failure:

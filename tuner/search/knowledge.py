@@ -220,7 +220,7 @@ class Knowledge:
         return any(self._to_blame(move) for move in candidate.moves)
 
     def will_not_fit(self, candidate: Candidate) -> str | None:
-        """Why the micro-batches of a candidate need more memory than there is; None where they may fit, or did."""
+        """Reason why a candidate's micro-batches do not fit into memory; None where they may fit, or did."""
         if any(result.ok for result in self.results.get(candidate.key, [])):
             return None
         return self._memory.why_not(candidate, pieces_of(self.space, candidate))

@@ -111,7 +111,7 @@ class MemoryModel:
         return min([self._capacity, *(peak for peak in seen if peak is not None)])
 
     def refusal(self, rest: str, samples: float) -> str | None:
-        """Why a micro-batch of so many samples will not fit, or None where it may."""
+        """Reason why a micro-batch of so many samples will not fit, or None where it may."""
         failed = self._failed.get(rest)
         if failed is not None and samples >= failed:
             return f"micro-batches of {failed:g} samples ran out of memory"
@@ -161,7 +161,7 @@ class MemoryModel:
             self._layouts.ran_out(candidate, pieces, samples, self._capacity)
 
     def why_not(self, candidate: Candidate, pieces: int) -> str | None:
-        """Why a candidate with so many micro-batches will not fit, or None where it may."""
+        """Reason why a candidate with so many micro-batches will not fit, or None where it may."""
         reason = self.refusal(*self._place(candidate, pieces))
         if reason is not None or self._layouts is None or self._fitted(candidate, pieces):
             return reason

@@ -45,7 +45,7 @@ class Space:
         self._of_hardware = [
             found for found in (needs_cuda(environment), needs_ranks(environment)) if found != Supported()
         ]
-        """Why what needs other hardware is not tried, which a Workload would not change."""
+        """Reason why what needs other hardware is not tried, which a Workload would not change."""
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:

@@ -124,7 +124,7 @@ class CausalLook:
 
     @property
     def refusal(self) -> str:
-        """Why the flag alone says less than the mask, or cannot be set; empty where it is the same."""
+        """Reason why the flag alone says less than the mask, or cannot be set; empty where it is the same."""
         if not self._models:
             return "the model computes its own attention masks, or none"
         if self._given:

@@ -115,7 +115,7 @@ def _kill_family(pid: int) -> None:
 
 
 class _Skips(logging.Handler):
-    """Why Inductor ran compiled code without CUDA graphs: it tells that to its log only."""
+    """Reason why Inductor ran compiled code without CUDA graphs: it tells that to its log only."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

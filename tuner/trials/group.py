@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from steptune.tuner.estimates import trimmed_mean
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
+    Attempt,
     Breakdown,
     Compilation,
     Effect,
@@ -104,7 +105,9 @@ class Member:
                 if message.memory.rank == 0:
                     self.effects, self.compilation = message.effects, message.compilation
 
-    def result(self, group: str, wanted_windows: int, interpreter: str, isolation: str) -> TrialResult:
+    def result(
+        self, group: str, wanted_windows: int, isolation: str, repeated: tuple[Attempt, ...] = ()
+    ) -> TrialResult:
         return TrialResult(
             trial_id=self.spec.trial_id,
             candidate=self.spec.candidate,
@@ -123,9 +126,10 @@ class Member:
             failure=self.job.failure,
             unmeasured=self.unmeasured,
             contended=self.job.failure is None and len(self.clean) < wanted_windows,
-            interpreter=interpreter,
+            interpreter="fresh" if self.spec.environment_variables else "forked",
             isolation=isolation,
             phases_ns=dict(self.job.phases_ns),
+            repeated=repeated,
         )
 
 

@@ -222,7 +222,7 @@ def _changed(before: _Buffers, after: _Buffers) -> str:
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
-    """Why the blocks cannot be stages; found on one sample, where a batch can be cut."""
+    """Reason why the blocks cannot be stages; found on one sample, where a batch can be cut."""
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
     if _has_batch_statistics(job.model):

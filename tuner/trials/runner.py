@@ -367,12 +367,7 @@ class LocalRunner:
                 earlier[spec.trial_id] += (attempt,)
         wanted = min(2, settings.min_rounds)
         return [
-            msgspec.structs.replace(
-                member.result(
-                    group, wanted, "fresh" if member.spec.environment_variables else "forked", self._sandbox.level
-                ),
-                repeated=earlier[member.spec.trial_id],
-            )
+            member.result(group, wanted, self._sandbox.level, repeated=earlier[member.spec.trial_id])
             for member in run.members
         ]
 

@@ -81,7 +81,7 @@ class Copies:
             self._threads.end()
 
     def _against(self) -> str:
-        """Why there can be no copy of this process now."""
+        """Reason why there can be no copy of this process now."""
         others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
         unknown = [thread.name for thread in others if type(thread).__name__ not in HARMLESS_THREADS]
         if threading.current_thread() is not threading.main_thread():

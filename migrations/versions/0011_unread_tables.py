@@ -1,6 +1,6 @@
 """Windows and guard checks are read from their trial's result: their tables, which nobody read, are gone
 
-Revision ID: 0012
+Revision ID: 0011
 Revises: 0010
 Created: 2026-11-26
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012"
+revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None

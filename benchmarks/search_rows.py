@@ -45,8 +45,6 @@ FP32, PROFESSIONAL = "FP32", "bf16 compiled fused"
 UNET, LLAMA = f"{FOLDER / 'diffusion_unet.py'}:DiffusionUNet", f"{FOLDER / 'llama_1b.py'}:Llama1B"
 SMALL_UNET = "batch=4&image_size=16&channels=32&multipliers=1,2&attended=1&depth=1&head=16&images=64"
 SMALL_LLAMA = "batch=4&sequence=64&vocabulary=512&width=64&hidden=128&depth=2&heads=4&kv_heads=2&samples=64"
-ALWAYS = (f"diffusion_unet, {PROFESSIONAL}", f"llama_1b, {PROFESSIONAL}")
-"""Rows that are asked for by name, drawn or not."""
 REACHED_S = (130.0, 180.0, 300.0)
 """Seconds by which candidates are counted."""
 

@@ -6,12 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from steptune.service.alike import record_like, shared
 from steptune.service.fencing import Lease
 from steptune.service.models import (
     ArtifactRow,
+    Base,
     BreakdownRow,
     CollectiveStatsRow,
     DecisionRow,
@@ -37,6 +40,7 @@ from steptune.tuner.records import (
     Event,
     HardwareProfile,
     Recommendation,
+    Record,
     Study,
     Topology,
     Trial,
@@ -48,29 +52,18 @@ from steptune.tuner.records import (
 from steptune.tuner.speeds import contribution_of, proven_gain
 from steptune.tuner.store_rules import decode, encode, number, parse_time
 
+AnyRow = TypeVar("AnyRow", bound=Base)
 ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | FindingRow
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
     """A workload is known by its reference and its signature: edited code may be another workload."""
     identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
-    return WorkloadRow(
-        workload_id=hashlib.sha256(identity).hexdigest()[:16],
-        reference=facts.reference,
-        name=facts.name,
-        signature=facts.signature,
-        global_batch=facts.global_batch,
-        record=encode(facts),
-    )
+    return _row(WorkloadRow, facts, workload_id=hashlib.sha256(identity).hexdigest()[:16])
 
 
 def hardware_row(profile: HardwareProfile) -> HardwareProfileRow:
-    return HardwareProfileRow(
-        fingerprint=profile.fingerprint,
-        device_kind=profile.device_kind,
-        label=profile.label,
-        record=encode(profile),
-    )
+    return _row(HardwareProfileRow, profile)
 
 
 def topology_row(topology: Topology) -> TopologyRow:
@@ -150,23 +143,18 @@ def _end_of(attempt: Attempt) -> datetime:
 
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
     """Rows of a result that are searched or aggregated by themselves."""
+    profile = result.profile or TrialProfile()
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
-    yield from _profile_rows(result)
-    yield from _finding_rows(result)
+    yield from _numbered(KernelStatsRow, result, profile.kernels)
+    yield from _numbered(GapStatsRow, result, profile.gap_sites)
+    yield from _numbered(CollectiveStatsRow, result, profile.collectives)
+    yield from _numbered(FindingRow, result, result.findings)
 
 
 def decision_row(study_id: str, decision: Decision) -> DecisionRow:
-    return DecisionRow(
-        study_id=study_id,
-        sequence=decision.sequence,
-        stage=decision.stage,
-        verdict=decision.verdict,
-        candidate_key=None if decision.candidate is None else decision.candidate.key,
-        predicted_bound=number(decision.predicted_bound),
-        measured_gain=number(decision.measured_gain),
-        record=encode(decision),
-    )
+    key = None if decision.candidate is None else decision.candidate.key
+    return _row(DecisionRow, decision, study_id=study_id, candidate_key=key)
 
 
 def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
@@ -228,14 +216,23 @@ def event_of(row: EventRow) -> Event:
 
 
 def artifact_of(row: ArtifactRow) -> Artifact:
-    return Artifact(
-        study_id=row.study_id,
-        trial_id=row.trial_id,
-        kind=row.kind,
-        digest=row.digest,
-        size_bytes=row.size_bytes,
-        created_at=row.created_at.isoformat(),
-    )
+    return record_like(Artifact, row, created_at=row.created_at.isoformat())
+
+
+def _numbered(kind: type[AnyRow], result: TrialResult, records: Iterable[Record]) -> Iterator[AnyRow]:
+    for place, record in enumerate(records):
+        yield _row(kind, record, trial_id=result.trial_id, number=place)
+
+
+def _row(kind: type[AnyRow], record: Record, **given: Any) -> AnyRow:
+    """A row whose columns are the record's fields of the same names, and which has all of it as text where it has a
+    column for that.
+    """
+    columns = kind.__mapper__.columns.keys()
+    if "record" in columns:
+        given["record"] = encode(record)
+    values = shared(columns, [record], given)
+    return kind(**{name: number(value) if isinstance(value, float) else value for name, value in values.items()})
 
 
 def _breakdown_rows(trial_id: str, breakdown: Breakdown) -> Iterator[BreakdownRow]:
@@ -248,54 +245,4 @@ def _breakdown_rows(trial_id: str, breakdown: Breakdown) -> Iterator[BreakdownRo
             num_steps=breakdown.num_steps,
             ns=breakdown.categories.get(category, 0),
             rescaled_ns=breakdown.rescaled.get(category, 0) if breakdown.rescaled else None,
-        )
-
-
-def _profile_rows(result: TrialResult) -> Iterator[ResultRow]:
-    profile = result.profile or TrialProfile()
-    for place, kernel in enumerate(profile.kernels):
-        yield KernelStatsRow(
-            trial_id=result.trial_id,
-            number=place,
-            name=kernel.name,
-            category=kernel.category,
-            count=kernel.count,
-            total_ns=kernel.total_ns,
-            max_ns=kernel.max_ns,
-            record=encode(kernel),
-        )
-    for place, site in enumerate(profile.gap_sites):
-        yield GapStatsRow(
-            trial_id=result.trial_id,
-            number=place,
-            category=site.category,
-            kernel_after=site.kernel_after,
-            count=site.count,
-            total_ns=site.total_ns,
-            record=encode(site),
-        )
-    for place, collective in enumerate(profile.collectives):
-        yield CollectiveStatsRow(
-            trial_id=result.trial_id,
-            number=place,
-            name=collective.name,
-            group_size=collective.group_size,
-            message_bytes=collective.message_bytes,
-            count=collective.count,
-            total_ns=collective.total_ns,
-            exposed_ns=collective.exposed_ns,
-            bus_bytes_per_s=number(collective.bus_bytes_per_s),
-            record=encode(collective),
-        )
-
-
-def _finding_rows(result: TrialResult) -> Iterator[FindingRow]:
-    for place, finding in enumerate(result.findings):
-        yield FindingRow(
-            trial_id=result.trial_id,
-            number=place,
-            rule=finding.rule,
-            severity=finding.severity,
-            bound=number(finding.bound),
-            record=encode(finding),
         )

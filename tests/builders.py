@@ -71,6 +71,15 @@ CANDIDATE = Candidate(
 )
 
 
+TWO_CORES = HardwareProfile(
+    devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
+    num_cores=2,
+    cpu_name="Some Processor",
+    memory_bytes=1 << 34,
+    versions={"torch": "2.13.0"},
+)
+
+
 def sample_hardware(device_kind: str = "cuda", **changes: Any) -> HardwareProfile:
     profile = HardwareProfile(
         devices=(

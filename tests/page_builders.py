@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,12 +29,12 @@ from report_builders import (
     make_trials,
     running_study,
 )
+from servers import listening
 from sqlalchemy import update
 
 from steptune.service.app import create_app
 from steptune.service.connections import writing
 from steptune.service.models import QueueEntryRow, StudyRow
-from steptune.service.serving import Server
 from steptune.service.settings import Settings
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.protocols import StudyStore
@@ -255,23 +254,7 @@ def shown(folder: Path, **settings) -> Iterator[Shown]:
     url = sqlite_url(folder)
     found = {"insecure_no_auth": True, "requests_per_minute": 1_000_000, "event_poll_s": 0.05, **settings}
     app = create_app(Settings(_env_file=None, database_url=url, data_directory=folder / "data", **found))
-    server = Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1))
-    began = threading.Event()
-    startup = server.startup
-
-    async def startup_told(sockets=None) -> None:
-        await startup(sockets)
-        began.set()
-
-    server.startup = startup_told
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert began.wait(60), "the server did not come up"
-    port = server.servers[0].sockets[0].getsockname()[1]
-    store = SqlStudyStore(app.state.services.engine)
-    try:
-        yield Shown(f"http://127.0.0.1:{port}{found.get('base_path', '')}", app, store)
-    finally:
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    with listening(config) as (_, address):
+        yield Shown(f"{address}{found.get('base_path', '')}", app, SqlStudyStore(app.state.services.engine))
         app.state.services.events.close()
-        server.should_exit = True
-        thread.join(120)

@@ -89,6 +89,11 @@ class ScriptFolder:
         shutil.copytree(self.path, copy, dirs_exist_ok=True)
         return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
 
+    def ran(self, *command: str, within_s: float = 120.0, **own: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.path, capture_output=True, text=True, timeout=within_s, check=False, **own
+        )
+
     def files(self) -> dict[str, int]:
         """Size of every file, by its name."""
         return {

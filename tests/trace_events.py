@@ -48,6 +48,21 @@ def copy(name: str, start: float, end: float, correlation: int = -1, device: int
     return event("gpu_memcpy", name, start, end, 1099, correlation=correlation, device=device, stream=99)
 
 
+def allocation(
+    time: float,
+    allocated: int,
+    reserved: int = 2048,
+    *,
+    device: int = 0,
+    num_bytes: int = 1,
+    address: int | str = 5,
+) -> Event:
+    """The totals of a device once it gave or took back a block; device -1 is the host."""
+    totals = {"Total Allocated": allocated, "Total Reserved": reserved}
+    args = {**totals, "Device Type": int(device >= 0), "Device Id": device, "Bytes": num_bytes, "Addr": address}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": time, "pid": 1, "tid": 1, "args": args}
+
+
 def recomputed(name: str, start: float, end: float, thread: int = MAIN) -> Event:
     """An operator of the forward pass as it is recorded with gradients on."""
     return event("cpu_op", name, start, end, thread, **{"Sequence number": 7, "Fwd thread id": 0})

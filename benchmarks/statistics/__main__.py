@@ -35,7 +35,6 @@ from steptune.tuner.search.confirmation import LEVEL
 BLOCKS = (2, 3, 5, 12)
 GAINS = (1.0, 1.05, 1.3)
 HALVES = {"fit": (FIT, 1_000_000), "report": (REPORT, 2_000_000)}
-FLOORS = {"coverage": 0.93, "false faster": 0.025, "iid coverage": 0.98, "iid width": 1.3, "power": 0.95}
 
 
 def main() -> None:

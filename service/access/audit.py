@@ -12,6 +12,7 @@ from sqlalchemy import Engine, select
 from steptune.service.access.principal import Principal
 from steptune.service.access.secrets import without_secrets
 from steptune.service.access.tokens import utc_now
+from steptune.service.alike import record_like
 from steptune.service.connections import reading, writing
 from steptune.service.models import AuditRow
 from steptune.tuner.records import Record
@@ -112,14 +113,4 @@ def _short(text: str) -> str:
 
 
 def _entry_of(row: AuditRow) -> AuditEntry:
-    return AuditEntry(
-        entry_id=row.entry_id,
-        at=row.at,
-        user_id=row.user_id,
-        token_id=row.token_id,
-        action=row.action,
-        target=row.target,
-        outcome=row.outcome,
-        request_id=row.request_id,
-        detail=msgspec.json.decode(row.detail),
-    )
+    return record_like(AuditEntry, row, detail=msgspec.json.decode(row.detail))

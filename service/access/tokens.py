@@ -15,6 +15,7 @@ from steptune.service.access.known import KnownTokens
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.secrets import NO_HASH, BearerToken, equal, new_token, sha256
 from steptune.service.access.users import MAX_NAME, unknown_user
+from steptune.service.alike import record_like
 from steptune.service.connections import querying, reading, writing
 from steptune.service.models import ApiTokenRow, UserRow
 from steptune.service.settings.scopes import Scope, implied, parse_scopes, scopes_text
@@ -256,17 +257,7 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
 
 
 def token_of(row: ApiTokenRow) -> Token:
-    return Token(
-        token_id=row.token_id,
-        user_id=row.user_id,
-        parent_id=row.parent_id,
-        name=row.name,
-        scopes=row.scopes.split(),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )
+    return record_like(Token, row, scopes=row.scopes.split())
 
 
 _TOKEN_WITH_USER = (

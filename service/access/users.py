@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from steptune.service.access.errors import NameTakenError, NotFoundError
 from steptune.service.access.known import KnownTokens
+from steptune.service.alike import record_like
 from steptune.service.connections import reading, writing
 from steptune.service.models import BrowserSessionRow, UserRow
 from steptune.service.settings.scopes import Scope, parse_scopes, scopes_text
@@ -167,15 +168,7 @@ def add_user(session: Session, name: str, scopes: Iterable[Scope]) -> UserRow:
 
 
 def user_of(row: UserRow) -> User:
-    return User(
-        user_id=row.user_id,
-        name=row.name,
-        scopes=row.scopes.split(),
-        priority=row.priority,
-        created_at=row.created_at,
-        disabled_at=row.disabled_at,
-        **{limit: getattr(row, limit) for limit in LIMITS},
-    )
+    return record_like(User, row, scopes=row.scopes.split())
 
 
 def unknown_user(user_id: str) -> NotFoundError:

@@ -23,7 +23,7 @@ from steptune.service.messages import (
     WorkerSummary,
 )
 from steptune.service.queries import inventory as queries
-from steptune.service.queries.stored import iso, iso_or_none
+from steptune.service.queries.stored import message
 from steptune.service.queries.studies import owners_of
 from steptune.service.queue import QueueEntry, WorkerInfo
 from steptune.service.settings.scopes import Scope
@@ -103,44 +103,20 @@ def get_hardware(
     responses={**returns(Caller, "The caller."), **unchanged()},
 )
 async def get_me(request: Request, principal: Anybody) -> Response:
-    me = Caller(
-        user_id=principal.user_id,
-        name=principal.name,
-        scopes=tuple(scope for scope in Scope if scope in principal.scopes),
-        token_id=principal.token_id,
-        method=principal.method,
-        expires_at=iso_or_none(principal.expires_at),
-    )
+    me = message(Caller, principal, scopes=tuple(scope for scope in Scope if scope in principal.scopes))
     return answer(request, me)
 
 
 def reservation_of(entry: QueueEntry) -> ReservationSummary:
     """Return what a study holds or waits for, as the interface and the pages show it."""
-    return ReservationSummary(
-        study_id=entry.study_id,
-        title=entry.title,
-        holds=entry.holds,
-        num_hosts=entry.num_hosts,
-        num_devices=entry.num_devices,
-        hosts=entry.hosts,
-        since=iso((entry.claimed_at if entry.holds else None) or entry.queued_at),
-        waits_for=entry.waits_for,
-    )
+    since = (entry.claimed_at if entry.holds else None) or entry.queued_at
+    return message(ReservationSummary, entry, since=since)
 
 
 def _worker(worker: WorkerInfo, seen: set[str]) -> WorkerSummary:
-    return WorkerSummary(
-        worker_id=worker.worker_id,
-        name=worker.name,
-        host_id=worker.host_id,
-        state=worker.state,
-        hardware_fingerprint=worker.hardware_fingerprint,
-        hardware_label=worker.hardware_label,
-        device_kind=worker.device_kind,
+    return message(
+        WorkerSummary,
+        worker,
         slots=tuple(WorkerSlot(kind=slot.kind, number=slot.number) for slot in worker.slots),
-        isolation=worker.isolation,
-        version=worker.version,
-        started_at=iso(worker.started_at),
-        heartbeat_at=iso(worker.heartbeat_at),
         study_id=worker.study_id if worker.study_id in seen else None,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from steptune.service.alike import record_like
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import MeasureSettings, Numerics, StudySettings
@@ -133,18 +134,12 @@ class StudyRequest(Body):
 
     def settings(self) -> StudySettings:
         """Settings as the engine takes them."""
-        return StudySettings(
-            budget_s=self.budget_s,
-            max_trials=self.max_trials,
+        return record_like(
+            StudySettings,
+            self,
             allow=tuple(dict.fromkeys(self.allow)),
             only=tuple(self.only),
             skip=tuple(self.skip),
-            search=self.search,
-            objective=self.objective,
-            seed=self.seed,
-            num_ranks=self.num_ranks,
-            num_hosts=self.num_hosts,
-            device=self.device,
             memory_limit_bytes=self.constraints.memory_limit_bytes,
             measure=MeasureSettings(foreign_cpu_share=self.foreign_cpu_share, quiet_machine=self.quiet_machine),
         )

@@ -15,6 +15,7 @@ from steptune.service.access.cookies import SESSION, delete_cookie, session_cook
 from steptune.service.access.principal import Method, Principal
 from steptune.service.access.secrets import csrf_token_for
 from steptune.service.access.sessions import Login
+from steptune.service.alike import record_like
 from steptune.service.api.known_parameters import check_query
 from steptune.service.api.openapi import COMMON, refuses, returns
 from steptune.service.api.problems import RefusalError
@@ -117,15 +118,7 @@ def end_session(request: Request, response: Response, access: Access) -> None:
 
 
 def _me(principal: Principal, csrf_token: str | None) -> Me:
-    return Me(
-        user_id=principal.user_id,
-        name=principal.name,
-        scopes=sorted(principal.scopes),
-        method=principal.method,
-        token_id=principal.token_id,
-        expires_at=principal.expires_at,
-        csrf_token=csrf_token,
-    )
+    return record_like(Me, principal, scopes=sorted(principal.scopes), csrf_token=csrf_token)
 
 
 def _unkept(me: Me, status: int) -> Response:

@@ -29,9 +29,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JS
 StudyId = Annotated[
     str, typer.Argument(help="Id of a study, or the beginning or end of it; `last` is the newest.", metavar="STUDY")
 ]
-WorkloadName = Annotated[
-    str, typer.Argument(help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.", metavar="WORKLOAD")
-]
 Python = Annotated[
     Path | None, typer.Option("--python", help="Interpreter in which trials run; default this one.", show_default=False)
 ]

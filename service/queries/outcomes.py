@@ -9,7 +9,7 @@ from sqlalchemy import Engine, and_, or_, select
 from steptune.service.connections import reading
 from steptune.service.messages import ArtifactInfo, TrialFinding
 from steptune.service.models import ArtifactRow, DecisionRow, FindingRow, RecommendationRow, TrialRow
-from steptune.service.queries.stored import iso, stored
+from steptune.service.queries.stored import message, stored
 from steptune.tuner.records import Recommendation
 from steptune.tuner.store_rules import decode
 
@@ -96,12 +96,4 @@ def artifact_by_id(engine: Engine, artifact_id: int) -> ArtifactInfo | None:
 
 
 def _artifact(row: ArtifactRow) -> ArtifactInfo:
-    return ArtifactInfo(
-        artifact_id=row.artifact_id,
-        study_id=row.study_id,
-        trial_id=row.trial_id,
-        kind=row.kind,
-        digest=row.digest,
-        size_bytes=row.size_bytes,
-        created_at=iso(row.created_at),
-    )
+    return message(ArtifactInfo, row)

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from steptune.service.alike import AnyRecord, shared
+
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -28,6 +30,12 @@ def value_of(part: Any) -> Any:
     return None if part is None else msgspec.json.decode(part)
 
 
+def message(kind: type[AnyRecord], source: object, **given: Any) -> AnyRecord:
+    """A message with the source's fields of the same names, but for those that are given. Times become text."""
+    values = shared(kind.__struct_fields__, [source], given)
+    return kind(**{name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()})
+
+
 def iso(time: datetime | str) -> str:
     """In UTC. Text without a zone is in UTC already."""
     if isinstance(time, str):
@@ -38,7 +46,3 @@ def iso(time: datetime | str) -> str:
         time = datetime.fromisoformat(time)
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
     return time.astimezone(UTC).isoformat()
-
-
-def iso_or_none(time: datetime | None) -> str | None:
-    return None if time is None else iso(time)

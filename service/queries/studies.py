@@ -16,7 +16,7 @@ from steptune.service.connections import querying, reading, writing
 from steptune.service.messages import StudyDetail, StudyQueueState, StudySummary
 from steptune.service.models import QueueEntryRow, RecommendationRow, StudyRow, TrialRow
 from steptune.service.queries.packed import packed_rows
-from steptune.service.queries.stored import iso, iso_or_none, parts_of
+from steptune.service.queries.stored import iso, message, parts_of
 from steptune.service.queue.records import kind_of
 from steptune.tuner.errors import VersionConflictError
 from steptune.tuner.records import StudyState, Verdict
@@ -239,17 +239,4 @@ def _detail(row: Any, num_trials: dict[str, int]) -> StudyDetail:
 
 
 def _queue_state(entry: Any) -> StudyQueueState:
-    return StudyQueueState(
-        version=entry.version,
-        required_device_kind=kind_of(entry.required_device_kind),
-        required_hardware=entry.required_hardware,
-        num_devices=entry.num_devices,
-        waits_for="",
-        requested=entry.requested,
-        num_claims=entry.num_claims,
-        num_lost=entry.num_lost,
-        device_seconds=entry.device_seconds,
-        queued_at=iso(entry.queued_at),
-        claimed_at=iso_or_none(entry.claimed_at),
-        ended_at=iso_or_none(entry.ended_at),
-    )
+    return message(StudyQueueState, entry, required_device_kind=kind_of(entry.required_device_kind), waits_for="")

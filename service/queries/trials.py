@@ -11,7 +11,7 @@ from steptune.service.connections import querying, reading
 from steptune.service.messages import TrialAttempt, TrialDetail, TrialSummary
 from steptune.service.models import StudyRow, TrialAttemptRow, TrialRow
 from steptune.service.queries.packed import packed_rows
-from steptune.service.queries.stored import iso, iso_or_none, parts_of, value_of
+from steptune.service.queries.stored import message, parts_of, value_of
 from steptune.service.queries.studies import Owner
 from steptune.service.rows import trial_of
 from steptune.tuner.records import Study, Trial, TrialState
@@ -167,10 +167,4 @@ def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
 
 
 def _attempt(row: Any) -> TrialAttempt:
-    return TrialAttempt(
-        number=row.number,
-        outcome=TrialState(row.outcome),
-        worker_id=row.worker_id,
-        started_at=iso(row.started_at),
-        ended_at=iso_or_none(row.ended_at),
-    )
+    return message(TrialAttempt, row, outcome=TrialState(row.outcome))

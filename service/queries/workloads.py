@@ -10,7 +10,7 @@ from steptune.service.artifacts.quotas import check_artifact_bytes
 from steptune.service.connections import reading, writing
 from steptune.service.messages import WorkloadInfo
 from steptune.service.models import QueueEntryRow, WorkloadSourceRow
-from steptune.service.queries.stored import iso
+from steptune.service.queries.stored import message
 from steptune.tuner.errors import StateConflictError
 
 
@@ -84,13 +84,4 @@ def delete_workload(engine: Engine, source_id: str) -> None:
 
 
 def _info(row: WorkloadSourceRow) -> WorkloadInfo:
-    return WorkloadInfo(
-        workload_id=row.source_id,
-        owner_id=row.owner_id,
-        kind=row.kind,
-        name=row.name,
-        entry=row.entry,
-        digest=row.digest,
-        size_bytes=row.size_bytes,
-        created_at=iso(row.created_at),
-    )
+    return message(WorkloadInfo, row, workload_id=row.source_id)

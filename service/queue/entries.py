@@ -8,6 +8,7 @@ from datetime import datetime
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
+from steptune.service.alike import record_like
 from steptune.service.fencing import database_now
 from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, WorkloadSourceRow
 from steptune.service.queue.draining import end_wait
@@ -124,29 +125,13 @@ def set_state(session: Session, study: StudyRow, state: StudyState, message: str
 
 def entry_of(study: StudyRow, entry: QueueEntryRow, waits: str) -> QueueEntry:
     record = decode(study.record, Study)
-    return QueueEntry(
-        study_id=study.study_id,
-        owner_id=study.owner_id,
-        title=study.title,
+    return record_like(
+        QueueEntry,
+        entry,
+        study,
         state=StudyState(study.state),
         message=record.message,
-        source_id=entry.source_id,
-        version=entry.version,
-        priority=entry.priority,
         required_device_kind=kind_of(entry.required_device_kind),
-        required_hardware=entry.required_hardware,
-        num_devices=entry.num_devices,
         num_hosts=record.settings.num_hosts,
-        place=entry.place,
         waits_for=waits,
-        requested=entry.requested,
-        worker_id=entry.worker_id,
-        fence=entry.fence,
-        lease_until=entry.lease_until,
-        num_claims=entry.num_claims,
-        num_lost=entry.num_lost,
-        device_seconds=entry.device_seconds,
-        queued_at=entry.queued_at,
-        claimed_at=entry.claimed_at,
-        ended_at=entry.ended_at,
     )

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from steptune.service.alike import record_like
 from steptune.service.models import HardwareProfileRow, QueueEntryRow, WorkerRow
 from steptune.service.places import Slot
 from steptune.service.queue.records import WorkerInfo
@@ -30,19 +31,11 @@ def known_workers(session: Session, now: datetime, lease_s: float) -> list[Worke
 
 
 def worker_of(worker: WorkerRow, label: str, study_id: str | None, *, gone: bool) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=worker.worker_id,
-        name=worker.name,
-        host_id=worker.host_id,
+    return record_like(
+        WorkerInfo,
+        worker,
         state="gone" if gone else worker.state,
-        hardware_fingerprint=worker.hardware_fingerprint,
         hardware_label=label,
-        device_kind=worker.device_kind,
         slots=tuple(Slot(kind=kind, number=number) for kind, number in json.loads(worker.devices)),
-        isolation=worker.isolation,
-        version=worker.version,
-        started_at=worker.started_at,
-        heartbeat_at=worker.heartbeat_at,
-        cluster=worker.cluster,
         study_id=study_id,
     )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import (
+    TWO_CORES,
     sample_decision,
     sample_environment,
     sample_facts,
@@ -42,15 +43,8 @@ from steptune.tuner.errors import (
     StateConflictError,
     StudyNotFoundError,
 )
-from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
+from steptune.tuner.records import HardwareProfile, StudySettings, StudyState
 
-CPU = HardwareProfile(
-    devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
-    num_cores=2,
-    cpu_name="Some Processor",
-    memory_bytes=1 << 34,
-    versions={"torch": "2.13.0"},
-)
 GPUS = sample_hardware()
 
 
@@ -61,7 +55,7 @@ def queue(engine) -> StudyQueue:
 
 def cpu_worker(queue: StudyQueue, name: str = "worker", **changes) -> WorkerOffer:
     """A registered worker with both cores of a host."""
-    fields = {"worker_id": name, "name": name, "host_id": "host", "profile": CPU, "cores": (0, 1), **changes}
+    fields = {"worker_id": name, "name": name, "host_id": "host", "profile": TWO_CORES, "cores": (0, 1), **changes}
     offer = WorkerOffer(**fields)
     queue.register(offer)
     return offer
@@ -258,14 +252,14 @@ class TestHardware:
 
     def test_a_study_goes_on_with_the_hardware_on_which_it_was_begun(self, engine, queue):
         submitted(queue)
-        begun_on(engine, replace(CPU, num_cores=64))
+        begun_on(engine, replace(TWO_CORES, num_cores=64))
         assert queue.claim(cpu_worker(queue)) is None
         assert "64 cores" in queue.entry("study").waits_for
-        assert queue.claim(cpu_worker(queue, "large", profile=replace(CPU, num_cores=64))) is not None
+        assert queue.claim(cpu_worker(queue, "large", profile=replace(TWO_CORES, num_cores=64))) is not None
 
     def test_a_named_part_of_a_label_lets_other_hardware_go_on(self, engine, queue):
         submitted(queue, required_hardware="Some Processor")
-        begun_on(engine, replace(CPU, num_cores=64))
+        begun_on(engine, replace(TWO_CORES, num_cores=64))
         assert queue.claim(cpu_worker(queue)) is not None
 
     def test_one_of_two_devices_is_another_profile_than_both(self, engine, queue):

@@ -32,7 +32,7 @@ class Backwards:
     def suggest(self, history):
         if len(self.told) > 4:
             return []
-        single = [history.combined(history.grid.reference, [move]) for move in reversed(history.space.moves)]
+        single = [history.space.combine(history.grid.reference, [move]) for move in reversed(history.space.moves)]
         return [Proposal(candidate=c, reason="from behind") for c in single if not history.knowledge.was_run(c)]
 
 

@@ -22,15 +22,7 @@ ENVIRONMENT = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT / "src"), "COLU
 
 
 def steptune(folder: ScriptFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STEPTUNE, *arguments],
-        cwd=folder.path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return folder.ran(*STEPTUNE, *arguments, env=ENVIRONMENT)
 
 
 def test_the_command_prints_the_output_of_the_script_then_what_it_recognised_then_the_answer(

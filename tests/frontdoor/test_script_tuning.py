@@ -25,15 +25,7 @@ def environment(folder: ScriptFolder) -> dict[str, str]:
 
 
 def steptune(folder: ScriptFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STEPTUNE, *arguments],
-        cwd=folder.path,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
+    return folder.ran(*STEPTUNE, *arguments, env=environment(folder), within_s=LONGEST_S)
 
 
 def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_screen(folder: ScriptFolder) -> None:

@@ -1,8 +1,6 @@
 """Event streams of a running server: many clients, resuming, and ending."""
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -10,6 +8,7 @@ import pytest
 import uvicorn
 from api_builders import API, Served, served, sqlite_url
 from marked import wait_until
+from servers import listening
 from sqlalchemy import delete, text
 from sqlalchemy.orm import Session
 from starlette.requests import Request
@@ -57,19 +56,9 @@ def running(request, tmp_path) -> Iterator[Running]:
         max_user_event_streams=NUM_CLIENTS,
     )
     app = create_app(settings)
-    server = Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        yield Running(app, http, server, f"http://127.0.0.1:{port}")
-    server.handle_exit(15, None)
-    thread.join(120)
-    assert not thread.is_alive()
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    with listening(config) as (server, url), httpx.Client(base_url=url, timeout=60) as http:
+        yield Running(app, http, server, url)
 
 
 def ids_of(text: str) -> list[int]:

@@ -5,8 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from host_networks import sent_bytes, two_hosts
+from marked import wait_until
 from ranks import Ranks
 from trial_builders import prepare, reference
 
@@ -141,11 +141,11 @@ class TestHosts:
         ask = f"import os, time; open({str(told)!r}, 'w').write(os.environ[{NETWORKS_VARIABLE!r}]); time.sleep(60)"
         command = [sys.executable, "-m", "steptune.tuner.network.emulated", "--", sys.executable, "-c", ask]
         with subprocess.Popen(command, start_new_session=True) as process:
-            wait_until(lambda: told.exists() and told.read_text())
+            wait_until(lambda: told.exists() and told.read_text(), "the command has told")
             networks = [Path(path) for path in told.read_text().split(",")]
             assert all(network.exists() for network in networks)
             os.killpg(process.pid, signal.SIGKILL)
-        wait_until(lambda: not any(network.exists() for network in networks))
+        wait_until(lambda: not any(network.exists() for network in networks), "the networks are gone")
 
     @pytest.mark.parametrize(
         ("num_hosts", "rate", "reason"),
@@ -199,10 +199,3 @@ def namespaces_of_children() -> list[Path]:
 def shaping(network: Path) -> str:
     command = ["nsenter", f"--net={network}", "--", emulated._tool("tc"), "qdisc", "show"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)

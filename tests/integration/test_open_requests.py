@@ -1,7 +1,6 @@
 """Limits on what one user, client or study may hold open: streams, requests, heads and bodies that do not come."""
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +9,11 @@ import httpx
 import pytest
 from api_builders import API, Served, sqlite_url
 from marked import wait_until
+from servers import listening
 
 from steptune.service.api import middleware
 from steptune.service.app import create_app
-from steptune.service.serving import Server, _config
+from steptune.service.serving import _config
 from steptune.service.settings import Settings
 from steptune.service.slow_heads import PromptHeads
 
@@ -26,20 +26,8 @@ def running(tmp_path, **limits) -> Iterator[Served]:
     url = sqlite_url(tmp_path)
     settings = Settings(_env_file=None, database_url=url, data_directory=tmp_path / "data", event_poll_s=0.02, **limits)
     app = create_app(settings)
-    config = _config(app, settings)
-    config.port = 0
-    server = Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started, "the server has started")
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-            yield Served(app, http)
-    finally:
-        server.handle_exit(15, None)
-        thread.join(120)
-        assert not thread.is_alive()
+    with listening(_config(app, settings)) as (_, address), httpx.Client(base_url=address, timeout=60) as http:
+        yield Served(app, http)
 
 
 def opened(service: Served, stack: ExitStack, path: str, user: str) -> httpx.Response:

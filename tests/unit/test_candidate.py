@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import sample_breakdown
+from builders import sample_breakdown, sample_window
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.tuner.records import BASELINE, Candidate, Numerics, Window, choice_label, new_id
+from steptune.tuner.records import BASELINE, Candidate, Numerics, choice_label, new_id
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text()
 CHOICES = st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(min_size=1), SCALARS, min_size=1), max_size=4)
@@ -97,20 +97,7 @@ class TestRecord:
             sample_breakdown(step_time_ns=99)
 
     def test_window_rates_come_from_whole_counts(self) -> None:
-        window = Window(
-            round=0,
-            position=0,
-            num_steps=4,
-            num_samples=32,
-            num_units=64,
-            duration_ns=2_000_000_000,
-            step_p20_ns=1,
-            step_p50_ns=1,
-            step_p80_ns=1,
-            queue_depth_start=0,
-            queue_depth_end=0,
-            foreign_cpu_share=0.0,
-        )
+        window = sample_window(num_steps=4, num_units=64, duration_ns=2_000_000_000)
         assert window.units_per_s == 32.0
         assert window.step_time_ns == 500_000_000
 

@@ -3,23 +3,10 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_events import operator, step, trace_of
+from trace_events import allocation, operator, step, trace_of
 
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.memory import MAX_POINTS, memory_stats, thinned
-
-
-def allocation(time: float, allocated: int, reserved: int, device: int = 0) -> dict:
-    args = {"Total Allocated": allocated, "Total Reserved": reserved, "Device Type": 1 if device >= 0 else 0}
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "ts": time,
-        "pid": 1,
-        "tid": 1,
-        "args": {**args, "Device Id": device, "Bytes": 1, "Addr": 5},
-    }
 
 
 def test_peaks_by_device_and_times_from_the_first_step(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trace_events import operator, step, trace_of
+from trace_events import allocation, operator, step, trace_of
 
 from steptune.tuner.profiling.capture import link
 from steptune.tuner.profiling.details import DetailsFile, read_details
@@ -78,9 +78,9 @@ def test_of_a_device_the_rest_of_what_the_allocator_holds_is_other(tmp_path: Pat
         operator("aten::mm", 10, 15),
         operator("autograd::engine::evaluate_function: MmBackward0", 40, 60),
         operator("aten::add_", 80, 85),
-        allocation(11, 1000, 100),
-        allocation(45, 1300, 300, address=9),
-        allocation(50, 1200, -100),
+        allocation(11, 1000, num_bytes=100),
+        allocation(45, 1300, num_bytes=300, address=9),
+        allocation(50, 1200, num_bytes=-100),
     ]
     trace = trace_of(tmp_path, events)
     stats = memory_stats(link(trace))
@@ -99,22 +99,9 @@ def test_of_a_device_the_rest_of_what_the_allocator_holds_is_other(tmp_path: Pat
 
 def test_an_allocator_that_says_no_address_has_no_classes(tmp_path: Path) -> None:
     trace = trace_of(
-        tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 15), allocation(11, 1000, 100, address="0x5")]
+        tmp_path, [step(1, 0, 100), operator("aten::mm", 10, 15), allocation(11, 1000, num_bytes=100, address="0x5")]
     )
     block = Block(device="cuda:0", kind="parameters", address=77, num_bytes=200)
     (found,) = with_classes(memory_stats(link(trace)), trace, [block], [block])
     assert isinstance(found, MemoryStats)
     assert not found.classes
-
-
-def allocation(time: float, allocated: int, num_bytes: int, address: int | str = 5) -> dict:
-    totals = {"Total Allocated": allocated, "Total Reserved": 2048, "Device Type": 1, "Device Id": 0}
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "ts": time,
-        "pid": 1,
-        "tid": 1,
-        "args": {**totals, "Bytes": num_bytes, "Addr": address},
-    }

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import sample_study
+from builders import TWO_CORES, sample_study
 from msgspec.structs import replace
 from sqlalchemy import Engine
 
@@ -34,17 +34,10 @@ from steptune.tuner.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from steptune.tuner.records import Device, HardwareProfile, StudySettings, StudyState
+from steptune.tuner.records import StudySettings, StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
-CPU = HardwareProfile(
-    devices=(Device(kind="cpu", name="Some Processor", memory_bytes=1 << 34),),
-    num_cores=2,
-    cpu_name="Some Processor",
-    memory_bytes=1 << 34,
-    versions={"torch": "2.13.0"},
-)
-OFFER = WorkerOffer(worker_id="worker", name="worker", host_id="host", profile=CPU, cores=(0, 1))
+OFFER = WorkerOffer(worker_id="worker", name="worker", host_id="host", profile=TWO_CORES, cores=(0, 1))
 Run = Callable[..., StudyState]
 
 

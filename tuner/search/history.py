@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from steptune.tuner.records import Candidate, Move, TrialResult
+from steptune.tuner.records import Candidate, TrialResult
 from steptune.tuner.search.blame import Blame, Room
 from steptune.tuner.search.evidence import Evidence
 from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, StepModel
@@ -87,10 +87,6 @@ class History:
     def space(self) -> Space:
         """Legal choices, and what may be combined."""
         return self.grid.space
-
-    def combined(self, candidate: Candidate, moves: Sequence[Move]) -> Candidate | None:
-        """A configuration with some choices changed, or None where that cannot be run."""
-        return self.space.combine(candidate, moves)
 
     def cost_s(self, candidate: Candidate) -> float:
         """Seconds that a start of a configuration is expected to take: without compiling where some measured

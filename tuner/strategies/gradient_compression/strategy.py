@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
 
-TRIED_WARM_UP = 16
-"""Steps, so that a trial measures what comes after them."""
-
 
 class GradientCompression(Strategy):
     setting = GradientCompressionSetting

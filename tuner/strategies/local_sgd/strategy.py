@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
     from steptune.tuner.training.plan import Plan
 
-TRIED_WARM_UP = 4
-"""Steps, so that a trial is judged by and measures what comes after them."""
 TRIED = (8, 4, 16)
 
 

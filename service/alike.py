@@ -1,0 +1,23 @@
+"""Rows, records and messages that have fields in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from steptune.tuner.records import Record
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any]) -> dict[str, Any]:
+    """Values of the named fields: as given, else of the first source that has such a field."""
+    values = dict(given)
+    for source in sources:
+        values.update({name: getattr(source, name) for name in names if name not in values and hasattr(source, name)})
+    return values
+
+
+def record_like(kind: type[AnyRecord], *sources: object, **given: Any) -> AnyRecord:
+    """A record with the fields of the same names, but for those that are given."""
+    return kind(**shared(kind.__struct_fields__, sources, given))

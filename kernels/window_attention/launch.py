@@ -62,13 +62,15 @@ class Plan:
         """Launch a kernel, always the same of a plan.
 
         Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
-        than the device. Here the code is found by those that can still differ, and launched as Triton does it.
+        than the device. Here the code is found by those that can still differ, and launched as Triton does it, with
+        addresses: of each tensor Triton would ask its address again, and the driver for that of the address.
 
         Args:
             tensors: First arguments; `numbers`, the others.
         """
         device = torch.cuda.current_device() if tensors[0].is_cuda else -1
-        key = (device, *numbers, *[(a.dtype, a.data_ptr() % 16) for a in tensors])
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (device, *numbers, *[tensor.dtype for tensor in tensors], *[address % 16 for address in addresses])
         code = self.compiled.get(key)
         if code is None:
             code = kernel[self.grid](*tensors, *numbers, **self.constants, **self.options)
@@ -83,7 +85,7 @@ class Plan:
             None,
             None,
             None,
-            *tensors,
+            *addresses,
             *numbers,
             *self.constants.values(),
         )

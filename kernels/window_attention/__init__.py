@@ -145,7 +145,7 @@ def _plan(
         cosine,
         qkv_bias is not None,
         seed is not None,
-        launch.precision(),
+        launch.precision(qkv.dtype),
     )
 
 

@@ -69,15 +69,16 @@ def fcos3d_targets(
     least = tl.full((BLOCK_P,), float("inf"), dtype=tl.float32)
     nearest = tl.zeros((BLOCK_P,), dtype=tl.int32)
     for g in tl.range(0, BOXES, loop_unroll_factor=4):
-        is_box = tl.load(labels + first + g, mask=g < num_boxes, other=-1) >= 0
+        is_place = g < num_boxes
+        is_box = tl.load(labels + first + g, mask=is_place, other=-1) >= 0  # no condition of a load: none waits for one
         corner = corners + (first + g) * 4
-        left = x - tl.load(corner, mask=is_box, other=0.0)
-        top = y - tl.load(corner + 1, mask=is_box, other=0.0)
-        right = tl.load(corner + 2, mask=is_box, other=0.0) - x
-        bottom = tl.load(corner + 3, mask=is_box, other=0.0) - y
+        left = x - tl.load(corner, mask=is_place, other=0.0)
+        top = y - tl.load(corner + 1, mask=is_place, other=0.0)
+        right = tl.load(corner + 2, mask=is_place, other=0.0) - x
+        bottom = tl.load(corner + 3, mask=is_place, other=0.0) - y
         extent = tl.maximum(tl.maximum(left, top), tl.maximum(right, bottom))
-        dx = x - tl.load(centres + (first + g) * 2, mask=is_box, other=0.0)
-        dy = y - tl.load(centres + (first + g) * 2 + 1, mask=is_box, other=0.0)
+        dx = x - tl.load(centres + (first + g) * 2, mask=is_place, other=0.0)
+        dy = y - tl.load(centres + (first + g) * 2 + 1, mask=is_place, other=0.0)
         near = stride * RADIUS - tl.maximum(tl.abs(dx), tl.abs(dy)) > 0
         learns = near & (extent >= low) & (extent <= high)
         distance = tl.where(learns, tl.sqrt(dx * dx + dy * dy), FAR)
@@ -88,35 +89,43 @@ def fcos3d_targets(
     has_box = is_there & (least <= FAR)  # even where none fits, as long as the image has one
     is_object = least < FAR
     own = first + nearest
+    # All that is read comes before all that is written: a load behind a store waits for it.
     label = tl.load(labels + own, mask=has_box & is_object, other=0)
     attribute = tl.load(attributes + own, mask=has_box & is_object, other=0)
-    out = image * num_points + p
-    tl.store(found_labels + out, tl.where(is_object, label, num_classes), mask=is_there)
-    tl.store(found_attributes + out, tl.where(is_object, attribute, num_attributes), mask=is_there)
-
     x1 = tl.load(corners + own * 4, mask=has_box, other=0.0)
     y1 = tl.load(corners + own * 4 + 1, mask=has_box, other=0.0)
     x2 = tl.load(corners + own * 4 + 2, mask=has_box, other=0.0)
     y2 = tl.load(corners + own * 4 + 3, mask=has_box, other=0.0)
+    centre_x = tl.load(centres + own * 2, mask=has_box, other=0.0)
+    centre_y = tl.load(centres + own * 2 + 1, mask=has_box, other=0.0)
+    depth = tl.load(depths + own, mask=has_box, other=0.0)
+    towards_x = tl.load(boxes + own * 9, mask=has_box, other=0.0)
+    towards_z = tl.load(boxes + own * 9 + 2, mask=has_box, other=0.0)
+    size_0 = tl.load(boxes + own * 9 + 3, mask=has_box, other=0.0)
+    size_1 = tl.load(boxes + own * 9 + 4, mask=has_box, other=0.0)
+    size_2 = tl.load(boxes + own * 9 + 5, mask=has_box, other=0.0)
+    yaw = tl.load(boxes + own * 9 + 6, mask=has_box, other=0.0)
+    velocity_0 = tl.load(boxes + own * 9 + 7, mask=has_box, other=0.0)
+    velocity_1 = tl.load(boxes + own * 9 + 8, mask=has_box, other=0.0)
+
+    out = image * num_points + p
+    tl.store(found_labels + out, tl.where(is_object, label, num_classes), mask=is_there)
+    tl.store(found_attributes + out, tl.where(is_object, attribute, num_attributes), mask=is_there)
     tl.store(found_distances + out * 4, tl.where(has_box, x - x1, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 1, tl.where(has_box, y - y1, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 2, tl.where(has_box, x2 - x, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 3, tl.where(has_box, y2 - y, 0.0), mask=is_there)
-
-    from_x = tl.where(has_box, x - tl.load(centres + own * 2, mask=has_box, other=0.0), 0.0)
-    from_y = tl.where(has_box, y - tl.load(centres + own * 2 + 1, mask=has_box, other=0.0), 0.0)
-    tl.store(found_boxes + out * 9, from_x, mask=is_there)
-    tl.store(found_boxes + out * 9 + 1, from_y, mask=is_there)
-    tl.store(found_boxes + out * 9 + 2, tl.load(depths + own, mask=has_box, other=0.0), mask=is_there)
-    for part in tl.static_range(3, 6):
-        size = tl.load(boxes + own * 9 + part, mask=has_box, other=0.0)
-        tl.store(found_boxes + out * 9 + part, size, mask=is_there)
-    towards_x = tl.load(boxes + own * 9, mask=has_box, other=0.0)
-    towards_z = tl.load(boxes + own * 9 + 2, mask=has_box, other=0.0)
-    yaw = tl.load(boxes + own * 9 + 6, mask=has_box, other=0.0) - _atan2(towards_x, towards_z)
-    tl.store(found_boxes + out * 9 + 6, tl.where(has_box, yaw, 0.0), mask=is_there)
-    for part in tl.static_range(7, 9):
-        velocity = tl.load(boxes + own * 9 + part, mask=has_box, other=0.0)
-        tl.store(found_boxes + out * 9 + part, velocity, mask=is_there)
+    from_x = tl.where(has_box, x - centre_x, 0.0)
+    from_y = tl.where(has_box, y - centre_y, 0.0)
+    box = found_boxes + out * 9
+    tl.store(box, from_x, mask=is_there)
+    tl.store(box + 1, from_y, mask=is_there)
+    tl.store(box + 2, depth, mask=is_there)
+    tl.store(box + 3, size_0, mask=is_there)
+    tl.store(box + 4, size_1, mask=is_there)
+    tl.store(box + 5, size_2, mask=is_there)
+    tl.store(box + 6, tl.where(has_box, yaw - _atan2(towards_x, towards_z), 0.0), mask=is_there)
+    tl.store(box + 7, velocity_0, mask=is_there)
+    tl.store(box + 8, velocity_1, mask=is_there)
     relative = tl.sqrt(from_x * from_x + from_y * from_y) / (WIDTH * stride * RADIUS)
     tl.store(found_centerness + out, tl.where(has_box, tl.exp(relative * SLOPE), 0.0), mask=is_there)

@@ -55,9 +55,13 @@ def both_ways(function: Callable[..., Any], given: list[Tensor]) -> Times:
     with torch.autograd.set_multithreading_enabled(False):
         backward = timed(lambda: torch.autograd.grad(out, leaves, weights, retain_graph=True))
 
+        # Leaves of their own: those of `out` belong to the stream of its backward pass, which a capture must not touch.
+        again = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]
+
         def both() -> tuple[Tensor, ...]:
-            again = function(*given)
-            return torch.autograd.grad(again if isinstance(again, tuple) else (again,), leaves, weights)
+            result = function(*again)
+            results = result if isinstance(result, tuple) else (result,)
+            return torch.autograd.grad(results, [own for own in again if own.requires_grad], weights)
 
         replayed = timed(captured(both))
     return {"forward": forward, "backward": backward, "both, graph": replayed}

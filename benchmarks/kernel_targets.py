@@ -94,7 +94,7 @@ def rows(rate: float, clock: Clock, *, small: bool = False) -> Iterator[dict]:
     """
     sizes = ((8, 16), (4, 8)) if small else SIZES
     boxes = 5 if small else 40
-    for batch in (2,) if small else (16, 4, 1):
+    for batch in (2,) if small else (16, 8, 4, 1):
         given = inputs(batch, boxes, sizes)
         wanted = fcos3d.reference(*given, *KINDS)
         num_points = len(given[0].xy)

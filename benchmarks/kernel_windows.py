@@ -31,6 +31,7 @@ Plans = tuple[tuple[str, int, tuple[str, ...]], ...]
 PLANS: Plans = (
     ("swin_t 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
     ("swin_t 224 stage 1", 8, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
+    ("swin_t 224 stage 1", 4, ("ours", "graph", "eager")),
     ("swin_t 224 stage 1", 1, ("ours", "graph", "eager", "compiled")),
     ("swin_b 224 stage 1", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),
     ("swin_t 224 stage 3", 128, ("ours", "graph", "eager", "compiled", "sdpa", "flex")),

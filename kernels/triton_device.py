@@ -6,6 +6,8 @@ import os
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def unavailable(device: torch.device) -> str:
@@ -15,3 +17,15 @@ def unavailable(device: torch.device) -> str:
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
     return ""
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Tell whether calls are recorded or transformed, which needs a kernel's operator: dispatching it takes the host
+    longer than the device takes a small batch.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or torch._C._are_functorch_transforms_active()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+    )

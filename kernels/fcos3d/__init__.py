@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from steptune.kernels.fcos3d.reference import Points, Scenes, Targets
 from steptune.kernels.fcos3d.reference import targets as reference
+from steptune.kernels.triton_device import is_traced
 
 __all__ = ["Assigner", "FusedAssigner", "Points", "Scenes", "Targets", "reference", "targets"]
 
 MAX_BOXES = 256
 """Most boxes of an image: a program looks at all of them."""
-PAIRS = 4096
-"""Pairs of points and boxes in the registers of a program."""
+BLOCK_P = 128
+"""Points of a program, one a thread: 242 programs for the 30,929 points of an image of nuScenes."""
+BOXES_STEP = 8
+"""Places for boxes that a program visits are rounded up to this, so that few numbers of them are compiled for."""
 
 
 class Assigner:
@@ -40,7 +45,8 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
             f"FCOS3D needs at most {MAX_BOXES} boxes of an image, not "
             f"{scenes.label.shape[1]}: leave the kernel out, or boxes"
         )
-    found: tuple[Tensor, ...] = _targets(
+    function: Callable[..., tuple[Tensor, ...]] = _targets if is_traced(points.xy) else _run_targets
+    found = function(
         *(getattr(points, name) for name in Points.__dataclass_fields__),
         *(getattr(scenes, name) for name in Scenes.__dataclass_fields__),
         num_classes,
@@ -49,8 +55,7 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
     return Targets(*found)
 
 
-@torch.library.custom_op("steptune::fcos3d_targets", mutates_args=())
-def _targets(
+def _run_targets(
     xy: Tensor,
     stride: Tensor,
     low: Tensor,
@@ -68,7 +73,6 @@ def _targets(
 
     batch, num_boxes = label.shape
     num_points, device = len(xy), xy.device
-    box = box.float().contiguous()
     found = (
         torch.empty((batch, num_points), dtype=label.dtype, device=device),
         torch.empty((batch, num_points), dtype=attribute.dtype, device=device),
@@ -82,26 +86,26 @@ def _targets(
         for tensor in found[2:]:
             tensor.zero_()
         return found
-    block_g = max(2, 1 << (num_boxes - 1).bit_length())
-    block_p = max(16, PAIRS // block_g)
-    kernel.fcos3d_targets[(-(-num_points // block_p), batch)](
+    kernel.fcos3d_targets[(-(-num_points // BLOCK_P), batch)](
         *(own.float().contiguous() for own in (xy, stride, low, high)),
         corners.float().contiguous(),
         label.contiguous(),
         attribute.contiguous(),
         centre.float().contiguous(),
         depth.float().contiguous(),
-        box,
-        box[..., 6] - torch.atan2(box[..., 0], box[..., 2]),
+        box.float().contiguous(),
         *found,
         num_points,
         num_boxes,
         num_classes,
         num_attributes,
-        BLOCK_P=block_p,
-        BLOCK_G=block_g,
+        BLOCK_P=BLOCK_P,
+        BOXES=-(-num_boxes // BOXES_STEP) * BOXES_STEP,
     )
     return found
+
+
+_targets = torch.library.custom_op("steptune::fcos3d_targets", _run_targets, mutates_args=())
 
 
 @_targets.register_fake

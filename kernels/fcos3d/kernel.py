@@ -12,6 +12,23 @@ from steptune.kernels.fcos3d.reference import RADIUS as _RADIUS
 
 SLOPE, FAR, RADIUS = tl.constexpr(-_ALPHA), tl.constexpr(_FAR), tl.constexpr(_RADIUS)
 WIDTH = tl.constexpr(_DIAGONAL)
+PI = tl.constexpr(3.141592653589793)
+TINY = tl.constexpr(1e-37)
+
+
+@triton.jit
+def _atan2(y, x):
+    """Give the angle of (x, y) to 5e-7: Triton has none that its interpreter knows. Coefficients: Cephes, `atanf`."""
+    wide = tl.maximum(tl.abs(x), tl.abs(y))
+    ratio = tl.minimum(tl.abs(x), tl.abs(y)) / tl.maximum(wide, TINY)
+    is_beyond = ratio > 0.41421356  # tan(pi / 8): from there on by the angle to pi / 4
+    a = tl.where(is_beyond, (ratio - 1.0) / (ratio + 1.0), ratio)
+    z = a * a
+    angle = (((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1) * z * a + a
+    angle += tl.where(is_beyond, PI / 4, 0.0)
+    angle = tl.where(tl.abs(y) > tl.abs(x), PI / 2 - angle, angle)
+    angle = tl.where(x < 0, PI - angle, angle)
+    return tl.where(y < 0, -angle, angle)
 
 
 @triton.jit
@@ -26,7 +43,6 @@ def fcos3d_targets(
     centres,
     depths,
     boxes,
-    yaws,
     found_labels,
     found_attributes,
     found_distances,
@@ -37,9 +53,9 @@ def fcos3d_targets(
     num_classes,
     num_attributes,
     BLOCK_P: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    BOXES: tl.constexpr,
 ):
-    """Write the targets of a block of points; the pairs of points and boxes stay in registers."""
+    """Write the targets of a block of points, a thread a point: it meets the boxes one after another."""
     image = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points
@@ -49,52 +65,67 @@ def fcos3d_targets(
     low = tl.load(lows + p, mask=is_there, other=0.0)
     high = tl.load(highs + p, mask=is_there, other=0.0)
 
-    g = tl.arange(0, BLOCK_G)
     first = image * num_boxes
-    is_box = tl.load(labels + first + g, mask=g < num_boxes, other=-1) >= 0
-    corner = corners + (first + g) * 4
-    left = x[:, None] - tl.load(corner, mask=is_box, other=0.0)[None, :]
-    top = y[:, None] - tl.load(corner + 1, mask=is_box, other=0.0)[None, :]
-    right = tl.load(corner + 2, mask=is_box, other=0.0)[None, :] - x[:, None]
-    bottom = tl.load(corner + 3, mask=is_box, other=0.0)[None, :] - y[:, None]
-    extent = tl.maximum(tl.maximum(left, top), tl.maximum(right, bottom))
-    dx = x[:, None] - tl.load(centres + (first + g) * 2, mask=is_box, other=0.0)[None, :]
-    dy = y[:, None] - tl.load(centres + (first + g) * 2 + 1, mask=is_box, other=0.0)[None, :]
-    near = (stride * RADIUS)[:, None] - tl.maximum(tl.abs(dx), tl.abs(dy)) > 0
-    learns = near & (extent >= low[:, None]) & (extent <= high[:, None])
-    distance = tl.where(learns, tl.sqrt(dx * dx + dy * dy), FAR)
-    distance = tl.where(is_box[None, :], distance, float("inf"))
-    least, nearest = tl.min(distance, 1, return_indices=True, return_indices_tie_break_left=True)
+    least = tl.full((BLOCK_P,), float("inf"), dtype=tl.float32)
+    nearest = tl.zeros((BLOCK_P,), dtype=tl.int32)
+    for g in tl.range(0, BOXES, loop_unroll_factor=4):
+        is_place = g < num_boxes
+        is_box = tl.load(labels + first + g, mask=is_place, other=-1) >= 0  # no condition of a load: none waits for one
+        corner = corners + (first + g) * 4
+        left = x - tl.load(corner, mask=is_place, other=0.0)
+        top = y - tl.load(corner + 1, mask=is_place, other=0.0)
+        right = tl.load(corner + 2, mask=is_place, other=0.0) - x
+        bottom = tl.load(corner + 3, mask=is_place, other=0.0) - y
+        extent = tl.maximum(tl.maximum(left, top), tl.maximum(right, bottom))
+        dx = x - tl.load(centres + (first + g) * 2, mask=is_place, other=0.0)
+        dy = y - tl.load(centres + (first + g) * 2 + 1, mask=is_place, other=0.0)
+        near = stride * RADIUS - tl.maximum(tl.abs(dx), tl.abs(dy)) > 0
+        learns = near & (extent >= low) & (extent <= high)
+        distance = tl.where(learns, tl.sqrt(dx * dx + dy * dy), FAR)
+        is_nearer = is_box & (distance < least)  # of equal ones the first stays
+        least = tl.where(is_nearer, distance, least)
+        nearest = tl.where(is_nearer, g, nearest)
 
     has_box = is_there & (least <= FAR)  # even where none fits, as long as the image has one
     is_object = least < FAR
     own = first + nearest
+    # All that is read comes before all that is written: a load behind a store waits for it.
     label = tl.load(labels + own, mask=has_box & is_object, other=0)
     attribute = tl.load(attributes + own, mask=has_box & is_object, other=0)
-    out = image * num_points + p
-    tl.store(found_labels + out, tl.where(is_object, label, num_classes), mask=is_there)
-    tl.store(found_attributes + out, tl.where(is_object, attribute, num_attributes), mask=is_there)
-
     x1 = tl.load(corners + own * 4, mask=has_box, other=0.0)
     y1 = tl.load(corners + own * 4 + 1, mask=has_box, other=0.0)
     x2 = tl.load(corners + own * 4 + 2, mask=has_box, other=0.0)
     y2 = tl.load(corners + own * 4 + 3, mask=has_box, other=0.0)
+    centre_x = tl.load(centres + own * 2, mask=has_box, other=0.0)
+    centre_y = tl.load(centres + own * 2 + 1, mask=has_box, other=0.0)
+    depth = tl.load(depths + own, mask=has_box, other=0.0)
+    towards_x = tl.load(boxes + own * 9, mask=has_box, other=0.0)
+    towards_z = tl.load(boxes + own * 9 + 2, mask=has_box, other=0.0)
+    size_0 = tl.load(boxes + own * 9 + 3, mask=has_box, other=0.0)
+    size_1 = tl.load(boxes + own * 9 + 4, mask=has_box, other=0.0)
+    size_2 = tl.load(boxes + own * 9 + 5, mask=has_box, other=0.0)
+    yaw = tl.load(boxes + own * 9 + 6, mask=has_box, other=0.0)
+    velocity_0 = tl.load(boxes + own * 9 + 7, mask=has_box, other=0.0)
+    velocity_1 = tl.load(boxes + own * 9 + 8, mask=has_box, other=0.0)
+
+    out = image * num_points + p
+    tl.store(found_labels + out, tl.where(is_object, label, num_classes), mask=is_there)
+    tl.store(found_attributes + out, tl.where(is_object, attribute, num_attributes), mask=is_there)
     tl.store(found_distances + out * 4, tl.where(has_box, x - x1, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 1, tl.where(has_box, y - y1, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 2, tl.where(has_box, x2 - x, 0.0), mask=is_there)
     tl.store(found_distances + out * 4 + 3, tl.where(has_box, y2 - y, 0.0), mask=is_there)
-
-    from_x = tl.where(has_box, x - tl.load(centres + own * 2, mask=has_box, other=0.0), 0.0)
-    from_y = tl.where(has_box, y - tl.load(centres + own * 2 + 1, mask=has_box, other=0.0), 0.0)
-    tl.store(found_boxes + out * 9, from_x, mask=is_there)
-    tl.store(found_boxes + out * 9 + 1, from_y, mask=is_there)
-    tl.store(found_boxes + out * 9 + 2, tl.load(depths + own, mask=has_box, other=0.0), mask=is_there)
-    for part in tl.static_range(3, 6):
-        size = tl.load(boxes + own * 9 + part, mask=has_box, other=0.0)
-        tl.store(found_boxes + out * 9 + part, size, mask=is_there)
-    tl.store(found_boxes + out * 9 + 6, tl.load(yaws + own, mask=has_box, other=0.0), mask=is_there)
-    for part in tl.static_range(7, 9):
-        velocity = tl.load(boxes + own * 9 + part, mask=has_box, other=0.0)
-        tl.store(found_boxes + out * 9 + part, velocity, mask=is_there)
+    from_x = tl.where(has_box, x - centre_x, 0.0)
+    from_y = tl.where(has_box, y - centre_y, 0.0)
+    box = found_boxes + out * 9
+    tl.store(box, from_x, mask=is_there)
+    tl.store(box + 1, from_y, mask=is_there)
+    tl.store(box + 2, depth, mask=is_there)
+    tl.store(box + 3, size_0, mask=is_there)
+    tl.store(box + 4, size_1, mask=is_there)
+    tl.store(box + 5, size_2, mask=is_there)
+    tl.store(box + 6, tl.where(has_box, yaw - _atan2(towards_x, towards_z), 0.0), mask=is_there)
+    tl.store(box + 7, velocity_0, mask=is_there)
+    tl.store(box + 8, velocity_1, mask=is_there)
     relative = tl.sqrt(from_x * from_x + from_y * from_y) / (WIDTH * stride * RADIUS)
     tl.store(found_centerness + out, tl.where(has_box, tl.exp(relative * SLOPE), 0.0), mask=is_there)

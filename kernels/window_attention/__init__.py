@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from steptune.kernels.triton_device import is_traced
 from steptune.kernels.window_attention import launch
 from steptune.kernels.window_attention.geometry import Geometry
 from steptune.kernels.window_attention.reference import window_attention as reference
@@ -68,7 +68,7 @@ def window_attention(
     if reason is not None:
         raise ValueError(f"window_attention {reason}")
     seed = torch.randint(0, 2**31 - 1, (1,), device=qkv_bhwc.device) if dropout else None
-    function: Callable[..., Any] = _forward if _is_traced(qkv_bhwc) else FusedWindowAttention.apply
+    function: Callable[..., Any] = _forward if is_traced(qkv_bhwc) else FusedWindowAttention.apply
     values: Tensor = function(
         qkv_bhwc,
         table_rh,
@@ -81,18 +81,6 @@ def window_attention(
         dropout,
     )
     return values
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Tell whether calls are recorded or transformed, which needs the operator: dispatching it takes the host longer
-    than the device takes a small batch.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or is_in_torch_dispatch_mode()
-        or torch._C._are_functorch_transforms_active()
-        or type(tensor) not in (Tensor, torch.nn.Parameter)
-    )
 
 
 def _run_forward(
@@ -157,7 +145,7 @@ def _plan(
         cosine,
         qkv_bias is not None,
         seed is not None,
-        launch.precision(),
+        launch.precision(qkv.dtype),
     )
 
 
@@ -267,7 +255,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    run = _backward if _is_traced(grad_out) else _run_backward
+    run = _backward if is_traced(grad_out) else _run_backward
     saved = ctx.saved_tensors  # asked for once: activation checkpointing gives each tensor once
     grad_qkv, grad_table, grad_scale, grad_bias = run(grad_out, *saved, *ctx.settings)
     has_bias, cosine = saved[3] is not None, ctx.settings[2]

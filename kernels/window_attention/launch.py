@@ -62,13 +62,15 @@ class Plan:
         """Launch a kernel, always the same of a plan.
 
         Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
-        than the device. Here the code is found by those that can still differ, and launched as Triton does it.
+        than the device. Here the code is found by those that can still differ, and launched as Triton does it, with
+        addresses: of each tensor Triton would ask its address again, and the driver for that of the address.
 
         Args:
             tensors: First arguments; `numbers`, the others.
         """
-        device = torch.cuda.current_device() if tensors[0].is_cuda else -1
-        key = (device, *numbers, *[(a.dtype, a.data_ptr() % 16) for a in tensors])
+        device = tensors[0].get_device()  # -1 of a CPU
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (device, *numbers, *[tensor.dtype for tensor in tensors], *[address & 15 for address in addresses])
         code = self.compiled.get(key)
         if code is None:
             code = kernel[self.grid](*tensors, *numbers, **self.constants, **self.options)
@@ -83,7 +85,7 @@ class Plan:
             None,
             None,
             None,
-            *tensors,
+            *addresses,
             *numbers,
             *self.constants.values(),
         )
@@ -107,6 +109,8 @@ def dense_map(tensor: Tensor) -> Tensor:
 
     The channels of a pixel lie side by side; pixels may lie apart, as those of a slice of channels do.
     """
+    if tensor.is_contiguous():
+        return tensor
     _, height, width, _ = tensor.shape
     pixel = tensor.stride(2)
     dense = tensor.stride() == (height * width * pixel, width * pixel, pixel, 1)
@@ -208,6 +212,6 @@ def plan_of_table_gradient(heads: int, rows: int, columns: int, num_parts: int) 
     )
 
 
-def precision() -> str:
-    """Choose how products in FP32 are computed, as `torch.backends.cuda.matmul.allow_tf32` has it."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+def precision(dtype: torch.dtype) -> str:
+    """Choose how products are computed: those in FP32 as `torch.backends.cuda.matmul.allow_tf32` has it."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -24,6 +24,10 @@ WORKLOADS = {
 }
 
 
+YAW_ERROR = 5e-7
+"""Error of the polynomial, and of rounding numbers up to pi to FP32 twice."""
+
+
 def losses_and_gradients(name: str, *, with_kernel: bool) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
     """Losses of some batches, of which some images have no box, and their gradients."""
     torch.manual_seed(0)
@@ -135,6 +139,22 @@ def test_targets_of_few_points_many_boxes_and_boxes_outside(
     assert bool((found.label == 3).all()) or not shift
     for name in ("distances", "box", "centerness"):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-5)
+
+
+def test_the_local_yaw_is_that_of_atan2_in_every_direction() -> None:
+    """The kernel has an arc tangent of its own: all octants, their borders, and a box at the camera."""
+    around = torch.arange(64) * (2 * torch.pi / 64)
+    x, z = (torch.cat([25 * turned, torch.zeros(1)]).round(decimals=5) + 0.0 for turned in (around.sin(), around.cos()))
+    box = torch.zeros(1, len(x), 9)
+    box[0, :, 0], box[0, :, 2] = x, z
+    places = torch.stack([16.0 * torch.arange(len(x)), torch.zeros(len(x))], dim=1)
+    points = fcos3d.Points(places, *(torch.full((len(x),), value) for value in (8.0, -1.0, 48.0)))
+    corners = torch.cat([places - 4, places + 4], dim=1)[None]
+    label = torch.zeros(1, len(x), dtype=torch.int64)
+    found = fcos3d.targets(points, fcos3d.Scenes(corners, label, label, places[None], box[..., 2], box), 1, 1)
+    assert not found.label.any()
+    exact = -torch.atan2(x.double(), z.double())
+    assert (found.box[0, :, 6] - exact).abs().max() < YAW_ERROR
 
 
 def test_targets_of_more_boxes_than_the_kernel_looks_at_are_refused_with_the_way_out() -> None:

@@ -16,7 +16,8 @@ trainings were written after all limits were fixed.
     python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
     python benchmarks/guard_power.py --from rows.bin --only Causal Patches --rows rows.bin    # runs some anew
 
-The whole takes 13 minutes of one core; parts run side by side (`--only`) and are joined by `--from`.
+The whole takes 13 minutes of one core. Trainings and seeds run side by side (`--processes`), with the same results;
+parts that were run apart (`--only`) are joined by `--from`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -447,18 +450,27 @@ class Kept(Record):
     steps: dict[str, int]
 
 
-def run_all(
-    chosen: Sequence[type[Training]], unseen: bool, seeds: Sequence[int], folder: Path
-) -> Iterator[tuple[list[Run], dict[str, int]]]:
-    """Runs and steps of one training after the other."""
-    for training in chosen:
-        for seed in seeds:
-            bench = Bench(training, folder / f"{training.__name__}-{seed}", seed)
-            yield list(bench.runs(FAULTS if seed == 0 else ())), bench.steps
-            print(training.__name__, seed, bench.steps, flush=True)
-    for training, faults in UNSEEN.items() if unseen else ():
-        bench = Bench(training, folder / training.__name__)
-        yield list(bench.runs((*faults, *LATEST.get(training, ())))), bench.steps
+def run_all(parts: Sequence[tuple[str, int]], num_processes: int) -> Iterator[tuple[int, Kept]]:
+    """Runs of each part, a training and its seed, with the part's place, as they come."""
+    numbered = list(enumerate(parts))
+    if num_processes == 1:
+        yield from map(_run_part, numbered)
+        return
+    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        yield from pool.imap_unordered(_run_part, sorted(numbered, key=lambda part: part[1][1]))  # faults first
+
+
+def _run_part(part: tuple[int, tuple[str, int]]) -> tuple[int, Kept]:
+    place, (name, seed) = part
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    training = next(training for training in (*TRAININGS, *UNSEEN) if training.__name__ == name)
+    faults = (*UNSEEN[training], *LATEST.get(training, ())) if training in UNSEEN else FAULTS
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(training, Path(folder), seed)
+        runs = list(bench.runs(faults if seed == 0 else ()))
+    print(name, seed, bench.steps, flush=True)
+    return place, Kept(runs=runs, steps=bench.steps)
 
 
 def main() -> None:
@@ -471,21 +483,24 @@ def main() -> None:
     )
     parser.add_argument("--unseen", action="store_true", help="run the third block")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="above 0 correct changes alone are run")
+    parser.add_argument("--processes", type=int, default=1, help="side by side")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = (
         arguments.only if arguments.only is not None else [] if arguments.source else [t.__name__ for t in TRAININGS]
     )
-    chosen = [t for t in TRAININGS if t.__name__ in wanted]
-    kept = Kept(runs=[], steps={})
-    for source in arguments.source:
-        kept = _joined(kept, msgspec.msgpack.decode(source.read_bytes(), type=Kept))
-    with tempfile.TemporaryDirectory() as folder:
-        for runs, steps in run_all(chosen, arguments.unseen, arguments.seeds, Path(folder)):
-            kept = _joined(kept, Kept(runs=runs, steps=steps))
-            if arguments.rows:
-                arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
+    chosen = [t.__name__ for t in TRAININGS if t.__name__ in wanted]
+    parts = [*itertools.product(chosen, arguments.seeds), *((t.__name__, 0) for t in UNSEEN if arguments.unseen)]
+    source = Kept(runs=[], steps={})
+    for path in arguments.source:
+        source = _joined(source, msgspec.msgpack.decode(path.read_bytes(), type=Kept))
+    kept, come = source, {}
+    for place, found in run_all(parts, arguments.processes):
+        come[place] = found
+        kept = reduce(_joined, (come[place] for place in sorted(come)), source)
+        if arguments.rows:
+            arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
     seeds = " ".join(str(seed) for seed in sorted({run.seed for run in kept.runs}))
     result = {
         **stamp(f"python benchmarks/guard_power.py --unseen --seeds {seeds}", ("tuner", "tests", "benchmarks")),

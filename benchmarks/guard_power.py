@@ -10,7 +10,8 @@ nothing (gradients that clipping never reaches, not clipped; outputs that are la
 none: ten steps in FP64 end where those of the training end. Correct changes are tried with further seeds as well.
 
 The third block has trainings and faults that are in neither half (`tests/guarded_unseen.py`); the latest faults of its
-trainings were written after all limits were fixed.
+trainings were written after all limits were fixed. The fresh block (`tests/guarded_fresh.py`) has trainings, faults and
+correct changes that were written after all rules, too; no fit has seen it.
 
     python benchmarks/guard_power.py --unseen --seeds 0 1 2 --rows rows.bin    # writes results/guard_power.json
     python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
@@ -44,6 +45,7 @@ from stamp import RESULTS, hardware, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from guarded import BF16, FP32, PROTOCOL, Study, make_study
+from guarded_fresh import FRESH
 from guarded_trainings import FAULTS, TRAININGS, Fault, Training
 from guarded_unseen import LATEST, UNSEEN
 
@@ -84,9 +86,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation_checkpointing": {"every": 1}},
     "channels last": {"memory_format": {"layout": "channels_last"}},
 }
-COUPLED = ("Convolutional", "Contrastive", "Queued")
+COUPLED = ("Convolutional", "Contrastive", "Queued", "TwoTower")
 """Samples of a batch depend on one another: micro-batches are another training."""
-RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches")
+RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches", "Transducer")
+BLOCKS = {**UNSEEN, **FRESH}
+"""Trainings with faults of their own."""
 SIXTEEN_BITS = "16 bits"
 """Part of faults that only a model in 16 bits has."""
 
@@ -388,7 +392,9 @@ def largest_of_correct(runs: list[Run], half: str) -> dict[str, dict[str, float]
 
 def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
     known = {training.__name__ for training in TRAININGS}
-    seen, unseen = [r for r in runs if r.training in known], [r for r in runs if r.training not in known]
+    new = {training.__name__ for training in FRESH}
+    seen, fresh = [r for r in runs if r.training in known], [r for r in runs if r.training in new]
+    unseen = [r for r in runs if r.training not in known | new]
     latest = {fault.name for faults in LATEST.values() for fault in faults}
     faults = real_faults(seen)
     missed = Counter((run.name, run.context) for run in faults if run.moves > 1 and not run.rejected)
@@ -409,6 +415,7 @@ def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
         "material_missed": [f"{name} ({context}): {count}" for (name, context), count in missed.items()],
         "unseen": unseen_of([run for run in unseen if run.name not in latest]),
         "latest": unseen_of([run for run in unseen if run.name in latest]),
+        "fresh": unseen_of(fresh),
     }
 
 
@@ -422,7 +429,7 @@ def steps_of(runs: Iterable[Run]) -> dict[str, int]:
 
 
 def unseen_of(runs: list[Run]) -> dict[str, Any]:
-    """Counts of the third block, which no limit was fitted on and nobody saw before limits were fixed."""
+    """Counts of a block that no limit was fitted on and nobody saw before limits were fixed."""
     faults = real_faults(runs)
     correct = [run for run in runs if not run.part]
     return {
@@ -464,8 +471,8 @@ def _run_part(part: tuple[int, tuple[str, int]]) -> tuple[int, Kept]:
     place, (name, seed) = part
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    training = next(training for training in (*TRAININGS, *UNSEEN) if training.__name__ == name)
-    faults = (*UNSEEN[training], *LATEST.get(training, ())) if training in UNSEEN else FAULTS
+    training = next(training for training in (*TRAININGS, *BLOCKS) if training.__name__ == name)
+    faults = (*BLOCKS[training], *LATEST.get(training, ())) if training in BLOCKS else FAULTS
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(training, Path(folder), seed)
         runs = list(bench.runs(faults if seed == 0 else ()))
@@ -481,7 +488,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", default=None, help="trainings that are run; default all, or none beside --from"
     )
-    parser.add_argument("--unseen", action="store_true", help="run the third block")
+    parser.add_argument("--unseen", action="store_true", help="run the third block and the fresh one")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="above 0 correct changes alone are run")
     parser.add_argument("--processes", type=int, default=1, help="side by side")
     arguments = parser.parse_args()
@@ -491,7 +498,8 @@ def main() -> None:
         arguments.only if arguments.only is not None else [] if arguments.source else [t.__name__ for t in TRAININGS]
     )
     chosen = [t.__name__ for t in TRAININGS if t.__name__ in wanted]
-    parts = [*itertools.product(chosen, arguments.seeds), *((t.__name__, 0) for t in UNSEEN if arguments.unseen)]
+    blocks = {t.__name__ for t in BLOCKS if arguments.unseen or t.__name__ in wanted}
+    parts = [*itertools.product(chosen, arguments.seeds), *((t.__name__, 0) for t in BLOCKS if t.__name__ in blocks)]
     source = Kept(runs=[], steps={})
     for path in arguments.source:
         source = _joined(source, msgspec.msgpack.decode(path.read_bytes(), type=Kept))
@@ -510,7 +518,7 @@ def main() -> None:
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:
         print(row)
-    print(result["steps"], result["material_missed"], result["unseen"], sep="\n")
+    print(result["steps"], result["material_missed"], result["unseen"], result["fresh"], sep="\n")
 
 
 def _joined(first: Kept, second: Kept) -> Kept:

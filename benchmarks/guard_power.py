@@ -226,7 +226,7 @@ class Bench:
         try:
             with counted() as count:
                 judged = study.judged(study.job(planted(), **choices), unit_roundoff=roundoff, choices=choices)
-        except (SteptuneError, RuntimeError, TypeError):  # the optimizer has no such form, the CPU no such kernel
+        except (SteptuneError, RuntimeError, TypeError, KeyError):  # no such form, no such kernel, a state that is gone
             return
         checks = {check.name: check for check in judged.checks}
         gradients, twin, state = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), 0.0

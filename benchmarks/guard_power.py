@@ -10,13 +10,15 @@ nothing (gradients that clipping never reaches, not clipped; outputs that are la
 none: ten steps in FP64 end where those of the training end. Correct changes are tried with further seeds as well.
 
 The third block has trainings and faults that are in neither half (`tests/guarded_unseen.py`); the latest faults of its
-trainings were written after all limits were fixed.
+trainings were written after all limits were fixed. The fresh block (`tests/guarded_fresh.py`) has trainings, faults and
+correct changes that were written after all rules, too; no fit has seen it.
 
     python benchmarks/guard_power.py --unseen --seeds 0 1 2 --rows rows.bin    # writes results/guard_power.json
     python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
     python benchmarks/guard_power.py --from rows.bin --only Causal Patches --rows rows.bin    # runs some anew
 
-The whole takes 13 minutes of one core; parts run side by side (`--only`) and are joined by `--from`.
+The whole takes 13 minutes of one core. Trainings and seeds run side by side (`--processes`), with the same results;
+parts that were run apart (`--only`) are joined by `--from`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,7 @@ from stamp import RESULTS, hardware, stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from guarded import BF16, FP32, PROTOCOL, Study, make_study
+from guarded_fresh import FRESH
 from guarded_trainings import FAULTS, TRAININGS, Fault, Training
 from guarded_unseen import LATEST, UNSEEN
 
@@ -81,9 +86,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation_checkpointing": {"every": 1}},
     "channels last": {"memory_format": {"layout": "channels_last"}},
 }
-COUPLED = ("Convolutional", "Contrastive", "Queued")
+COUPLED = ("Convolutional", "Contrastive", "Queued", "TwoTower")
 """Samples of a batch depend on one another: micro-batches are another training."""
-RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches")
+RANDOM = ("Causal", "Patches", "Tied", "MaskedPatches", "Transducer")
+BLOCKS = {**UNSEEN, **FRESH}
+"""Trainings with faults of their own."""
 SIXTEEN_BITS = "16 bits"
 """Part of faults that only a model in 16 bits has."""
 
@@ -219,7 +226,7 @@ class Bench:
         try:
             with counted() as count:
                 judged = study.judged(study.job(planted(), **choices), unit_roundoff=roundoff, choices=choices)
-        except (SteptuneError, RuntimeError, TypeError):  # the optimizer has no such form, the CPU no such kernel
+        except (SteptuneError, RuntimeError, TypeError, KeyError):  # no such form, no such kernel, a state that is gone
             return
         checks = {check.name: check for check in judged.checks}
         gradients, twin, state = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), 0.0
@@ -385,7 +392,9 @@ def largest_of_correct(runs: list[Run], half: str) -> dict[str, dict[str, float]
 
 def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
     known = {training.__name__ for training in TRAININGS}
-    seen, unseen = [r for r in runs if r.training in known], [r for r in runs if r.training not in known]
+    new = {training.__name__ for training in FRESH}
+    seen, fresh = [r for r in runs if r.training in known], [r for r in runs if r.training in new]
+    unseen = [r for r in runs if r.training not in known | new]
     latest = {fault.name for faults in LATEST.values() for fault in faults}
     faults = real_faults(seen)
     missed = Counter((run.name, run.context) for run in faults if run.moves > 1 and not run.rejected)
@@ -406,6 +415,7 @@ def result_of(runs: list[Run], steps: Mapping[str, int]) -> dict[str, Any]:
         "material_missed": [f"{name} ({context}): {count}" for (name, context), count in missed.items()],
         "unseen": unseen_of([run for run in unseen if run.name not in latest]),
         "latest": unseen_of([run for run in unseen if run.name in latest]),
+        "fresh": unseen_of(fresh),
     }
 
 
@@ -419,7 +429,7 @@ def steps_of(runs: Iterable[Run]) -> dict[str, int]:
 
 
 def unseen_of(runs: list[Run]) -> dict[str, Any]:
-    """Counts of the third block, which no limit was fitted on and nobody saw before limits were fixed."""
+    """Counts of a block that no limit was fitted on and nobody saw before limits were fixed."""
     faults = real_faults(runs)
     correct = [run for run in runs if not run.part]
     return {
@@ -447,18 +457,27 @@ class Kept(Record):
     steps: dict[str, int]
 
 
-def run_all(
-    chosen: Sequence[type[Training]], unseen: bool, seeds: Sequence[int], folder: Path
-) -> Iterator[tuple[list[Run], dict[str, int]]]:
-    """Runs and steps of one training after the other."""
-    for training in chosen:
-        for seed in seeds:
-            bench = Bench(training, folder / f"{training.__name__}-{seed}", seed)
-            yield list(bench.runs(FAULTS if seed == 0 else ())), bench.steps
-            print(training.__name__, seed, bench.steps, flush=True)
-    for training, faults in UNSEEN.items() if unseen else ():
-        bench = Bench(training, folder / training.__name__)
-        yield list(bench.runs((*faults, *LATEST.get(training, ())))), bench.steps
+def run_all(parts: Sequence[tuple[str, int]], num_processes: int) -> Iterator[tuple[int, Kept]]:
+    """Runs of each part, a training and its seed, with the part's place, as they come."""
+    numbered = list(enumerate(parts))
+    if num_processes == 1:
+        yield from map(_run_part, numbered)
+        return
+    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        yield from pool.imap_unordered(_run_part, sorted(numbered, key=lambda part: part[1][1]))  # faults first
+
+
+def _run_part(part: tuple[int, tuple[str, int]]) -> tuple[int, Kept]:
+    place, (name, seed) = part
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    training = next(training for training in (*TRAININGS, *BLOCKS) if training.__name__ == name)
+    faults = (*BLOCKS[training], *LATEST.get(training, ())) if training in BLOCKS else FAULTS
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(training, Path(folder), seed)
+        runs = list(bench.runs(faults if seed == 0 else ()))
+    print(name, seed, bench.steps, flush=True)
+    return place, Kept(runs=runs, steps=bench.steps)
 
 
 def main() -> None:
@@ -469,23 +488,27 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", default=None, help="trainings that are run; default all, or none beside --from"
     )
-    parser.add_argument("--unseen", action="store_true", help="run the third block")
+    parser.add_argument("--unseen", action="store_true", help="run the third block and the fresh one")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="above 0 correct changes alone are run")
+    parser.add_argument("--processes", type=int, default=1, help="side by side")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = (
         arguments.only if arguments.only is not None else [] if arguments.source else [t.__name__ for t in TRAININGS]
     )
-    chosen = [t for t in TRAININGS if t.__name__ in wanted]
-    kept = Kept(runs=[], steps={})
-    for source in arguments.source:
-        kept = _joined(kept, msgspec.msgpack.decode(source.read_bytes(), type=Kept))
-    with tempfile.TemporaryDirectory() as folder:
-        for runs, steps in run_all(chosen, arguments.unseen, arguments.seeds, Path(folder)):
-            kept = _joined(kept, Kept(runs=runs, steps=steps))
-            if arguments.rows:
-                arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
+    chosen = [t.__name__ for t in TRAININGS if t.__name__ in wanted]
+    blocks = {t.__name__ for t in BLOCKS if arguments.unseen or t.__name__ in wanted}
+    parts = [*itertools.product(chosen, arguments.seeds), *((t.__name__, 0) for t in BLOCKS if t.__name__ in blocks)]
+    source = Kept(runs=[], steps={})
+    for path in arguments.source:
+        source = _joined(source, msgspec.msgpack.decode(path.read_bytes(), type=Kept))
+    kept, come = source, {}
+    for place, found in run_all(parts, arguments.processes):
+        come[place] = found
+        kept = reduce(_joined, (come[place] for place in sorted(come)), source)
+        if arguments.rows:
+            arguments.rows.write_bytes(msgspec.msgpack.encode(kept))
     seeds = " ".join(str(seed) for seed in sorted({run.seed for run in kept.runs}))
     result = {
         **stamp(f"python benchmarks/guard_power.py --unseen --seeds {seeds}", ("tuner", "tests", "benchmarks")),
@@ -495,7 +518,7 @@ def main() -> None:
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:
         print(row)
-    print(result["steps"], result["material_missed"], result["unseen"], sep="\n")
+    print(result["steps"], result["material_missed"], result["unseen"], result["fresh"], sep="\n")
 
 
 def _joined(first: Kept, second: Kept) -> Kept:

@@ -107,7 +107,7 @@ class Planted(Strategy):
     name = "planted"
     summary = "a fault that a script of the tests reads from its environment"
     defaults: ClassVar[Choice] = {"fault": "none"}
-    values: ClassVar = {"fault": ("none", "rate", "gradients", "data", "order", "state", "raises")}
+    values: ClassVar = {"fault": ("none", "rate", "gradients", "data", "order", "state", "between", "raises")}
     attacks: ClassVar = (Category.OPTIMIZER,)
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:

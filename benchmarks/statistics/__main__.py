@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -43,16 +43,16 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2000, help="of each row")
     parser.add_argument("--only", nargs="*", choices=FIT, help="noise processes; a part of a half is not written")
     parser.add_argument("--processes", type=int, default=2, help="side by side")
+    parser.add_argument("--rows", type=Path, help="JSON lines that grow as rows come; those that are there are kept")
     parser.add_argument("--label", default="product", help="of these rows, beside those that are kept")
     parser.add_argument("--out", type=Path, default=RESULTS / "statistics.json")
     arguments = parser.parse_args()
     cells = list(itertools.product(arguments.only or FIT, BLOCKS, GAINS))
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        rows = list(pool.map(row, *zip(*((arguments.half, *cell, arguments.studies) for cell in cells), strict=True)))
+    rows = made_rows(arguments.half, cells, arguments.studies, arguments.processes, arguments.rows)
     table = markdown(rows)
     print(table)
     if arguments.half == "report" and not arguments.only:
-        command = " ".join(["python", "benchmarks/statistics", *sys.argv[1:]])
+        command = f"python benchmarks/statistics --studies {arguments.studies}"
         made = {
             **stamp(command),
             "hardware": hardware(describe_environment("cpu", Path(tempfile.gettempdir()), 1)),
@@ -62,6 +62,24 @@ def main() -> None:
         kept[arguments.label] = made
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
         arguments.out.with_suffix(".md").write_text(page(kept))
+
+
+def made_rows(half: str, cells: list[tuple], studies: int, num_processes: int, kept: Path | None) -> list[dict]:
+    """Rows of all cells in their order, those of most blocks first made."""
+    lines = kept.read_text().splitlines() if kept is not None and kept.exists() else []
+    known = {_cell(row): row for row in map(json.loads, lines) if row["studies"] == studies}
+    missing = sorted((cell for cell in cells if cell not in known), key=lambda cell: -cell[1])
+    with ProcessPoolExecutor(num_processes) as pool:
+        for made in as_completed([pool.submit(row, half, *cell, studies) for cell in missing]):
+            known[_cell(made.result())] = made.result()
+            if kept is not None:
+                with kept.open("a") as file:
+                    file.write(json.dumps(made.result()) + "\n")
+    return [known[cell] for cell in cells]
+
+
+def _cell(row: dict) -> tuple:
+    return row["process"], row["blocks"], row["gain"]
 
 
 def row(half: str, process: str, blocks: int, gain: float, studies: int) -> dict:

@@ -120,7 +120,14 @@ def test_the_script_of_the_faults_passes_without_one(faulty: Trials) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("rate", "update"), ("gradients", "gradient"), ("data", "loader"), ("order", "loader"), ("state", "state")],
+    [
+        ("rate", "update"),
+        ("between", "update"),
+        ("gradients", "gradient"),
+        ("data", "loader"),
+        ("order", "loader"),
+        ("state", "state"),
+    ],
 )
 def test_a_candidate_that_trains_otherwise_is_rejected(fault: str, kind: str, faulty: Trials) -> None:
     """The check that is there for the fault rejects it."""

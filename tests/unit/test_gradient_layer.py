@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from guarded import BF16, FP32, PROTOCOL, Study, WithInfinities, make_study, neutral_choices
+from guarded_fresh import FRESH, Student, Transducer
 from guarded_trainings import (
     FAULTS,
     Causal,
@@ -135,6 +136,16 @@ def test_a_fault_below_the_rounding_of_16_bits_is_seen_where_precision_is_taken_
     assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
     failed = study.failed(study.job(planted(fault, Regression), **O1), unit_roundoff=BF16, choices=O1)
     assert "gradients in FP32" in failed
+
+
+def test_a_teacher_s_part_of_the_loss_is_seen_though_it_begins_as_its_student(tmp_path: Path) -> None:
+    short = replace(PROTOCOL, num_curve=0)
+    study = make_study(tmp_path / "study", Student, protocol=short, unit_roundoffs=(BF16,), choices=O1)
+    assert study.failed(study.job(**O1), unit_roundoff=BF16, choices=O1) == []
+    fault = next(fault for fault in FRESH[Student] if fault.name == "teacher weighted by 0.45")
+    faulty = fault.plant(Student)
+    assert faulty is not None
+    assert "gradients in FP32" in study.failed(study.job(faulty(), **O1), unit_roundoff=BF16, choices=O1)
 
 
 def test_a_step_that_rounding_turns_over_brings_gradients_as_far_as_parameters(tmp_path: Path) -> None:
@@ -349,6 +360,16 @@ def test_only_modules_that_set_inputs_to_zero_at_random_shares_are_masks(causal:
     names = set(causal.reference.masks)
     assert names == {"blocks.0.dropout", "blocks.1.dropout"}
     assert all(masks.scale == pytest.approx(1 / 0.9, rel=1e-3) for masks in causal.reference.masks.values())
+
+
+def test_a_dropout_that_is_called_and_no_module_is_counted(tmp_path: Path) -> None:
+    study = make_study(tmp_path / "study", Transducer, protocol=PROTOCOL, unit_roundoffs=(BF16,))
+    assert set(study.reference.masks) == {"dropout called in the model"}
+    assert study.failed(study.job(**O1), unit_roundoff=BF16) == []
+    fault = next(fault for fault in FRESH[Transducer] if fault.name == "dropout 0.15 in place of 0.2")
+    faulty = fault.plant(Transducer)
+    assert faulty is not None
+    assert study.failed(study.job(faulty(), **O1), unit_roundoff=BF16) == ["rate of masks"]
 
 
 class Wide(torch.nn.Module):

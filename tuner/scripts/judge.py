@@ -26,11 +26,12 @@ from steptune.tuner.guard.curves import (
     deviations,
     widest,
 )
-from steptune.tuner.guard.gradients import KINDS, limits_of, measure_noise, scores, worst_of
+from steptune.tuner.guard.gradients import KINDS, at_distance, limits_of, measure_noise, scores, worst_of
 from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, UpdateRule, worst_deviation
 from steptune.tuner.records import GuardCheck, GuardVerdict
 from steptune.tuner.scripts.guard_files import JudgeRequest
 from steptune.tuner.scripts.own_process import answer
+from steptune.tuner.scripts.seen_weights import changes_between, distances_from
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
@@ -156,9 +157,30 @@ class _Judgement:
             deviation = worst_deviation(rule, [_seen_step(update) for update in found[key]])
             if worst is None or deviation.score > worst.score:
                 worst = deviation
+        self._check_between()
         if worst is not None:
             detail = told_deviation(worst) if worst.name else ""
             self._checks.append(gated("replayed update", "update", worst.score, LIMIT, detail, True))
+
+    def _check_between(self) -> None:
+        """Check that nothing but updates changes weights, where today's settings leave them alone."""
+        number = self._request.num_steps
+        found = changes_between(*(s["steps"][:number] for s in (self._reference, self._repeated, self._candidate)))
+        if not found.is_compared:
+            self._notes.append("weights between updates: the loop changes them itself")
+            return
+        detail = (
+            f"{found.name} changes by {found.score:.2g} last digits between its updates of steps {found.step} and "
+            f"{found.step + 1}; today's settings leave it alone there"
+            if found.name
+            else ""
+        )
+        self._checks.append(gated("weights between updates", "update", found.score, LIMIT, detail, True))
+
+    @property
+    def _has_right_updates(self) -> bool:
+        updates = {check.name: check.passed for check in self._checks if check.kind == "update"}
+        return "replayed update" in updates and all(updates.values())
 
     def _check_tensors(self, name: str, kind: str, of_step: Any, kinds: Sequence[str]) -> None:
         wanted = [of_step(step) for step in self._reference["steps"]]
@@ -169,6 +191,10 @@ class _Judgement:
         again = [of_step(step) for step in self._repeated["steps"]]
         exact = (0, *range(self._request.num_steps, len(wanted)))
         noise = measure_noise(wanted, runs, again, unit_roundoff=self._unit, exact=exact)
+        if kind == "gradient" and self._has_right_updates:
+            steps = [run["steps"] for run in self._disturbed[unit]]
+            far = distances_from(self._reference["steps"], steps, self._candidate["steps"])
+            noise = at_distance(noise, far, exact)
         found = [of_step(step) for step in self._candidate["steps"]]
         limits = limits_of(self._unit)
         seen = scores(wanted, noise, found, limits=limits, exact=exact, may_turn=kind == "gradient")

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.mask_rates import SCALE_LIMIT, ModuleMasks
@@ -29,10 +30,11 @@ def why_not_counted(job: TrainingJob) -> str | None:
 
 
 class MaskWatch:
-    """Looks at what every innermost module makes of its input, draw by draw."""
+    """Looks at what every innermost module makes of its input, draw by draw, and `dropout` of what others give it."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
+        self._inside: list[tuple[str, Any]] = []
         self._rates: dict[str, list[float]] = {}
         self._counts: dict[str, int] = {}
         self._scales: dict[str, list[float]] = {}
@@ -49,11 +51,16 @@ class MaskWatch:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Watch one draw, however many micro-batches it has."""
-        self._draw = {}
-        innermost = [(name, m) for name, m in self._model.named_modules() if next(m.children(), None) is None]
-        handles = [m.register_forward_hook(self._hook(name)) for name, m in innermost]
+        self._draw, self._inside = {}, []
+        handles = []
+        for name, module in self._model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(self._leave))
+            if next(module.children(), None) is None:
+                handles.append(module.register_forward_hook(self._hook(name)))
         try:
-            yield
+            with self._functions():
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -68,25 +75,53 @@ class MaskWatch:
         """Nothing: masks of an attempt that was skipped are drawn like others."""
 
     def _hook(self, name: str) -> Any:
+        return _not_compiled(lambda module, arguments, output: self._look(name, arguments, output))
+
+    def _look(self, name: str, arguments: Any, output: Any) -> None:
         import torch
 
-        def look(module: Any, arguments: Any, output: Any) -> None:
-            if not arguments or not _alike(arguments[0], output):
-                return
-            given = arguments[0]
-            before, after = _sampled(given), _sampled(output)
-            live, gone = before != 0, after == 0
-            negative = before < 0
-            if not bool(live.any()) or (bool(negative.any()) and torch.equal(gone & live, negative)):
-                return  # what a sign decides is a rectifier's doing
-            count, zeros = self._draw.get(name, (0, 0))
-            self._draw[name] = count + int(live.sum()), zeros + int((live & gone).sum())
-            if bool((live & ~gone).any()):
-                kept = live & ~gone
-                self._scales.setdefault(name, []).append(_scale(after[kept] / before[kept]))
+        if not arguments or not _alike(arguments[0], output):
+            return
+        given = arguments[0]
+        before, after = _sampled(given), _sampled(output)
+        live, gone = before != 0, after == 0
+        negative = before < 0
+        if not bool(live.any()) or (bool(negative.any()) and torch.equal(gone & live, negative)):
+            return  # what a sign decides is a rectifier's doing
+        count, zeros = self._draw.get(name, (0, 0))
+        self._draw[name] = count + int(live.sum()), zeros + int((live & gone).sum())
+        if bool((live & ~gone).any()):
+            kept = live & ~gone
+            self._scales.setdefault(name, []).append(_scale(after[kept] / before[kept]))
 
-        # A function that the user compiles may call the module: its graph ends here.
-        return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
+    def _enter(self, name: str, module: Any, arguments: Any) -> None:
+        self._inside.append((name, module))
+
+    def _leave(self, module: Any, arguments: Any, output: Any) -> None:
+        self._inside.pop()
+
+    def _functions(self) -> Any:
+        """Watch calls of `dropout` beside those of its module."""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        watch, dropout, own = self, torch.nn.functional.dropout, torch.nn.modules.dropout._DropoutNd
+
+        class Calls(TorchFunctionMode):
+            def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+                output = function(*arguments, **(named or {}))
+                name, module = watch._inside[-1] if watch._inside else ("the loss", None)
+                if function is dropout and not isinstance(module, own):
+                    given = arguments or (named["input"],)
+                    watch._look(f"dropout called in {name or 'the model'}", given, output)
+                return output
+
+        return Calls()
+
+
+def _not_compiled(look: Any) -> Any:
+    """A function that the user compiles may call the module: its graph ends here."""
+    return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
 
 
 def _alike(given: Any, output: Any) -> bool:

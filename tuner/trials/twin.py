@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.curves import Protocol
@@ -21,11 +20,15 @@ from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.precision.strategy import Precision
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.fp32_products import without_tf32
-from steptune.tuner.training.initial_state import build_initialised
+from steptune.tuner.training.initial_state import build_initialised, named_state
+from steptune.tuner.training.job import unwrapped
+from steptune.tuner.training.sharding import laid_out_as
+from steptune.tuner.training.tensor_file import map_tensors
 from steptune.tuner.trials.disturbance import Disturbance
 from steptune.tuner.trials.gradient_watch import GradientWatch, set_initial_state
 from steptune.tuner.trials.guard_protocol import WatchedSteps, run_audits
 from steptune.tuner.trials.study_files import StudyFiles
+from steptune.tuner.trials.update_watch import sampled
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 
+DISPLACEMENT = 0.02
+"""Relative size of the noise by which copies of parameters are moved."""
 TWIN_DEVICES = ("cpu", "cuda")
 TWIN_DEVICES_OF_RANKS = ("cpu",)
 """Devices on which several ranks have a twin. Where one has no memory for it, the others would wait for it: no GPU is
@@ -84,13 +89,18 @@ def audit(
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
     """Run the audits of a protocol, or its first step where it has none, each from the initial parameters, disturbed
-    where asked.
+    where asked, and with copies of parameters that are moved away from them.
     """
     import torch
 
     watch = GradientWatch(twin)
     steps = WatchedSteps(twin, protocol.randomness, uncompiled=False)
-    restart = partial(set_initial_state, twin, files.initial_state, disturb)
+    copies = _moved_copies(twin, files)
+
+    def restart() -> None:
+        set_initial_state(twin, files.initial_state, disturb)
+        _set(twin, copies)
+
     with without_tf32(), _without_timing_convolutions():
         if protocol.num_audits:
             run_audits(steps, batches, protocol, restart, watch)
@@ -99,6 +109,43 @@ def audit(
             torch.manual_seed(protocol.seed)
             steps.step(batches[0], [watch])
     return watch
+
+
+def _moved_copies(twin: TrainingJob, files: StudyFiles) -> dict[str, torch.Tensor]:
+    """Values, with some noise, of what is not trained and begins as a parameter's copy, like an average of weights.
+
+    A teacher that equals its student gives it no gradient, however it is used.
+    """
+    import torch
+
+    state, _ = map_tensors(files.initial_state)
+    named = [(name, tensor) for name, tensor in named_state(unwrapped(twin.model)) if tensor.is_floating_point()]
+    is_trained = {id(parameter) for parameter in twin.model.parameters() if parameter.requires_grad}
+    looks = {name: sampled(state[name]) for name, _ in named}
+    of_trained = {_content(looks[name]) for name, tensor in named if id(tensor) in is_trained}
+    generator, moved = torch.Generator().manual_seed(0), {}
+    for name, tensor in named:
+        look = looks[name]
+        is_constant = bool((look == look[:1]).all())
+        if id(tensor) not in is_trained and not is_constant and _content(look) in of_trained:
+            noise = torch.randn(state[name].shape, generator=generator)
+            moved[name] = state[name] * (1 + DISPLACEMENT * noise).to(state[name].dtype)
+    return moved
+
+
+def _content(values: torch.Tensor) -> bytes:
+    return values.numpy().tobytes()
+
+
+def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
+    """Set some tensors, alike on all ranks."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in named_state(unwrapped(twin.model)):
+            if name in values:
+                tensor.copy_(laid_out_as(tensor, values[name]))
+    twin.parameters_set()
 
 
 @contextmanager

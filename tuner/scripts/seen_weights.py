@@ -1,0 +1,78 @@
+"""Weights in the guarded steps of a script: their distance from the reference's, and changes of them between updates.
+
+Each update is replayed from the weights before it, so that a change behind an update, like weights that are cut off or
+averaged, is no part of any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steptune.tuner.guard.gradients import distances, measure_distances
+
+Seen = dict[str, Any]
+_ROUNDING = 2.0**-23
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """Change of weights between two updates that the reference does not make.
+
+    Attributes:
+        score: Norm of the change, in last digits of the weights.
+        is_compared: False where the reference's loop changes weights as well.
+    """
+
+    score: float = 0.0
+    name: str = ""
+    step: int = 0
+    is_compared: bool = True
+
+
+def weights_after(steps: Sequence[Seen]) -> list[dict[str, torch.Tensor]]:
+    """Weights after each step, by optimizer and place."""
+    return [
+        {f"{update['number']}.{name}": value for update in step["updates"] for name, value in update["after"].items()}
+        for step in steps
+    ]
+
+
+def distances_from(
+    reference: Sequence[Seen], disturbed: Sequence[Sequence[Seen]], found: Sequence[Seen]
+) -> list[float]:
+    """How many times further from the reference's weights than disturbed runs a candidate is after each step."""
+    wanted = weights_after(reference)
+    noise = measure_distances(wanted, [weights_after(run) for run in disturbed])
+    return distances(wanted, noise, weights_after(found))
+
+
+def changes_between(reference: Sequence[Seen], repeated: Sequence[Seen], found: Sequence[Seen]) -> Between:
+    """The largest change between updates of a tensor that today's settings leave alone there."""
+    known = [{(place, name) for place, name, *_ in _changes(steps)} for steps in (reference, repeated)]
+    worst = Between()
+    for place, name, change, weights in _changes(found):
+        if (place, name) in known[0] | known[1]:
+            continue
+        norm = _ROUNDING * float(weights.norm())
+        score = float(change.norm()) / norm if norm else math.inf
+        if not score <= worst.score:
+            worst = Between(score=score if math.isfinite(score) else math.inf, name=name, step=place)
+    return worst if worst.name or not known[0] else Between(is_compared=False)
+
+
+def _changes(steps: Sequence[Seen]) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:
+    """Changed tensors between one update of an optimizer and its next: place of the first, name, change, weights."""
+    last: dict[int, Seen] = {}
+    for place, step in enumerate(steps, start=1):
+        for update in step["updates"]:
+            before = last.get(update["number"], {"after": {}})
+            for name, weights in before["after"].items():
+                now = update["before"].get(name)
+                if now is not None and not torch.equal(now, weights):
+                    yield place - 1, f"{name} of {update['kind']} {update['number']}", now - weights, weights
+            last[update["number"]] = update

@@ -131,7 +131,7 @@ def why_nothing(choices: Choices) -> str:
 
 
 def print_choices(console: Console, choices: Choices) -> None:
-    """Print which choices are tried, and which need a Workload, with the reason."""
+    """Print which choices are tried, and which need a Workload."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -142,13 +142,11 @@ def print_choices(console: Console, choices: Choices) -> None:
     console.print(table)
     if not choices.need_workload:
         return
-    console.print(Text("needs a Workload (docs/tutorial.md)", style="dim"))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, reason in choices.need_workload.items():
-        table.add_row(Text(f"·  {name}", style="dim"), Text(reason, style="dim"))
-    console.print(table)
+    names = [name for name in choices.need_workload if name not in choices.tried]
+    parts = [name for name in choices.need_workload if name in choices.tried]
+    words = ", ".join([*names, *(f"some of {name}" for name in parts)])
+    why = "`steptune show --all` has each reason, docs/tutorial.md the way"
+    console.print(Text(f"needs a Workload (another {len(choices.need_workload)}): {words}; {why}", style="dim"))
 
 
 def print_start(console: Console, look: Look) -> None:

@@ -160,12 +160,12 @@ def default_device() -> str:
 
 
 def checked_device(wanted: str | None) -> str:
-    """The kind of device that is wanted, else the default one.
+    """The kind of device that is wanted, where one is, else the default one.
 
     Raises:
         ChoiceError: It is no kind, or is not here.
     """
-    if wanted not in (None, *DEVICE_KINDS):
+    if wanted and wanted not in DEVICE_KINDS:
         raise ChoiceError(f"no kind of device is called {wanted!r}: give one of {', '.join(DEVICE_KINDS)}")
     if wanted == "cuda" and default_device() != "cuda":
         raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")

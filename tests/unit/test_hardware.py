@@ -155,4 +155,4 @@ class TestDevice:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(ChoiceError, match="no CUDA device here"):
             checked_device("cuda")
-        assert checked_device(None) == "cpu"
+        assert checked_device(None) == checked_device("") == "cpu"

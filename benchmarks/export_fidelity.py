@@ -20,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -35,7 +37,8 @@ EXAMPLES = {
     "photo": "examples/photo_resnet.py:PhotoResNet",
 }
 SCRIPTS = ROOT / "benchmarks" / "fidelity"
-BIN = ROOT / ".venv-exports-accelerate" / "bin"
+OWN_PYTHON = ROOT / ".venv-exports-accelerate" / "bin" / "python"
+LIBRARY_PACKAGES = ("accelerate", "transformers", "lightning")
 TARGETS = {
     "accelerate": ("accelerate", "accelerate_python"),
     "transformers": ("transformers",),
@@ -60,23 +63,32 @@ def main() -> None:
     parser.add_argument("--measure", type=float, default=8.0, help="seconds of each process")
     parser.add_argument("--out", type=Path, default=RESULTS / "export_fidelity.jsonl", help="one line an example")
     arguments = parser.parse_args()
-    if not (BIN / "accelerate").exists():
-        parser.error("no .venv-exports-accelerate: `make export-environments` makes it")
+    if not OWN_PYTHON.exists() and not all(map(find_spec, LIBRARY_PACKAGES)):
+        parser.error(
+            "no .venv-exports-accelerate, and this Python lacks a library: `make export-environments` makes it"
+        )
     for example in arguments.examples:
         with tempfile.TemporaryDirectory() as folder:
             recommendation = recommended(example, Path(folder), arguments)
-            rates = measure(example, recommendation, Path(folder), arguments)
-        report = {
-            "question": "the part of a recommendation's gain that arrives in other libraries' own loops",
-            **stamp(" ".join(["python", "benchmarks/export_fidelity.py", *sys.argv[1:]]), ("tuner", "benchmarks")),
-            "libraries": {name: exporter_named(formats[0]).version for name, formats in TARGETS.items()},
-            "hardware": hardware(Environment(hardware=recommendation.hardware)),
-            **summary(recommendation, rates),
-            "workload": EXAMPLES[example],
-            "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
-        }
+            rates: list[dict[str, float]] = []
+            for block in measured_blocks(example, recommendation, Path(folder), arguments):
+                rates.append(block)
+                report = reported(example, recommendation, rates)
+                keep(report, arguments.out)  # a run that is cut off leaves what it had
         print(json.dumps({name: value for name, value in report.items() if name != "blocks"}, indent=2))
-        keep(report, arguments.out)
+
+
+def reported(example: str, recommendation: Recommendation, rates: list[dict[str, float]]) -> dict:
+    """One line of the results file."""
+    return {
+        "question": "the part of a recommendation's gain that arrives in other libraries' own loops",
+        **stamp(" ".join(["python", "benchmarks/export_fidelity.py", *sys.argv[1:]]), ("tuner", "benchmarks")),
+        "libraries": {name: exporter_named(formats[0]).version for name, formats in TARGETS.items()},
+        "hardware": hardware(Environment(hardware=recommendation.hardware)),
+        **summary(recommendation, rates),
+        "workload": EXAMPLES[example],
+        "blocks": [{side: round(block[side], 1) for side in SIDES} for block in rates],
+    }
 
 
 def keep(report: dict, path: Path) -> None:
@@ -109,9 +121,9 @@ def recommended(example: str, folder: Path, arguments: argparse.Namespace) -> Re
     return found
 
 
-def measure(
+def measured_blocks(
     example: str, recommendation: Recommendation, folder: Path, arguments: argparse.Namespace
-) -> list[dict[str, float]]:
+) -> Iterator[dict[str, float]]:
     """Samples (tokens) per second of every script, by block."""
     compiles = recommendation.choices["compile"]["mode"] is not None
     times = [str(arguments.warm_up * (2 if compiles else 1)), str(arguments.measure)]
@@ -125,12 +137,10 @@ def measure(
         for suffix, chosen in settings.items()
     }
     order = random.Random(0)
-    blocks = []
     for number in range(arguments.blocks):
         block = {side: rate(commands[side]) for side in order.sample(SIDES, len(SIDES))}
-        blocks.append(block)
         print(f"{number:3d}  " + "  ".join(f"{side} {block[side]:.1f}/s" for side in SIDES), flush=True)
-    return blocks
+        yield block
 
 
 def exported(library: str, recommendation: Recommendation, folder: Path) -> Path:
@@ -143,11 +153,12 @@ def exported(library: str, recommendation: Recommendation, folder: Path) -> Path
 
 
 def command(library: str, example: str, folder: Path) -> list[str]:
+    python = str(OWN_PYTHON) if OWN_PYTHON.exists() else sys.executable
     if library == "apply":
-        return [str(BIN / "python"), str(SCRIPTS / "plain.py"), str(folder / "steptune.json"), EXAMPLES[example]]
-    begun = [str(BIN / "python")]
+        return [python, str(SCRIPTS / "plain.py"), str(folder / "steptune.json"), EXAMPLES[example]]
+    begun = [python]
     if library == "accelerate":
-        begun = [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml")]
+        begun = [python, "-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
     return [*begun, str(SCRIPTS / f"{library}_script.py"), str(folder), example]
 
 

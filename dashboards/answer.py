@@ -20,7 +20,9 @@ from steptune.tuner.workloads.reference import is_command
 
 
 class ChangeRow(NamedTuple):
-    """One strategy that the recommendation sets otherwise than today; NaN where its contribution was not measured."""
+    """One strategy that the recommendation sets otherwise than today. Its contribution is NaN where none is proven,
+    with its interval where it was not measured.
+    """
 
     strategy: str
     summary: str

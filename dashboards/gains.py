@@ -10,7 +10,7 @@ from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Part, Recommendation, choice_label
-from steptune.tuner.speeds import contribution_of
+from steptune.tuner.speeds import contribution_of, unclear_contribution
 
 
 class GainRow(NamedTuple):
@@ -22,7 +22,7 @@ class GainRow(NamedTuple):
     """Its contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
     low: float
     high: float
-    """The 95 % interval of the contribution; NaN with it."""
+    """The 95 % interval of the contribution; NaN where that was not measured."""
     method: str
     """Method of measurement; empty where it is not known."""
     limit: float
@@ -52,7 +52,8 @@ def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
 def _contribution(recommendation: Recommendation, part: Part) -> tuple[float, float, float, str]:
     speed = contribution_of(recommendation, part)
     if speed is None or speed.interval is None:
-        return math.nan, math.nan, math.nan, ""
+        unclear = unclear_contribution(recommendation, part)
+        return math.nan, *((math.nan, math.nan) if unclear is None else (unclear.low, unclear.high)), ""
     return speed.ratio, speed.interval.low, speed.interval.high, speed.told
 
 

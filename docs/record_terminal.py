@@ -4,7 +4,7 @@
     python docs/record_terminal.py draw demo.cast docs/images/tune.svg   # needs the extra `docs`
 
 The recording is an asciicast (version 2) of all that the command printed. In the picture pauses of more than a second
-are shortened, and nothing else is changed.
+are shortened, time runs faster where half a minute would not do, which the picture says, and nothing else is changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS, ROWS = 96, 24
-LONGEST_PAUSE_S, LAST_S = 1.0, 8.0
+LONGEST_PAUSE_S, LONGEST_S, LAST_S = 1.0, 30.0, 8.0
 MOST_FRAMES = 90
 CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
 COLOURS = {
@@ -87,7 +87,11 @@ def draw(cast: Path, picture: Path) -> None:
     """Write the recording as an SVG that moves without scripts; whoever wants no motion sees its end."""
     command = json.loads(cast.read_text(encoding="utf-8").splitlines()[0])["title"]
     screens = [(length, text) for length, rows in frames(cast) if (text := drawn(rows))]
+    faster = max(1.0, sum(length for length, _ in screens[:-1]) / LONGEST_S)
+    screens = [(length / faster, text) for length, text in screens[:-1]] + screens[-1:]
     total_s = sum(length for length, _ in screens)
+    ran = json.loads(cast.read_text(encoding="utf-8").splitlines()[-1])[0]
+    pace = f"ran for {ran:.0f} s, shown in {total_s - LAST_S:.0f} s"
     width, height = COLUMNS * CELL_WIDTH + 2 * MARGIN, (ROWS + 1) * CELL_HEIGHT + 2 * MARGIN
     styles, groups, at_s = [], [], 0.0
     for number, (length, text) in enumerate(screens):
@@ -105,6 +109,7 @@ def draw(cast: Path, picture: Path) -> None:
         f"{''.join(styles)}@media (prefers-reduced-motion:reduce){{.frame{{animation:none}}.last{{opacity:1}}}}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="#14171c"/>'
         f'<text x="{MARGIN}" y="{MARGIN + 13}"><tspan fill="#8fd18b">$ </tspan>{escape(command)}</text>'
+        f'<text x="{width - MARGIN:.0f}" y="{height - MARGIN:.0f}" text-anchor="end" fill-opacity="0.7">{pace}</text>'
         f"{''.join(groups)}</svg>\n",
         encoding="utf-8",
     )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from steptune._version import __version__
 from steptune.service.settings import Settings
-from steptune.tuner.errors import StoreError, WorkloadError
+from steptune.tuner.errors import BudgetError, StoreError, WorkloadError
 from steptune.tuner.objectives import check_device, parse_objective
 from steptune.tuner.records import Part, ScriptFacts, Study, StudySettings, choice_label, new_id
 from steptune.tuner.scripts.facts import command_digest
@@ -29,6 +29,7 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
+"""Seconds for a study that goes on, whose look may take all that is left."""
 MOST_LABELS = 4
 
 
@@ -38,13 +39,14 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
     Raises:
         ChoiceError: A strategy, a search or an objective that does not exist.
         WorkloadError: The script shards its parameters.
+        BudgetError: The look took all of it.
     """
     refuse_sharded(look)
     check_names(settings.only, settings.skip)
     check_search(settings.search)
     check_device(parse_objective(settings.objective), look.record.device)
     study_id = new_id()
-    left_s = max(LEAST_BUDGET_S, settings.budget_s - look.seconds)
+    left_s = budget_left_s(settings.budget_s, look.seconds)
     return Study(
         study_id=study_id,
         workload=workload_of(look.command),
@@ -98,6 +100,20 @@ def check_same_script(study: Study, look: Look) -> None:
         )
 
 
+def budget_left_s(budget_s: float, look_s: float) -> float:
+    """Seconds that the look leaves of a budget.
+
+    Raises:
+        BudgetError: It leaves none.
+    """
+    if look_s >= budget_s:
+        raise BudgetError(
+            f"the budget of {budget_s:g} s is too short: looking at the script took {look_s:.0f} s, and every trial "
+            "comes on top. Give a larger --budget"
+        )
+    return budget_s - look_s
+
+
 class Choices(NamedTuple):
     """Table of what is tried and what is not, by strategy."""
 
@@ -131,7 +147,7 @@ def why_nothing(choices: Choices) -> str:
 
 
 def print_choices(console: Console, choices: Choices) -> None:
-    """Print which choices are tried, and which need a Workload, with the reason."""
+    """Print which choices are tried, and which need a Workload."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -142,13 +158,11 @@ def print_choices(console: Console, choices: Choices) -> None:
     console.print(table)
     if not choices.need_workload:
         return
-    console.print(Text("needs a Workload (docs/tutorial.md)", style="dim"))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, reason in choices.need_workload.items():
-        table.add_row(Text(f"·  {name}", style="dim"), Text(reason, style="dim"))
-    console.print(table)
+    names = [name for name in choices.need_workload if name not in choices.tried]
+    parts = [name for name in choices.need_workload if name in choices.tried]
+    words = ", ".join([*names, *(f"some of {name}" for name in parts)])
+    why = "`steptune show --all` has each reason, docs/tutorial.md the way"
+    console.print(Text(f"needs a Workload (another {len(choices.need_workload)}): {words}; {why}", style="dim"))
 
 
 def print_start(console: Console, look: Look) -> None:

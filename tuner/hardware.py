@@ -21,7 +21,7 @@ import psutil
 
 from steptune.tuner.device_links import device_links
 from steptune.tuner.emulation import num_emulated_hosts, ranks_per_device, refuse_parts
-from steptune.tuner.errors import PlatformError
+from steptune.tuner.errors import ChoiceError, PlatformError
 from steptune.tuner.records import Calibration, Device, Environment, HardwareProfile
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ NO_TORCH = (
     "torch is not installed, and this needs torch >= 2.11, < 2.14: pip install 'steptune[torch]', or the build for "
     "your devices as https://pytorch.org/get-started/locally says"
 )
+DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
 """Between parts of GPUs, which NCCL takes to be on hosts of their own."""
@@ -156,6 +157,19 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def checked_device(wanted: str | None) -> str:
+    """The kind of device that is wanted, where one is, else the default one.
+
+    Raises:
+        ChoiceError: It is no kind, or is not here.
+    """
+    if wanted and wanted not in DEVICE_KINDS:
+        raise ChoiceError(f"no kind of device is called {wanted!r}: give one of {', '.join(DEVICE_KINDS)}")
+    if wanted == "cuda" and default_device() != "cuda":
+        raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
+    return wanted or default_device()
 
 
 def describe_hardware(kind: str) -> HardwareProfile:

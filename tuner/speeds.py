@@ -106,6 +106,20 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
     """Speed with a part over the speed without it, everything else as recommended; None where that was not measured or
     its interval does not exclude 1, and where the answer claims nothing.
+    """
+    speed = measured_contribution(recommendation, part)
+    interval = None if speed is None else speed.interval
+    return speed if interval is not None and not interval.low <= 1.0 <= interval.high else None
+
+
+def unclear_contribution(recommendation: Recommendation, part: Part) -> Interval | None:
+    """Interval of a contribution that was measured and is not told from none; None of any other."""
+    speed = measured_contribution(recommendation, part)
+    return None if speed is None or contribution_of(recommendation, part) is not None else speed.interval
+
+
+def measured_contribution(recommendation: Recommendation, part: Part) -> Speed | None:
+    """Contribution as it was measured, whatever its interval; None where it was not, or the answer claims nothing.
 
     An only part contributes what the answer gains over today's settings; over others, which had to give way, the answer
     may differ in more than its parts.
@@ -113,12 +127,10 @@ def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
     if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
         return None
     if len(recommendation.parts) == 1 and recommendation.verdict is Verdict.FASTER:
-        speed = answer_of(recommendation)
-    elif part.gain is not None and part.num_blocks:
-        speed = _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)
-    else:
-        return None
-    return speed if speed.interval is not None and not speed.interval.low <= 1.0 <= speed.interval.high else None
+        return answer_of(recommendation)
+    if part.gain is not None and part.num_blocks:
+        return _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)
+    return None
 
 
 def _confirmed(recommendation: Recommendation, gain: Gain) -> Speed:

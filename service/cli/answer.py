@@ -20,7 +20,7 @@ from steptune.service.studies import Results
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import GuardVerdict, Part, Recommendation, Study, StudyState, Verdict, choice_label
 from steptune.tuner.scripts.diff import script_diff
-from steptune.tuner.speeds import contribution_of
+from steptune.tuner.speeds import contribution_of, unclear_contribution
 from steptune.tuner.workloads.reference import is_command
 
 SCREEN_LINES = 23
@@ -160,20 +160,28 @@ def _changes(console: Console, study: Study, recommendation: Recommendation | No
 
 
 def _part(recommendation: Recommendation, part: Part) -> Text:
-    return Text(f"{INDENT}{_contribution(recommendation, part):>6}  {part.strategy}: {choice_label(part.choice)}")
+    words = f"{INDENT}{_contribution(recommendation, part):>6}  {part.strategy}: {choice_label(part.choice)}"
+    return Text(words).append(_unclear(recommendation, part), style="dim")
 
 
 def _in_script(recommendation: Recommendation, change: Change) -> Text:
     """A line of the user's script, what is written there, and its contribution where that was measured."""
     gain = _contribution(recommendation, change.part)
     told = f"{INDENT}{gain:>6}  " if gain else INDENT
-    return Text(f"{told}{change.place or 'at the start'}  ", style="dim").append(change.words, style="default not dim")
+    line = Text(f"{told}{change.place or 'at the start'}  ", style="dim")
+    return line.append(change.words, style="default not dim").append(_unclear(recommendation, change.part))
 
 
 def _contribution(recommendation: Recommendation, part: Part) -> str:
     """Contribution of a part, where there are others and it was measured."""
     known = contribution_of(recommendation, part)
     return "" if known is None or len(recommendation.parts) == 1 else units.ratio(known.ratio)
+
+
+def _unclear(recommendation: Recommendation, part: Part) -> str:
+    """The words on a contribution that was measured and may be none."""
+    interval = unclear_contribution(recommendation, part)
+    return "" if interval is None else f"  (none proven: {units.ratio_interval(interval)})"
 
 
 def _use(study: Study, recommendation: Recommendation | None, results: Results | None) -> list[Text]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from steptune.dashboards import units
 from steptune.dashboards.trial_page import TrialPageSource
 from steptune.service.cli.console import output, print_json, say
 from steptune.service.client import Client
@@ -17,11 +16,10 @@ from steptune.service.messages import ExportFormat
 from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError
 from steptune.tuner.export import exported, exporter_named, exporters_for
 from steptune.tuner.export.base import headline, one_line
-from steptune.tuner.export.carried import carried
+from steptune.tuner.export.carried import NOT_MEASURED, carried, contribution_told
 from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
-from steptune.tuner.speeds import contribution_of
 from steptune.tuner.wording import no_such
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
@@ -183,8 +181,8 @@ def _contribution(recommendation: Recommendation, name: str) -> str:
     part = next((part for part in recommendation.parts if part.strategy == name), None)
     if part is not None and len(recommendation.parts) == 1:
         return "all of the gain"
-    known = contribution_of(recommendation, part) if part is not None else None
-    return "its contribution was not measured" if known is None else f"contributes {units.ratio(known.ratio)}"
+    told = NOT_MEASURED if part is None else contribution_told(recommendation, part)
+    return f"its contribution: {told}"
 
 
 def _chosen(formats: tuple[ExportFormat, ...], name: str | None) -> list[ExportFormat]:

@@ -21,7 +21,7 @@ from steptune.dashboards.theme import category_colour
 from steptune.service.cli.console import short_name
 from steptune.service.tables import plain_table
 from steptune.tuner.records import Recommendation, choice_label
-from steptune.tuner.speeds import contribution_of
+from steptune.tuner.speeds import contribution_of, unclear_contribution
 
 BAR_WIDTH = 48
 SHADES = "█▓▒░"
@@ -98,10 +98,12 @@ def _parts(recommendation: Recommendation) -> RenderableType:
     table = _figures("contribution", "95 % interval", "numerics", "change, and why", title="Recommended changes")
     for part in recommendation.parts:
         known = contribution_of(recommendation, part)
-        interval = "" if known is None or known.interval is None else units.ratio_interval(known.interval)
+        stated = unclear_contribution(recommendation, part) if known is None else known.interval
+        interval = "" if stated is None else units.ratio_interval(stated)
         change = Text(f"{part.strategy}: {choice_label(part.choice)}", style="bold")
         change.append(f"\n{part.reason}", style="dim not bold")
-        table.add_row("" if known is None else units.ratio(known.ratio), interval, part.numerics.value, change)
+        unknown = "none proven" if stated is not None else ""
+        table.add_row(unknown if known is None else units.ratio(known.ratio), interval, part.numerics.value, change)
     return Group(Text(), table)
 
 

@@ -18,6 +18,8 @@ from steptune.tuner.trials.sandbox import Sandbox
 from steptune.tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
+NO_DEVICE = 100
+"""Answer of CUDA that there is no device, CUDA_ERROR_NO_DEVICE."""
 _PROBE = """
 import ctypes, os, socket, tempfile
 import steptune.tuner.trials.messages
@@ -27,7 +29,8 @@ with open(os.path.join({directory!r}, "probe"), "w") as file:
     file.write("x")
 if os.path.exists("/dev/nvidiactl"):
     code = ctypes.CDLL("libcuda.so.1").cuInit(0)
-    if code:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if code and not (hidden and code == {no_device}):  # a user who hides the devices trains without them
         raise SystemExit(f"cuInit returns {{code}}: the device cannot be used in this sandbox")
 """
 
@@ -118,12 +121,17 @@ def _probe(level: Level, python: str) -> Available | Unavailable:
         return _try(level, request)
 
 
+def probe_code(directory: Path) -> str:
+    """Program of the probe, which writes to a directory and begins CUDA where there are devices."""
+    return _PROBE.format(directory=str(directory), no_device=NO_DEVICE)
+
+
 def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
     try:
         with level.sandbox(request) as sandbox:
             temporary = Path(sandbox.temporary or request.study_directory)
             done = subprocess.run(
-                [*sandbox.prefix, request.python, "-c", _PROBE.format(directory=str(request.study_directory))],
+                [*sandbox.prefix, request.python, "-c", probe_code(request.study_directory)],
                 env=server_environment(sandbox, temporary),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

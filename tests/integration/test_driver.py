@@ -297,6 +297,18 @@ class TestTrouble:
         with pytest.raises(StoreError, match="begin a new study"):
             study.run()
 
+    def test_a_study_whose_devices_are_not_here_names_them_and_the_way_out(self):
+        def describe():
+            raise RunnerError("torch finds no CUDA device here")
+
+        study = StudyRun(Machine(SMALL, interrupt_at=6))
+        study.run()
+        label = study.machine.describe().hardware.label
+        study.machine.describe = describe
+        with pytest.raises(StoreError, match=rf"begun on {label}: cannot go on here: .* begin a new study"):
+            study.run()
+        assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
+
 
 class TestBudget:
     @pytest.mark.parametrize("trials", [4, 5, 9])

@@ -24,7 +24,7 @@ from rich.console import Console
 from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.answer import print_answer
 from steptune.service.studies import Results
-from steptune.tuner.records import Candidate, Choice, GuardVerdict, ScriptFacts, StudyState, Verdict
+from steptune.tuner.records import Candidate, Choice, GuardVerdict, Interval, ScriptFacts, StudyState, Verdict
 
 FOLDER = Path("steptune-results") / STUDY_ID
 RESULTS = Results(
@@ -54,6 +54,16 @@ def test_it_has_the_claim_the_changes_their_use_and_the_next_command() -> None:
     assert f"{FOLDER}/report.html" in use
     assert f"steptune verify {STUDY_ID[-8:]}" in use.partition("Next")[2]
     assert f"steptune show {STUDY_ID[-8:]} --all" in use
+
+
+def test_a_contribution_that_may_be_none_is_told_from_one_that_was_not_measured() -> None:
+    unclear, unknown, *_ = make_parts()
+    unclear = replace(unclear, gain=1.01, interval=Interval(low=0.98, high=1.04), num_blocks=4)
+    unknown = replace(unknown, gain=None, interval=None, num_blocks=0)
+    lines = printed(stored(make_study(), recommendation=make_recommendation(parts=(unclear, unknown))), width=160)
+    [line] = [line for line in lines if f" {unclear.strategy}: " in line]
+    assert line.endswith("(none proven: 0.980× to 1.040×)")
+    assert not any("none proven" in line for line in lines if f" {unknown.strategy}: " in line)
 
 
 @pytest.mark.parametrize("width", [80, 120])

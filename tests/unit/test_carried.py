@@ -52,6 +52,14 @@ def test_a_contribution_that_was_not_measured_makes_it_a_bound() -> None:
     assert said.endswith("steptune.enable carries all")
 
 
+def test_a_contribution_that_may_be_none_is_no_bound() -> None:
+    """It was measured: what the file lacks is known to be small, not unknown."""
+    said = carried(recommended(cache_gain=1.01), ("dataset_cache", "device_prefetch"))
+    assert said.startswith(
+        "carries about 2.00× of 2.42×: without dataset_cache (none proven: 0.960× to 1.060×), device"
+    )
+
+
 def test_without_all_parts_it_is_nothing() -> None:
     assert carried(recommended(), ("data_loading", "dataset_cache", "device_prefetch")).startswith("carries nothing")
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from steptune.tuner import hardware
-from steptune.tuner.errors import PlatformError
+from steptune.tuner.errors import ChoiceError, PlatformError
 from steptune.tuner.hardware import (
     allowed_cores,
     check_platform,
+    checked_device,
     describe_environment,
     describe_hardware,
     find_compiler,
@@ -142,3 +143,16 @@ class TestDescription:
         assert torch.get_float32_matmul_precision() == before
         assert environment.num_ranks == 1
         assert environment.free_disk_bytes > 0
+
+
+class TestDevice:
+    @pytest.mark.parametrize("name", ["cuda:0", "gpu"])
+    def test_what_is_no_kind_is_refused_with_those_that_are(self, name: str) -> None:
+        with pytest.raises(ChoiceError, match=rf"'{name}': give one of cpu, cuda"):
+            checked_device(name)
+
+    def test_a_gpu_that_is_not_here_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(ChoiceError, match="no CUDA device here"):
+            checked_device("cuda")
+        assert checked_device(None) == checked_device("") == "cpu"

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 from report_builders import WINNER, WORKERS, WORKERS_AND_THREADS, make_recommendation, without_gain
 
 from steptune.tuner.records import BASELINE, Candidate, Interval, Verdict
-from steptune.tuner.speeds import Method, answer_of, contribution_of, is_wide, proven_gain, speed_of
+from steptune.tuner.speeds import (
+    Method,
+    answer_of,
+    contribution_of,
+    is_wide,
+    proven_gain,
+    speed_of,
+    unclear_contribution,
+)
 
 ends = st.floats(0.01, 100.0)
 
@@ -59,6 +67,9 @@ def test_a_contribution_is_stated_where_its_interval_excludes_one(low: float, wi
     part = replace(answer.parts[0], gain=math.sqrt(low * low * width), interval=interval, num_blocks=3)
     found = contribution_of(replace(answer, parts=(part, *answer.parts[1:])), part)
     assert (found is None) == (interval.low <= 1 <= interval.high)
+    assert unclear_contribution(replace(answer, parts=(part, *answer.parts[1:])), part) == (
+        None if found is not None else interval
+    )
     assert is_wide(interval) == (width > 4) or math.isclose(width, 4)
 
 
@@ -79,7 +90,8 @@ def test_what_an_older_answer_estimated_of_its_parts_is_not_stated() -> None:
     """It was the search's, whose trials chose the answer."""
     answer = make_recommendation()
     old = tuple(replace(part, num_blocks=0) for part in answer.parts)
-    assert [contribution_of(replace(answer, parts=old), part) for part in old] == [None] * len(old)
+    for told in (contribution_of, unclear_contribution):
+        assert [told(replace(answer, parts=old), part) for part in old] == [None] * len(old)
     found = [contribution_of(answer, part) for part in answer.parts]
     assert [speed.method for speed in found if speed] == [Method.LEFT_OUT] * len(answer.parts)
 

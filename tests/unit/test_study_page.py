@@ -288,6 +288,11 @@ class TestPage:
         source = snapshot(complete_study(), STUDY_ID)
         assert [trial.sequence for trial in trials_shown(source, STUDY_ID)] == [4, 10]
 
+    def test_only_a_search_that_goes_on_promises_something_to_use(self) -> None:
+        for store, promised in ((running_study(9), True), (failed_study(), False)):
+            page = render("study.html", Site(), **study_context(store, STUDY_ID, Site()))
+            assert ("nothing to use yet" in page) == promised
+
     def test_base_path_is_part_of_every_link(self) -> None:
         site = Site(base_path="/tune", may_submit=True)
         page = render("study.html", site, **study_context(complete_study(), STUDY_ID, site))

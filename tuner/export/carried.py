@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from steptune.tuner.records import Recommendation
-from steptune.tuner.speeds import contribution_of, proven_gain
+from steptune.tuner.records import Part, Recommendation
+from steptune.tuner.speeds import contribution_of, proven_gain, unclear_contribution
 from steptune.tuner.wording import ratio
+
+NOT_MEASURED = "not measured"
 
 
 def carried(
@@ -39,11 +41,18 @@ def carried(
         return f"{whole}{apart}"
     if len(left_out) == len(parts):
         return f"carries nothing of the gain of {ratio(gain)}; {way} carries all"
-    contributions = {name: contribution_of(recommendation, parts[name]) for name in left_out}
-    told = [
-        f"{name} ({'not measured' if known is None else ratio(known.ratio)})" for name, known in contributions.items()
-    ]
-    known_product = math.prod(known.ratio for known in contributions.values() if known is not None)
-    amount = "at most" if None in contributions.values() else "about"
+    found = [contribution_of(recommendation, parts[name]) for name in left_out]
+    known_product = math.prod(known.ratio for known in found if known is not None)
+    told = {name: contribution_told(recommendation, parts[name]) for name in left_out}
+    amount = "at most" if NOT_MEASURED in told.values() else "about"
     amount += f" {ratio(gain / known_product)} of {ratio(gain)}"
-    return f"carries {amount}: without {', '.join(told)}{apart}; {way} carries all"
+    without = ", ".join(f"{name} ({words})" for name, words in told.items())
+    return f"carries {amount}: without {without}{apart}; {way} carries all"
+
+
+def contribution_told(recommendation: Recommendation, part: Part) -> str:
+    """The contribution of a part: its ratio, its interval where that includes 1, or "not measured"."""
+    known, unclear = contribution_of(recommendation, part), unclear_contribution(recommendation, part)
+    if known is not None:
+        return ratio(known.ratio)
+    return NOT_MEASURED if unclear is None else f"none proven: {ratio(unclear.low)} to {ratio(unclear.high)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steptune.tuner.errors import BaselineError, BudgetError, RunnerError, StoreError
+from steptune.tuner.errors import BaselineError, BudgetError, HostsUnavailableError, RunnerError, StoreError
 from steptune.tuner.guard.curves import Protocol
 from steptune.tuner.objectives import STEPS, parse_objective
 from steptune.tuner.protocols import StudyStore, TrialRunner
@@ -21,6 +21,7 @@ from steptune.tuner.records import (
     MeasureSettings,
     Numerics,
     Study,
+    StudyState,
     TrialResult,
     WorkloadFacts,
 )
@@ -156,19 +157,32 @@ class Preparation:
 
     def _look(self) -> tuple[Environment, WorkloadFacts]:
         self._view.say(stage="looking at the machine")
-        environment = self._runner.describe()
         known = self._study.environment
+        try:
+            environment = self._runner.describe()
+        except HostsUnavailableError:  # which the study can wait for
+            raise
+        except RunnerError as error:
+            if known is None:
+                raise
+            raise self._refused(known, f"cannot go on here: {error}. Resume it there, or begin a new study") from None
         if known and known.hardware != environment.hardware and not self._other_hardware:
-            raise StoreError(
-                f"study {self._study.study_id} was begun on {known.hardware.label}; this is "
-                f"{environment.hardware.label}, or has other versions. Figures of different machines are not "
-                "compared: begin a new study"
+            raise self._refused(
+                known,
+                f"this is {environment.hardware.label}, or has other versions. Figures of different machines are not "
+                "compared: begin a new study",
             )
         self._view.say(stage="looking at the workload")
         facts = self._inspect()
         # Figures that change from one look to the next (free memory, measured peaks, links) stay as they were.
         environment = known if known and known.hardware == environment.hardware else self._with_topology(environment)
         return environment, self._study.facts or facts
+
+    def _refused(self, known: Environment, why: str) -> StoreError:
+        """The error of a study that cannot go on here; it can where it was begun."""
+        error = StoreError(f"study {self._study.study_id} was begun on {known.hardware.label}: {why}")
+        self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))
+        return error
 
     def _inspect(self) -> WorkloadFacts:
         """A study that has measured something looks at its workload again, however little time is left."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steptune.tuner.errors import ChoiceError, WorkloadRejectedError
-from steptune.tuner.hardware import default_device
+from steptune.tuner.errors import WorkloadRejectedError
+from steptune.tuner.hardware import checked_device
 from steptune.tuner.records import (
     Choice,
     DatasetFacts,
@@ -87,9 +87,7 @@ def check_workload(request: CheckRequest, channel: Channel) -> bool:
         WorkloadError: Names the piece that is missing or wrong, its value, and the way out.
         ChoiceError: The device is not there, or `current` names what does not exist.
     """
-    if request.device == "cuda" and default_device() != "cuda":
-        raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
-    limit_host_memory(request.memory_limit_bytes, request.device or default_device())
+    limit_host_memory(request.memory_limit_bytes, checked_device(request.device))
 
     def say(text: str) -> None:
         channel.send(TaskProgress(text=text))

@@ -95,15 +95,12 @@ def _check(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
 
 
 def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> Any:
-    from steptune.tuner.errors import ChoiceError
-    from steptune.tuner.hardware import default_device, describe_environment
+    from steptune.tuner.hardware import checked_device, describe_environment
     from steptune.tuner.trials.host_networks import check_host_networks
 
     check_host_networks()
     request = msgspec.msgpack.decode(payload, type=DescribeRequest)
-    device = request.device or default_device()
-    if device == "cuda" and default_device() != "cuda":
-        raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
+    device = checked_device(request.device)
     directory = Path(request.study_directory)
     environment = describe_environment(device, directory, request.num_ranks)
     return environment if num_ranks == 1 else _of_all_hosts(environment, request, rank, num_ranks, channel)

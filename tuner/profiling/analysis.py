@@ -118,7 +118,7 @@ def analyse_traces(
 
     Args:
         details: By trace: another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -174,7 +174,7 @@ def analyse_trace(
 
     Args:
         details: Another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
@@ -239,7 +239,7 @@ def analyse_trace(
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
         timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()),
-        lanes=lanes_of(capture, tiles, max_cells),
+        lanes=lanes_of(capture, tiles, max_cells) if max_cells else (),
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),
@@ -321,7 +321,7 @@ def analyse_file(
 
     Args:
         details_file: Another window of the same steps, with call stacks, shapes, and maybe every allocation.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
     """
     trace = read_trace(path)
     details = read_details(details_file) if details_file is not None else None

@@ -238,6 +238,19 @@ class WhatIf(Record):
     """True for a simulation of the steps, not the shares of categories: an estimate, not the most that it could be."""
 
 
+class ProcessGroup(Record):
+    """Ranks that exchange data.
+
+    Attributes:
+        ranks: Empty where the trace does not name them.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_hosts: int | None = None
+    """None where the trace does not show which ranks share a host."""
+
+
 class RankAnalysis(Record):
     """One rank's trace."""
 
@@ -262,6 +275,7 @@ class RankAnalysis(Record):
     """Time by call stack, outer ones first."""
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
     tensor_core_share: float | None = None
     """Share of tensor cores in the time of matrix kernels."""
     step_time_cv: float | None = None

@@ -29,7 +29,7 @@ class TestWithoutMarks:
     """Traces of loops that never call `prof.step()`."""
 
     def test_a_step_reaches_from_one_update_to_the_next(self, tmp_path: Path) -> None:
-        """What runs before the first update, and after the last one, is no whole step."""
+        """Time before the first update and after the last one is no whole step."""
         events = [
             operator("aten::mm", 0, 8),
             *(note("Optimizer.step#SGD.step", start, start + 2) for start in (10, 20, 31, 40)),

@@ -52,6 +52,7 @@ from steptune.tuner.profiling.memory import memory_stats
 from steptune.tuner.profiling.modules import module_stats
 from steptune.tuner.profiling.operator_calls import device_time_of_operators, operator_calls
 from steptune.tuner.profiling.operators import operator_stats
+from steptune.tuner.profiling.process_groups import process_groups
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.reader import read_trace
@@ -249,6 +250,7 @@ def analyse_trace(
         stacks=stack_tree(stacked, by_stack),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
+        groups=process_groups(trace, capture.device_numbers),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
         what_ifs=what_ifs(busiest(breakdowns)),

@@ -28,6 +28,7 @@ from steptune.tuner.profiling.claims import Subject, claimed
 from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
 from steptune.tuner.profiling.facts import BF16, FP16, TF32
 from steptune.tuner.profiling.gains import ASIDE, BESIDE, LATE_RULE, Gain, bound_of, by_worth
+from steptune.tuner.profiling.process_groups import hosts_of, reach
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
@@ -46,8 +47,8 @@ from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.registry import strategies_for
-from steptune.tuner.trace_records import Synchronisation
-from steptune.tuner.wording import milliseconds
+from steptune.tuner.trace_records import RankAnalysis, Synchronisation
+from steptune.tuner.wording import counted, milliseconds
 
 BAD_CAPTURE = "bad_capture"
 """The rule of findings that say why a capture cannot be trusted."""
@@ -706,6 +707,17 @@ def _waiting(one: Synchronisation) -> str:
     return f"{one.call}{costs}" + (f" ({where})" if where else "")
 
 
+def _exchanges(analysis: RankAnalysis) -> list[str]:
+    """The collectives that hold compute up the longest, and over how many hosts their groups reach."""
+    exposed = sorted((one for one in analysis.collectives if one.exposed_ns > 0), key=lambda one: -one.exposed_ns)
+    return [
+        f"{one.name} of {counted(one.group_size, 'rank')}"
+        + (f" {where}" if (where := reach(hosts_of(analysis.groups, one.group))) else "")
+        + f": {milliseconds(one.exposed_ns)} exposed in {counted(one.count, 'call')}"
+        for one in exposed
+    ]
+
+
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     """Where it happens: the longest gaps blamed on it, and the longest kernels of its categories."""
     analysis, device = evidence.analysis, evidence.breakdown.device
@@ -721,6 +733,8 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)
     ]
+    if Category.COMMUNICATION in rule.categories:
+        found += _exchanges(analysis)
     computing = [c for c in rule.categories if c in COMPUTING]
     found += [
         f"{operator.name}: {operator.device_ns / 1e6:.3g} ms in {operator.count} calls ({where})"

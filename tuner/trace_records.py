@@ -238,6 +238,20 @@ class WhatIf(Record):
     """True for a simulation of the steps, not the shares of categories: an estimate, not the most that it could be."""
 
 
+class ExtraWork(Record):
+    """Compute that only some of the steps have, as an evaluation inside of the loop.
+
+    Attributes:
+        steps: Their numbers, from 1.
+        time_ns: Compute in all of them beyond that of the others.
+        name: Annotation or Python function that only they have; empty where none is recorded.
+    """
+
+    steps: tuple[int, ...]
+    time_ns: int
+    name: str = ""
+
+
 class ProcessGroup(Record):
     """Ranks that exchange data.
 
@@ -280,6 +294,8 @@ class RankAnalysis(Record):
     """Share of tensor cores in the time of matrix kernels."""
     step_time_cv: float | None = None
     """Standard deviation of the steps' times over their mean."""
+    extra_work: ExtraWork | None = None
+    """None where all steps do the same."""
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""

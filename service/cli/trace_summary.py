@@ -337,9 +337,7 @@ def _collectives(collectives: Sequence[CollectiveStats], groups: Sequence[Proces
             "" if c.latency_ns is None else units.short_time(c.latency_ns),
             "" if c.skew_ns is None else units.short_time(c.skew_ns),
             "" if c.bus_bytes_per_s is None else units.per_second(c.bus_bytes_per_s, "B"),
-            _one_line(
-                f"{' '.join((c.name, c.dtype)).strip()}, {c.group_size} ranks {reach(hosts_of(groups, c.group))}"
-            ),
+            _one_line(f"{' '.join((c.name, c.dtype)).strip()}, {c.group_size} ranks {where}".rstrip()),
         )
     return table
 

@@ -42,6 +42,7 @@ from steptune.tuner.profiling.details import (
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SUBJECTS, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
+from steptune.tuner.profiling.extra_work import extra_work
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
@@ -253,6 +254,7 @@ def analyse_trace(
         groups=process_groups(trace, capture.device_numbers),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
+        extra_work=extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device)),
         what_ifs=what_ifs(busiest(breakdowns)),
         roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
@@ -275,6 +277,11 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
         for one in analysis.breakdowns
     )
     return msgspec.structs.replace(analysis, breakdowns=tuple(breakdowns))
+
+
+def _number(device: str) -> int | None:
+    """Number of a device by its name; None of a CPU."""
+    return None if device == "cpu" else int(device.partition(":")[2])
 
 
 def _not_replayed(capture: Capture) -> Replay:

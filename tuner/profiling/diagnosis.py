@@ -40,7 +40,8 @@ from steptune.tuner.profiling.replay.answers import (
     STALLS,
     SYNCHRONISATION,
 )
-from steptune.tuner.profiling.stall_findings import STALL_RULE, diagnose_stalls
+from steptune.tuner.profiling.stall_findings import STALL_ADVICE, STALL_RULE, diagnose_stalls
+from steptune.tuner.profiling.stalls import cause_of, listed
 from steptune.tuner.records import Finding, StepFacts
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.cures import Cure
@@ -60,6 +61,9 @@ NOTABLE = 0.01
 """Share of the step by which a gain beside other causes has to exceed that without them to be told."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
+EXTRA_ADVICE = (
+    "do what these steps do besides training (an evaluation, samples, statistics) more rarely, or beside the training"
+)
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
 
@@ -241,6 +245,26 @@ def _step_variation(evidence: Evidence) -> float | None:
     if evidence.facts.own_capture or evidence.analysis is None:
         return None
     return evidence.analysis.step_time_cv
+
+
+def _extra_share(evidence: Evidence) -> float | None:
+    """Share of the steps' time that is compute which only some of them have."""
+    extra = evidence.analysis.extra_work if evidence.analysis is not None else None
+    if extra is None:
+        return None
+    return min(extra.time_ns / max(1, evidence.breakdown.step_time_ns), evidence.share(*COMPUTE))
+
+
+def _extra_cause(evidence: Evidence) -> Cause | None:
+    """Which steps have it, and what it is as far as something is recorded."""
+    extra = evidence.analysis.extra_work if evidence.analysis is not None else None
+    if extra is None:
+        return None
+    kind = cause_of(extra.name)
+    where = f"step{'' if len(extra.steps) == 1 else 's'} {listed(extra.steps)} of {evidence.breakdown.num_steps}"
+    advice = STALL_ADVICE.get(kind, EXTRA_ADVICE)
+    message = f"{where}, during {extra.name}" if extra.name else f"{where}, by operations that the others do not run"
+    return Cause(name=kind or "unknown", message=message, remedies=(Remedy(advice=advice),))
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
@@ -570,6 +594,15 @@ RULES: tuple[Rule, ...] = (
             ),
         ),
         applies=_far_from_roofline,
+    ),
+    Rule(
+        name="extra_work",
+        categories=COMPUTE,
+        thresholds=(0.05, 0.15, 0.30),
+        message="{share} of the steps' time is compute that only some of them have",
+        remedies=(Remedy(advice=EXTRA_ADVICE),),
+        measure=_extra_share,
+        cause=_extra_cause,
     ),
     Rule(
         name="unsteady_steps",

@@ -1,5 +1,6 @@
 """Step windows, adjusted to the device."""
 
+import gzip
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from steptune.tuner.profiling.launches import find_launches
 from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.steps import StepWindows, find_steps
 from steptune.tuner.profiling.trace import Kind, Trace
+
+CAPTURES = Path(__file__).parents[1] / "captures"
 
 
 def steps_of(trace: Trace) -> StepWindows:
@@ -72,6 +75,19 @@ class TestWithoutMarks:
             events.append(note("Optimizer.step#Adam.step", begin, begin + 10))
             events += launched("gemm", begin + 20, begin + 60, begin + 115, number + 1)
         assert windows(tmp_path, events) == [(10, 115), (115, 215), (215, 315)]
+
+    @pytest.mark.parametrize(
+        "name", ["h100_detailed", "h100_item_in_the_loop", "h200_input_bound", "h200_launch_bound"]
+    )
+    def test_real_steps_last_as_long_as_with_marks(self, tmp_path: Path, name: str) -> None:
+        """Steps of a real capture differ by some percent; the same ones are not compared, as each begins elsewhere."""
+        content = gzip.decompress((CAPTURES / f"{name}.json.gz").read_bytes())
+        unmarked = tmp_path / "unmarked.json"
+        unmarked.write_bytes(content.replace(b"ProfilerStep#", b"Nothing "))
+        marked, cut = (steps_of(read_trace(path)) for path in (CAPTURES / f"{name}.json.gz", unmarked))
+        assert (cut.marked, len(cut)) == (True, len(marked) - 1)
+        means = [float(np.diff(steps.boundaries).mean()) for steps in (marked, cut)]
+        assert means[1] == pytest.approx(means[0], rel=0.06)
 
 
 class TestCpu:

@@ -13,7 +13,11 @@ HTA's time to load grows with the number of events times the number of marked st
 million on is measured also (the largest: only) with the steps of the first repetition marked alone, which
 is HTA's best case.
 
-HTA runs in an environment that this script makes with pip, in the cache folder, beside the files.
+Beside them `steptune analyze` runs on the same files: all that users see, with replay and tables, as a whole process,
+imports included.
+
+HTA runs in an environment that this script makes with pip, in the cache folder, beside the files; on a host without
+network `--hta-python` names an interpreter that has it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -37,30 +42,33 @@ TRACES = Path(os.environ.get("STEPTUNE_TRACES") or ROOT.parent / "shared" / "tra
 HTA = "traceinsight==0.6.1"
 LARGE = 10_000_000
 MIB = 2**20
+COMMAND = "steptune_analyze"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, default=TRACES / "h200_swin_t_launch_bound.json.gz")
-    parser.add_argument("--events", type=int, nargs="+", default=[200_000, 1_000_000])
+    parser.add_argument("--events", type=int, nargs="*", default=[200_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--large", action="store_true", help="10 million events too, HTA once: half an hour, 12 GiB")
     parser.add_argument("--cache", type=Path, default=CACHE, help="for the traces and HTA's environment")
+    parser.add_argument("--hta-python", type=Path, help="an interpreter that has HTA")
     parser.add_argument("--out", type=Path, default=RESULTS / "trace_analysis.json")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     commands = {
         "steptune": [sys.executable, str(HERE / "steptune_questions.py")],
-        "hta": [str(hta_python(arguments.cache)), str(HERE / "hta_questions.py")],
+        COMMAND: [sys.executable, "-m", "steptune", "analyze"],
+        "hta": [str(arguments.hta_python or hta_python(arguments.cache)), str(HERE / "hta_questions.py")],
     }
-    both = {"steptune": arguments.repeats, "hta": arguments.repeats}
+    both = dict.fromkeys(commands, arguments.repeats)
     rows = []
     for size in arguments.events:
         rows.append(compare(commands, arguments, size, both))
         if size >= 1_000_000:
             rows.append(compare(commands, arguments, size, both, mark_once=True))
     if arguments.large:
-        rows.append(compare(commands, arguments, LARGE, {"steptune": arguments.repeats, "hta": 1}, mark_once=True))
+        rows.append(compare(commands, arguments, LARGE, {**both, "hta": 1}, mark_once=True))
     report = {
         "question": "seconds and peak memory of analysing one trace, beside HTA",
         **stamp(" ".join(["python", "benchmarks/trace_analysis.py", *sys.argv[1:]])),
@@ -87,10 +95,10 @@ def compare(
     for turn in range(max(repeats.values())):
         for name, command in commands.items():
             if turn < repeats[name]:
-                runs[name].append(ask(command, path))
+                runs[name].append(whole(command, path) if name == COMMAND else ask(command, path))
                 last = runs[name][-1]
                 print(
-                    f"{num_events:>9} events, {name:8} {total_s(last):8.2f} s {last['peak_bytes'] // MIB:6} MiB",
+                    f"{num_events:>9} events, {name:16} {total_s(last):8.2f} s {last['peak_bytes'] // MIB:6} MiB",
                     flush=True,
                 )
     row = {
@@ -103,9 +111,12 @@ def compare(
             round(total_s(hta) / total_s(own), 2) for own, hta in zip(runs["steptune"], runs["hta"], strict=False)
         ],
         "memory_share": round(peak_bytes(runs["steptune"]) / peak_bytes(runs["hta"]), 3),
+        "command_times_faster": round(median_s(runs["hta"]) / median_s(runs[COMMAND]), 2),
+        "command_memory_share": round(peak_bytes(runs[COMMAND]) / peak_bytes(runs["hta"]), 3),
         "hta_versions": runs["hta"][0]["versions"],
     }
     print(f"{num_events:>9} events: {row['times_faster']} times faster, {row['memory_share']:.0%} of HTA's memory")
+    print(f"           command: {row['command_times_faster']} times, {row['command_memory_share']:.0%}", flush=True)
     return row
 
 
@@ -115,13 +126,32 @@ def ask(command: list[str], path: Path) -> dict:
     Raises:
         RuntimeError: It failed; its last words are in the message.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HERE)])}
-    if command[0] != sys.executable:
-        environment.pop("PYTHONPATH")
+    environment = own_environment() if command[0] == sys.executable else None
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def whole(command: list[str], path: Path) -> dict:
+    """One run of a command as users start it: its time from start to end, and its peak memory.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    began = time.perf_counter()
+    process = subprocess.Popen([*command, str(path)], stdout=subprocess.DEVNULL, env=own_environment())
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return {"seconds": {"command": seconds}, "peak_bytes": used.ru_maxrss * 1024}
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of a process that imports Steptune."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HERE)])}
 
 
 def repeated(source: Path, cache: Path, size: int, *, mark_once: bool) -> tuple[Path, int]:
@@ -165,7 +195,7 @@ def summary(runs: list[dict], num_events: int) -> dict:
             stage: round(statistics.median(run["seconds"][stage] for run in runs), 3) for stage in runs[0]["seconds"]
         },
         "peak_mib": round(peak_bytes(runs) / MIB),
-        "compute_percent": runs[0]["compute_percent"],
+        **({"compute_percent": runs[0]["compute_percent"]} if "compute_percent" in runs[0] else {}),
     }
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
+from steptune.tuner.profiling.process_groups import hosts_of, reach
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import TraceAnalysis
 
@@ -57,6 +58,7 @@ class GroupRow(NamedTuple):
 
     num_groups: int
     group_size: int
+    reach: str
     collectives: str
     calls: float
     num_bytes: float
@@ -65,25 +67,27 @@ class GroupRow(NamedTuple):
 
 
 def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
-    """One row for all groups of one size that call the same collectives, the most exposed first: of a thousand ranks,
-    sharded within hosts and replicated between them, two. Empty where all collectives are of one group.
+    """One row for all groups of one size and reach that call the same collectives, the most exposed first: of a
+    thousand ranks, sharded within hosts and replicated between them, two. Empty where all collectives are of one group.
     """
+    known = [group for rank in analysis.ranks for group in rank.groups]
     num_steps = analysis.ranks[0].breakdowns[0].num_steps
     by_group: dict[tuple[str, int], list[CollectiveStats]] = {}
     for one in analysis.collectives:
         by_group.setdefault((one.group, one.group_size), []).append(one)
-    alike: dict[tuple[int, str], list[list[CollectiveStats]]] = {}
-    for (_, size), members in by_group.items():
+    alike: dict[tuple[int, str, str], list[list[CollectiveStats]]] = {}
+    for (group, size), members in by_group.items():
         names = ", ".join(sorted({one.name for one in members}))
-        alike.setdefault((size, names), []).append(members)
+        alike.setdefault((size, reach(hosts_of(known, group)), names), []).append(members)
     rows = []
-    for (size, names), groups in alike.items():
+    for (size, where, names), groups in alike.items():
         members = [one for group in groups for one in group]
         per = 1 / (num_steps * len(groups))
         rows.append(
             GroupRow(
                 num_groups=len(groups),
                 group_size=size,
+                reach=where,
                 collectives=names,
                 calls=per * sum(one.count for one in members),
                 num_bytes=per * sum(one.count * one.message_bytes for one in members),

@@ -147,6 +147,7 @@ THRESHOLD_SOURCES = {
     "torch.profiler's pattern matcher, which have no threshold.",
     "idle_tensor_cores": "Those of single_precision.",
     "inefficient_compute": "Our own.",
+    "extra_work": "Our own; the steps have 20 % more operations than the median one.",
     "unsteady_steps": "10 %: our own; SageMaker's rules call a step an outlier beyond three standard deviations.",
     "memory_nearly_full": "90 %: torch-tb-profiler and gpuprof. 97 %: gpuprof. 85 %: our own.",
 }
@@ -163,6 +164,7 @@ CONDITIONS = {
 MEASURES = {
     "_step_variation": "the standard deviation of the steps' times over their mean, in a trace of another program. It "
     "bounds no gain.",
+    "_extra_share": "compute of steps with more operations, beyond that of the others: a part of the categories.",
     "_converting": "the time of kernels that convert layouts, which is part of the category.",
     "_memory_filled": "the allocator's reserved peak over the device's memory, where the trace records memory. It "
     "bounds no gain.",

@@ -238,6 +238,33 @@ class WhatIf(Record):
     """True for a simulation of the steps, not the shares of categories: an estimate, not the most that it could be."""
 
 
+class ExtraWork(Record):
+    """Compute that only some of the steps have, as an evaluation inside of the loop.
+
+    Attributes:
+        steps: Their numbers, from 1.
+        time_ns: Compute in all of them beyond that of the others.
+        name: Annotation or Python function that only they have; empty where none is recorded.
+    """
+
+    steps: tuple[int, ...]
+    time_ns: int
+    name: str = ""
+
+
+class ProcessGroup(Record):
+    """Ranks that exchange data.
+
+    Attributes:
+        ranks: Empty where the trace does not name them.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_hosts: int | None = None
+    """None where the trace does not show which ranks share a host."""
+
+
 class RankAnalysis(Record):
     """One rank's trace."""
 
@@ -262,10 +289,13 @@ class RankAnalysis(Record):
     """Time by call stack, outer ones first."""
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
     tensor_core_share: float | None = None
     """Share of tensor cores in the time of matrix kernels."""
     step_time_cv: float | None = None
     """Standard deviation of the steps' times over their mean."""
+    extra_work: ExtraWork | None = None
+    """None where all steps do the same."""
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     """One for each breakdown."""

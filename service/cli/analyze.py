@@ -68,7 +68,6 @@ def analyze(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits the steps of a capture of torch.profiler or another profiler, and what could be done about it."""
-    from steptune.service.cli.trace_summary import print_analysis, print_comparison
     from steptune.tuner.profiling.comparison import shortened
     from steptune.tuner.profiling.trace_files import find_traces
 
@@ -77,7 +76,9 @@ def analyze(
     other_files = find_traces(compare) if compare else []
     _check_targets([*files, *other_files], html, perfetto)
     with errors.status("reading"):
-        analysis, other, comparison = _analysed(files, other_files, unprofiled_ns, top, for_page=html is not None)
+        analysis, other, comparison = _analysed(
+            files, other_files, unprofiled_ns, top, for_page=html is not None, with_lanes=as_json
+        )
         if html is not None:
             _write_page(html, analysis, comparison)
             analysis = shortened(analysis, top)
@@ -85,6 +86,9 @@ def analyze(
             from steptune.tuner.profiling.perfetto import write_perfetto
 
             write_perfetto(files, perfetto, clock_offsets_ns=analysis.clock_offsets_ns)
+    # Tables bring pandas: only now, when the events are gone from memory.
+    from steptune.service.cli.trace_summary import print_analysis, print_comparison
+
     if as_json:
         print_json(analysis if other is None else {"before": analysis, "after": other, "comparison": comparison})
     elif comparison is None:
@@ -98,17 +102,24 @@ def analyze(
 
 
 def _analysed(
-    files: Sequence[Path], other_files: Sequence[Path], unprofiled_ns: int | None, top: int, *, for_page: bool
+    files: Sequence[Path],
+    other_files: Sequence[Path],
+    unprofiled_ns: int | None,
+    top: int,
+    *,
+    for_page: bool,
+    with_lanes: bool,
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
     """The analysis of a run, of another one, and their comparison.
 
     Args:
         for_page: Whether a page shows it, whose tables are long and whose timeline has every event.
+        with_lanes: Whether what streams and threads did is wanted at all; a terminal does not show it.
     """
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.profiling.lanes import FULL_CELLS, MAX_CELLS
 
-    max_cells, shown = (FULL_CELLS, max(top, PAGE_ROWS)) if for_page else (MAX_CELLS, top)
+    max_cells, shown = (FULL_CELLS, max(top, PAGE_ROWS)) if for_page else (MAX_CELLS if with_lanes else 0, top)
     if other_files:
         return compared_traces(files, other_files, unprofiled_ns, top, shown=shown, max_cells=max_cells)
     return analyse_traces(files, unprofiled_ns, top=shown, max_cells=max_cells), None, None

@@ -30,6 +30,7 @@ from steptune.dashboards.trace_info import (
     is_rescaled,
 )
 from steptune.service.tables import modules_table, plain_table, roofline_tables
+from steptune.tuner.profiling.process_groups import hosts_of, reach
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import (
@@ -40,6 +41,7 @@ from steptune.tuner.trace_records import (
     GapStats,
     KernelDifference,
     ModuleDifference,
+    ProcessGroup,
     QueueStats,
     RankAnalysis,
     Synchronisation,
@@ -173,7 +175,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
     yield from _work(rank, num_steps, top, of, over, profiled)
     collectives = analysis.collectives or rank.collectives
     if collectives:
-        yield _collectives(collectives, top)
+        yield _collectives(collectives, [group for one in analysis.ranks for group in one.groups], top)
     if rank.memory:
         yield _memory(rank, of)
     variation = grouped_variation(get_variation_info(analysis))
@@ -321,11 +323,12 @@ def _count(per_step: float) -> str:
     return f"{per_step:,.0f}" if per_step >= 10 or per_step == round(per_step) else units.significant(per_step, 2)
 
 
-def _collectives(collectives: Sequence[CollectiveStats], top: int) -> RenderableType:
+def _collectives(collectives: Sequence[CollectiveStats], groups: Sequence[ProcessGroup], top: int) -> RenderableType:
     table = _numbers(
         "total", "exposed", "calls", "size", "latency", "skew", "bus", "collective", title="Collectives, over all steps"
     )
     for c in collectives[:top]:
+        where = reach(hosts_of(groups, c.group))
         table.add_row(
             units.short_time(c.total_ns),
             units.short_time(c.exposed_ns),
@@ -334,7 +337,7 @@ def _collectives(collectives: Sequence[CollectiveStats], top: int) -> Renderable
             "" if c.latency_ns is None else units.short_time(c.latency_ns),
             "" if c.skew_ns is None else units.short_time(c.skew_ns),
             "" if c.bus_bytes_per_s is None else units.per_second(c.bus_bytes_per_s, "B"),
-            _one_line(f"{' '.join((c.name, c.dtype)).strip()}, {c.group_size} ranks"),
+            _one_line(f"{' '.join((c.name, c.dtype)).strip()}, {c.group_size} ranks {where}".rstrip()),
         )
     return table
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from analysed import write_loop
+from msgspec.structs import replace
 from page_builders import ranks_story, shown
 from readable import contrast
 from test_pages_in_browser import browser, complete, visit
@@ -13,10 +15,12 @@ from test_trial_pages import Profiled
 
 from steptune.dashboards.trace_page import render_trace_page
 from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.trace_records import MemoryClass
 
 __all__ = ["browser", "complete", "visit"]  # fixtures
 pytestmark = pytest.mark.xdist_group("browser")
 
+CAPTURES = Path(__file__).parents[1] / "captures"
 READABLE = 4.5
 """WCAG 2.2, contrast of text (AA)."""
 LABELS = """
@@ -79,6 +83,21 @@ def trace_page(tmp_path_factory) -> str:
     return page.as_uri()
 
 
+@pytest.fixture(scope="module")
+def detailed_page(tmp_path_factory) -> str:
+    """The page of a capture with stacks and shapes, whose memory is told by class."""
+    analysis = analyse_traces([CAPTURES / "h100_detailed.json.gz"], top=60)
+    (rank,) = analysis.ranks
+    known = rank.memory[-1]
+    names, held = ("parameters", "gradients", "activations"), (3 << 20, 2 << 20, 1 << 20)
+    classes = tuple(MemoryClass(name=n, peak_bytes=b, at_peak_bytes=b) for n, b in zip(names, held, strict=True))
+    history = tuple((moment, *held) for moment, *_ in known.timeline)
+    memory = (*rank.memory[:-1], replace(known, classes=classes, class_timeline=history))
+    page = tmp_path_factory.mktemp("detailed") / "trace.html"
+    page.write_text(render_trace_page(replace(analysis, ranks=(replace(rank, memory=memory),))), encoding="utf-8")
+    return page.as_uri()
+
+
 def unreadable(labels: list[dict]) -> list[str]:
     """Problems of the labels of a page's charts, each with its chart."""
     problems = []
@@ -120,6 +139,11 @@ class TestHoverLabels:
 
     def test_of_a_trace(self, trace_page, visit, scheme):
         assert {"steps", "treemap"} <= self._read(visit, scheme, trace_page)
+
+    def test_of_a_trace_with_stacks_and_classes_of_memory(self, detailed_page, visit, scheme):
+        assert {"by_module", "by_stack", "treemap", "memory-1"} <= self._read(visit, scheme, detailed_page)
+        for words in ("What if", "Modules", "Roofline", "activations"):
+            assert visit.page.get_by_text(words).first.is_visible(), words
 
     def _read(self, visit, scheme: str, url: str) -> set[str]:
         """The names of the charts whose labels were read."""

@@ -27,7 +27,7 @@ from steptune.tuner.records import (
     StepFacts,
 )
 from steptune.tuner.strategies import STRATEGIES, strategies_for
-from steptune.tuner.trace_records import Gap, GapStats, MemoryStats, RankAnalysis, RankWait
+from steptune.tuner.trace_records import ExtraWork, Gap, GapStats, MemoryStats, RankAnalysis, RankWait
 from steptune.tuner.wording import milliseconds
 
 C = Category
@@ -76,6 +76,7 @@ def details(rule: Rule, share: float) -> RankAnalysis:
     return analysis(
         tensor_core_share=0.0 if rule.name == "idle_tensor_cores" else None,
         step_time_cv=share if rule.name == "unsteady_steps" else 0.0,
+        extra_work=ExtraWork(steps=(1,), time_ns=round(share * 10**6)) if rule.name == "extra_work" else None,
         memory=(
             MemoryStats(
                 device="cuda:0",

@@ -1,5 +1,6 @@
 """Step windows, adjusted to the device."""
 
+import gzip
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from steptune.tuner.profiling.reader import read_trace
 from steptune.tuner.profiling.steps import StepWindows, find_steps
 from steptune.tuner.profiling.trace import Kind, Trace
 
+CAPTURES = Path(__file__).parents[1] / "captures"
+
 
 def steps_of(trace: Trace) -> StepWindows:
     return find_steps(trace, find_launches(trace))
@@ -23,6 +26,68 @@ def steps_of(trace: Trace) -> StepWindows:
 def windows(directory: Path, events: list[Event]) -> list[tuple[float, float]]:
     """In microseconds after the first event."""
     return list(pairwise((steps_of(trace_of(directory, events)).boundaries / 1000).tolist()))
+
+
+class TestWithoutMarks:
+    """Traces of loops that never call `prof.step()`."""
+
+    def test_a_step_reaches_from_one_update_to_the_next(self, tmp_path: Path) -> None:
+        """Time before the first update and after the last one is no whole step."""
+        events = [
+            operator("aten::mm", 0, 8),
+            *(note("Optimizer.step#SGD.step", start, start + 2) for start in (10, 20, 31, 40)),
+            operator("aten::eval", 50, 90),
+        ]
+        assert windows(tmp_path, events) == [(12, 22), (22, 33), (33, 42)]
+
+    def test_the_ranges_that_cut_it_are_named(self, tmp_path: Path) -> None:
+        events = [note("Optimizer.step#SGD.step", start, start + 2) for start in (10, 20, 30)]
+        assert steps_of(trace_of(tmp_path, events)).cut_by == "Optimizer.step#SGD.step"
+
+    def test_marks_come_before_updates(self, tmp_path: Path) -> None:
+        events = [*(note("Optimizer.step#SGD.step", start, start + 2) for start in (3, 8, 13)), step(0, 0, 20)]
+        assert windows(tmp_path, events) == [(0, 20)]
+
+    def test_two_updates_do_not_show_two_steps(self, tmp_path: Path) -> None:
+        events = [note("Optimizer.step#SGD.step", start, start + 2) for start in (10, 20)]
+        assert not steps_of(trace_of(tmp_path, events)).marked
+
+    def test_of_two_optimizers_the_slow_one_makes_the_steps(self, tmp_path: Path) -> None:
+        """A critic is updated three times before its generator is."""
+        events = [operator("aten::zeros", 0, 1)]
+        for begin in (0, 100, 200):
+            events += [note("Optimizer.step#RMSprop.step", begin + at, begin + at + 5) for at in (10, 30, 50)]
+            events.append(note("Optimizer.step#Adam.step", begin + 80, begin + 90))
+        assert windows(tmp_path, events) == [(90, 190), (190, 290)]
+
+    def test_two_optimizers_of_one_class_make_one_step(self, tmp_path: Path) -> None:
+        events = [operator("aten::zeros", 0, 1)]
+        for begin in (0, 100, 200, 300):
+            events += [operator("aten::mm", begin + at, begin + at + 1) for at in (1, 3, 5, 7, 9)]
+            events.append(note("Optimizer.step#Adam.step", begin + 20, begin + 30))
+            events += [operator("aten::add", begin + at, begin + at + 1) for at in range(40, 60, 2)]
+            events.append(note("Optimizer.step#Adam.step", begin + 80, begin + 90))
+        assert windows(tmp_path, events) == [(90, 190), (190, 290), (290, 390)]
+
+    def test_work_of_the_device_lengthens_the_step_that_launched_it(self, tmp_path: Path) -> None:
+        events = [operator("aten::zeros", 0, 1)]
+        for number, begin in enumerate((0, 100, 200, 300)):
+            events.append(note("Optimizer.step#Adam.step", begin, begin + 10))
+            events += launched("gemm", begin + 20, begin + 60, begin + 115, number + 1)
+        assert windows(tmp_path, events) == [(10, 115), (115, 215), (215, 315)]
+
+    @pytest.mark.parametrize(
+        "name", ["h100_detailed", "h100_item_in_the_loop", "h200_input_bound", "h200_launch_bound"]
+    )
+    def test_real_steps_last_as_long_as_with_marks(self, tmp_path: Path, name: str) -> None:
+        """Steps of a real capture differ by some percent; the same ones are not compared, as each begins elsewhere."""
+        content = gzip.decompress((CAPTURES / f"{name}.json.gz").read_bytes())
+        unmarked = tmp_path / "unmarked.json"
+        unmarked.write_bytes(content.replace(b"ProfilerStep#", b"Nothing "))
+        marked, cut = (steps_of(read_trace(path)) for path in (CAPTURES / f"{name}.json.gz", unmarked))
+        assert (cut.marked, len(cut)) == (True, len(marked) - 1)
+        means = [float(np.diff(steps.boundaries).mean()) for steps in (marked, cut)]
+        assert means[1] == pytest.approx(means[0], rel=0.06)
 
 
 class TestCpu:

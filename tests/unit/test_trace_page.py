@@ -31,7 +31,7 @@ from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.comparison import compare
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CaptureQuality, CollectiveStats, Finding, GapSite
-from steptune.tuner.trace_records import MemoryClass, MemoryStats, RankWait, TraceAnalysis
+from steptune.tuner.trace_records import MemoryClass, MemoryStats, ProcessGroup, RankWait, TraceAnalysis
 
 MATMUL, HOST, DATA = "compute_matmul", "host", "data_wait"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"
@@ -267,13 +267,15 @@ def test_process_groups_of_one_kind_are_one_row():
     shards += [called("reducescatter", f"shards {n}", 2, 200) for n in range(8)]
     replicas = [called("allreduce", f"replicas {n}", 2, 4000) for n in range(8)]
     rank = make_rank(make_breakdown([{MATMUL: 1}, {MATMUL: 1}]))
-    analysis = replace(make_analysis(rank), collectives=(*shards, *replicas))
+    groups = [ProcessGroup(name=f"shards {n}", ranks=tuple(range(8 * n, 8 * n + 8)), num_hosts=1) for n in range(8)]
+    groups += [ProcessGroup(name=f"replicas {n}", ranks=tuple(range(n, 64, 8)), num_hosts=8) for n in range(8)]
+    analysis = replace(make_analysis(replace(rank, groups=tuple(groups))), collectives=(*shards, *replicas))
     assert [tuple(row) for row in get_groups_info(analysis)] == [
-        (8, 8, "allreduce", 1, 1 << 20, 2000, 200),
-        (8, 8, "allgather, reducescatter", 4, 4 << 20, 600, 400),
+        (8, 8, "across 8 hosts", "allreduce", 1, 1 << 20, 2000, 200),
+        (8, 8, "within a host", "allgather, reducescatter", 4, 4 << 20, 600, 400),
     ]
     page = without_scripts(render_trace_page(analysis))
-    assert "<td>8 groups of 8 ranks</td><td>allreduce</td>" in page
+    assert "<td>8 groups of 8 ranks across 8 hosts</td><td>allreduce</td>" in page
     assert get_groups_info(replace(analysis, collectives=replicas[:1])) == []
 
 

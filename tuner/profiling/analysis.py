@@ -42,6 +42,7 @@ from steptune.tuner.profiling.details import (
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SUBJECTS, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
+from steptune.tuner.profiling.extra_work import extra_work
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
@@ -52,6 +53,7 @@ from steptune.tuner.profiling.memory import memory_stats
 from steptune.tuner.profiling.modules import module_stats
 from steptune.tuner.profiling.operator_calls import device_time_of_operators, operator_calls
 from steptune.tuner.profiling.operators import operator_stats
+from steptune.tuner.profiling.process_groups import process_groups
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
 from steptune.tuner.profiling.rank_findings import diagnose_ranks
 from steptune.tuner.profiling.reader import read_trace
@@ -118,7 +120,7 @@ def analyse_traces(
 
     Args:
         details: By trace: another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -174,7 +176,7 @@ def analyse_trace(
 
     Args:
         details: Another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
@@ -239,7 +241,7 @@ def analyse_trace(
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
         timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()),
-        lanes=lanes_of(capture, tiles, max_cells),
+        lanes=lanes_of(capture, tiles, max_cells) if max_cells else (),
         gaps=gaps,
         queues=queues,
         kernels=kernel_stats(capture, top),
@@ -249,8 +251,10 @@ def analyse_trace(
         stacks=stack_tree(stacked, by_stack),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
+        groups=process_groups(trace, capture.device_numbers),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
+        extra_work=extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device)),
         what_ifs=what_ifs(busiest(breakdowns)),
         roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
@@ -273,6 +277,11 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
         for one in analysis.breakdowns
     )
     return msgspec.structs.replace(analysis, breakdowns=tuple(breakdowns))
+
+
+def _number(device: str) -> int | None:
+    """Number of a device by its name; None of a CPU."""
+    return None if device == "cpu" else int(device.partition(":")[2])
 
 
 def _not_replayed(capture: Capture) -> Replay:
@@ -321,7 +330,7 @@ def analyse_file(
 
     Args:
         details_file: Another window of the same steps, with call stacks, shapes, and maybe every allocation.
-        max_cells: Of each lane.
+        max_cells: Of each lane; with 0 there are no lanes.
     """
     trace = read_trace(path)
     details = read_details(details_file) if details_file is not None else None

@@ -28,6 +28,7 @@ from steptune.tuner.profiling.claims import Subject, claimed
 from steptune.tuner.profiling.evidence import PLACES, SEVERITIES, Evidence
 from steptune.tuner.profiling.facts import BF16, FP16, TF32
 from steptune.tuner.profiling.gains import ASIDE, BESIDE, LATE_RULE, Gain, bound_of, by_worth
+from steptune.tuner.profiling.process_groups import hosts_of, reach
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
@@ -39,15 +40,16 @@ from steptune.tuner.profiling.replay.answers import (
     STALLS,
     SYNCHRONISATION,
 )
-from steptune.tuner.profiling.stall_findings import STALL_RULE, diagnose_stalls
+from steptune.tuner.profiling.stall_findings import STALL_ADVICE, STALL_RULE, diagnose_stalls
+from steptune.tuner.profiling.stalls import cause_of, listed
 from steptune.tuner.records import Finding, StepFacts
 from steptune.tuner.strategies.api import Settings
 from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.fused_kernels.choice import FusedKernelsSetting
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 from steptune.tuner.strategies.registry import strategies_for
-from steptune.tuner.trace_records import Synchronisation
-from steptune.tuner.wording import milliseconds
+from steptune.tuner.trace_records import RankAnalysis, Synchronisation
+from steptune.tuner.wording import counted, milliseconds
 
 BAD_CAPTURE = "bad_capture"
 """The rule of findings that say why a capture cannot be trusted."""
@@ -59,6 +61,9 @@ NOTABLE = 0.01
 """Share of the step by which a gain beside other causes has to exceed that without them to be told."""
 HIDDEN = 0.2
 """Communication overlaps with compute already where at least this share of it is hidden."""
+EXTRA_ADVICE = (
+    "do what these steps do besides training (an evaluation, samples, statistics) more rarely, or beside the training"
+)
 BUSY = 0.8
 """Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
 
@@ -240,6 +245,26 @@ def _step_variation(evidence: Evidence) -> float | None:
     if evidence.facts.own_capture or evidence.analysis is None:
         return None
     return evidence.analysis.step_time_cv
+
+
+def _extra_share(evidence: Evidence) -> float | None:
+    """Share of the steps' time that is compute which only some of them have."""
+    extra = evidence.analysis.extra_work if evidence.analysis is not None else None
+    if extra is None:
+        return None
+    return min(extra.time_ns / max(1, evidence.breakdown.step_time_ns), evidence.share(*COMPUTE))
+
+
+def _extra_cause(evidence: Evidence) -> Cause | None:
+    """Which steps have it, and what it is as far as something is recorded."""
+    extra = evidence.analysis.extra_work if evidence.analysis is not None else None
+    if extra is None:
+        return None
+    kind = cause_of(extra.name)
+    where = f"step{'' if len(extra.steps) == 1 else 's'} {listed(extra.steps)} of {evidence.breakdown.num_steps}"
+    advice = STALL_ADVICE.get(kind, EXTRA_ADVICE)
+    message = f"{where}, during {extra.name}" if extra.name else f"{where}, by operations that the others do not run"
+    return Cause(name=kind or "unknown", message=message, remedies=(Remedy(advice=advice),))
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
@@ -571,6 +596,15 @@ RULES: tuple[Rule, ...] = (
         applies=_far_from_roofline,
     ),
     Rule(
+        name="extra_work",
+        categories=COMPUTE,
+        thresholds=(0.05, 0.15, 0.30),
+        message="{share} of the steps' time is compute that only some of them have",
+        remedies=(Remedy(advice=EXTRA_ADVICE),),
+        measure=_extra_share,
+        cause=_extra_cause,
+    ),
+    Rule(
         name="unsteady_steps",
         categories=(),
         thresholds=(0.10, 0.20, 0.50),
@@ -706,6 +740,17 @@ def _waiting(one: Synchronisation) -> str:
     return f"{one.call}{costs}" + (f" ({where})" if where else "")
 
 
+def _exchanges(analysis: RankAnalysis) -> list[str]:
+    """The collectives that hold compute up the longest, and over how many hosts their groups reach."""
+    exposed = sorted((one for one in analysis.collectives if one.exposed_ns > 0), key=lambda one: -one.exposed_ns)
+    return [
+        f"{one.name} of {counted(one.group_size, 'rank')}"
+        + (f" {where}" if (where := reach(hosts_of(analysis.groups, one.group))) else "")
+        + f": {milliseconds(one.exposed_ns)} exposed in {counted(one.count, 'call')}"
+        for one in exposed
+    ]
+
+
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
     """Evidence of a finding: the longest gaps blamed on it, and the longest kernels of its categories."""
     analysis, device = evidence.analysis, evidence.breakdown.device
@@ -721,6 +766,8 @@ def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
         for gap in gaps
         if gap.category in rule.categories and not (gap.category == Category.HOST and gap.length_ns > limit_ns)
     ]
+    if Category.COMMUNICATION in rule.categories:
+        found += _exchanges(analysis)
     computing = [c for c in rule.categories if c in COMPUTING]
     found += [
         f"{operator.name}: {operator.device_ns / 1e6:.3g} ms in {operator.count} calls ({where})"

@@ -302,6 +302,11 @@ def _about_steps(capture: Capture) -> list[str]:
         notes.append(
             "no step is marked (no ProfilerStep#N): all of the trace counts as one step; call prof.step() in the loop"
         )
+    if steps.cut_by:
+        notes.append(
+            f"no step is marked (no ProfilerStep#N): a step reaches from one {steps.cut_by} to the next; call "
+            "prof.step() in the loop to mark it"
+        )
     if steps.num_ignored:
         notes.append(
             f"{counted(steps.num_ignored, 'mark')} of steps ignored: of other threads than the one that launches the "

@@ -10,6 +10,11 @@ from steptune.tuner.profiling.intervals import EMPTY, Ints
 from steptune.tuner.profiling.launches import Launches
 from steptune.tuner.profiling.trace import Kind, Trace
 
+UPDATES = r"^Optimizer\.step#"
+LEAST_UPDATES = 3
+"""Fewer updates of the parameters do not show two steps."""
+ALIKE = 0.9
+"""Stretches of a loop are the same part of it if the host records this share of the events of one in the other."""
 COMPLETE = 0.8
 """A last step that launched less than this share of what the others did was cut off by the end of the capture."""
 
@@ -24,6 +29,7 @@ class StepWindows:
         host_starts: When the host began each step: it may run ahead of the device. Empty without marks.
         host_end: When the host ended the last of them.
         marked: Whether the trace says where steps begin; without marks all of it is one window.
+        cut_by: Name of the optimizer's ranges that say it where the profiler marked no step; else empty.
         num_dropped: Incomplete steps at the end that are left out.
         num_ignored: Marks that are no steps of the loop: of other threads, around others, without length.
     """
@@ -32,6 +38,7 @@ class StepWindows:
     thread: int
     host_starts: Ints
     marked: bool
+    cut_by: str = ""
     host_end: int = 0
     num_dropped: int = 0
     num_ignored: int = 0
@@ -55,40 +62,87 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     """Device-adjusted windows of the steps that the profiler marked.
 
     A step ends when its CPU part and all device work launched inside it have ended; the next begins
-    there, and the first one where the work of the step before it has ended. A trace without marks is one
-    window over everything. On a trace without device work the windows are those of the CPU.
+    there, and the first one where the work of the step before it has ended. Without marks a step reaches from
+    one update of the parameters to the next. A trace without either is one window over everything. On a trace
+    without device work the windows are those of the CPU.
     """
-    host = trace.host
-    marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
-    if len(marks) == 0:
+    steps = _marked(trace, launches) or _between_updates(trace)
+    if steps is None:
         return StepWindows(
             boundaries=np.array(trace.span), thread=_busiest_thread(trace), host_starts=EMPTY, marked=False
         )
-    num_marks = len(marks)
-    marks = _real_marks(trace, launches, marks)
-    thread = int(host.thread[marks[0]])
-    start, end = host.start[marks], host.end[marks]
+    start, end = steps.start, steps.end
     launched_end, num_launched = _launched(trace, launches, start, end)
-    kept = len(marks)
+    kept = len(start)
     if kept > 1 and num_launched[-1] < COMPLETE * np.median(num_launched[:-1]):
         kept -= 1
     follows = np.concatenate([start[1:], end[-1:]])
     # Where the device is done before the next step begins, what lies between belongs to the step before.
     ends = np.where(launched_end <= follows, np.maximum(end, follows), launched_end)
     ends = np.maximum.accumulate(np.maximum(ends, end))
-    if kept == len(marks):
+    if kept == len(start):
         ends[-1] = max(int(end[-1]), int(launched_end[-1]), int(ends[-2]) if kept > 1 else 0)
     first = _first_start(trace, launches, int(start[0]), int(end[0]))
     boundaries = np.concatenate([[first], np.maximum(ends[:kept], first)])
     return StepWindows(
         boundaries=boundaries,
-        thread=thread,
+        thread=steps.thread,
         host_starts=start[:kept],
         host_end=int(follows[kept - 1]),
         marked=True,
-        num_dropped=len(marks) - kept,
-        num_ignored=num_marks - len(marks),
+        cut_by=steps.cut_by,
+        num_dropped=len(start) - kept,
+        num_ignored=steps.num_ignored,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HostSteps:
+    """Steps of the host's loop, in their order."""
+
+    thread: int
+    start: Ints
+    end: Ints
+    cut_by: str = ""
+    num_ignored: int = 0
+
+
+def _marked(trace: Trace, launches: Launches) -> _HostSteps | None:
+    """Steps that the profiler marked; None without marks."""
+    host = trace.host
+    marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
+    if len(marks) == 0:
+        return None
+    real = _real_marks(trace, launches, marks)
+    thread = int(host.thread[real[0]])
+    return _HostSteps(thread=thread, start=host.start[real], end=host.end[real], num_ignored=len(marks) - len(real))
+
+
+def _between_updates(trace: Trace) -> _HostSteps | None:
+    """Steps from the end of one update to the end of the next; None with too few.
+
+    Of several optimizers the one that ends last: where one takes several steps of another's one, that is the slow one.
+    """
+    host = trace.host
+    updates = trace.host_rows(UPDATES, Kind.OPERATOR, Kind.ANNOTATION)
+    if len(updates) < LEAST_UPDATES:
+        return None
+    last = updates[host.end[updates].argmax()]
+    own = updates[(host.name[updates] == host.name[last]) & (host.thread[updates] == host.thread[last])]
+    ends = np.sort(host.end[own])
+    ends = ends[:: -_period(host.start[host.thread == host.thread[last]], ends)][::-1]
+    if len(ends) < LEAST_UPDATES:
+        return None
+    return _HostSteps(thread=int(host.thread[last]), start=ends[:-1], end=ends[1:], cut_by=trace.names[host.name[last]])
+
+
+def _period(starts: Ints, ends: Ints) -> int:
+    """Updates in a step: optimizers of one class, as those of a generator and its critic, have ranges of one name."""
+    counts = np.diff(np.searchsorted(np.sort(starts), ends))
+    for period in range(1, len(ends) // LEAST_UPDATES + 1):
+        if (abs(counts[period:] - counts[:-period]) <= (1 - ALIKE) * counts.max(initial=0)).all():
+            return period
+    return 1
 
 
 def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:

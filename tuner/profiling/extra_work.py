@@ -1,0 +1,90 @@
+"""Work that only some steps have: an evaluation inside of the loop, samples that are drawn, a second update.
+
+It is no stall, as the host dispatches all the while, and no slow step, as those run the same operations as others. So
+the number of operations tells it, and its time is what those steps compute beyond the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptune.tuner.costs.categories import COMPUTE
+from steptune.tuner.profiling.capture import Capture
+from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.trace import Kind
+from steptune.tuner.records import Breakdown
+from steptune.tuner.trace_records import ExtraWork
+
+LEAST_STEPS = 4
+MORE = 1.2
+"""Steps with so many times the usual number of operations do something besides."""
+USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
+"""Annotations of PyTorch and of its profiler, and functions that are no code of the user: they name nothing."""
+
+
+def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> ExtraWork | None:
+    """The work of few steps; None where all do the same, or most do it.
+
+    Args:
+        breakdown: Of the device.
+        device: Number of the device; None on a CPU.
+    """
+    count = len(breakdown.steps)
+    if count < LEAST_STEPS or count != len(capture.steps):
+        return None
+    operations = np.bincount(_step_of(capture, _operations(capture, device)), minlength=count)
+    more = operations >= MORE * np.median(operations)
+    if not more.any() or 2 * more.sum() > count:
+        return None
+    computed = np.array([sum(step.get(category.value, 0) for category in COMPUTE) for step in breakdown.steps])
+    beyond = computed[more] - np.median(computed[~more])
+    return ExtraWork(
+        steps=tuple((np.flatnonzero(more) + 1).tolist()),
+        time_ns=int(np.maximum(beyond, 0).sum()),
+        name=_name(capture, more),
+    )
+
+
+def _operations(capture: Capture, device: int | None) -> Ints:
+    """When the host launched each operation in the steps; on a CPU, when it ran each operator."""
+    trace, launches = capture.trace, capture.launches
+    if device is None:
+        host = trace.host
+        found = host.start[(host.kind == Kind.OPERATOR) & (host.thread == capture.steps.thread)]
+    else:
+        found = launches.start[(trace.work.device == device) & (launches.row >= 0)]
+    first, last = _begins(capture)[0], max(capture.steps.host_end, capture.steps.span[1])
+    inside: Ints = found[(found >= first) & (found < last)]
+    return inside
+
+
+def _begins(capture: Capture) -> Ints:
+    steps = capture.steps
+    return steps.host_starts if len(steps.host_starts) else steps.boundaries[:-1]
+
+
+def _step_of(capture: Capture, time: Ints) -> Ints:
+    """Number of the step of each moment, from 0."""
+    step: Ints = np.searchsorted(_begins(capture), time, side="right") - 1
+    return step
+
+
+def _name(capture: Capture, more: np.typing.NDArray[np.bool_]) -> str:
+    """The annotation, or else the Python function, that takes the most time of those that only such steps have."""
+    trace, host = capture.trace, capture.trace.host
+    first, last = _begins(capture)[0], capture.steps.span[1]
+    usual = trace.names_matching(USUAL)[host.name]
+    for kind in (Kind.ANNOTATION, Kind.PYTHON):
+        rows = np.flatnonzero(
+            (host.kind == kind)
+            & (host.thread == capture.steps.thread)
+            & ~usual
+            & (host.start >= first)
+            & (host.end <= last)
+        )
+        in_more = more[_step_of(capture, host.start[rows])]
+        only = rows[in_more & ~np.isin(host.name[rows], host.name[rows[~in_more]])]
+        if len(only):
+            times = np.bincount(host.name[only], weights=host.end[only] - host.start[only])
+            return trace.names[int(times.argmax())]
+    return ""

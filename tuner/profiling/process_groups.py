@@ -1,0 +1,56 @@
+"""Process groups of a run: their ranks, and over how many hosts they reach.
+
+A trace names the ranks of each group, and its devices are all that its process sees. Launchers give a host the next
+ranks, a device each. Where a process sees several devices and works on the one that its rank has by that rule, the rule
+tells the hosts of all ranks; where it does not, hosts are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steptune.tuner.profiling.trace import Trace
+from steptune.tuner.trace_records import ProcessGroup
+
+LEAST_DEVICES = 2
+"""A process that sees a single device may have been given that one of several."""
+
+
+def process_groups(trace: Trace, device_numbers: Sequence[int]) -> tuple[ProcessGroup, ...]:
+    """The groups that a trace describes.
+
+    Args:
+        device_numbers: Devices that the process worked on.
+    """
+    described = trace.distributed.get("pg_config")
+    rows = [row for row in described if isinstance(row, dict)] if isinstance(described, list) else []
+    per_host = _ranks_per_host(trace, device_numbers)
+    found = []
+    for row in rows:
+        ranks, size = row.get("ranks"), row.get("pg_size")
+        members = tuple(ranks) if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks) else ()
+        if not members and size == trace.num_ranks:
+            members = tuple(range(trace.num_ranks))
+        hosts = len({rank // per_host for rank in members}) if per_host and members else None
+        found.append(ProcessGroup(name=str(row.get("pg_name", "")), ranks=members, num_hosts=hosts))
+    return tuple(found)
+
+
+def _ranks_per_host(trace: Trace, device_numbers: Sequence[int]) -> int | None:
+    """Ranks of every host; None where the trace does not show it."""
+    visible = len(trace.devices)
+    if trace.rank is None or len(device_numbers) != 1 or visible < LEAST_DEVICES:
+        return None
+    # The first rank works on the first device whatever the rule: hosts that are full speak for it.
+    told = trace.rank > 0 or trace.num_ranks % visible == 0
+    return visible if told and device_numbers[0] == trace.rank % visible else None
+
+
+def hosts_of(groups: Sequence[ProcessGroup], name: str) -> int | None:
+    """Over how many hosts the groups of a name reach, the farthest of them; None where that is not known."""
+    return max((group.num_hosts for group in groups if group.name == name and group.num_hosts), default=None)
+
+
+def reach(num_hosts: int | None) -> str:
+    """Say over how many hosts a group reaches; empty where that is not known."""
+    return "" if num_hosts is None else "within a host" if num_hosts == 1 else f"across {num_hosts} hosts"

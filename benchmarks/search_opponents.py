@@ -11,15 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 
 from steptune.tuner.estimates import log_rate
 from steptune.tuner.records import BASELINE, Move, TrialResult
-from steptune.tuner.search.evidence import WHOLE, Evidence
-from steptune.tuner.search.gaussian import StepModel
 from steptune.tuner.search.grid import Grid, Levels
 from steptune.tuner.search.history import History, Proposal
 from steptune.tuner.search.model_search import ModelSearch, expected_improvement
@@ -34,26 +32,7 @@ class PlainGaussian(ModelSearch):
     @staticmethod
     def blind(history: History) -> History:
         """Return the history as that of a search that was never profiled."""
-        return _Blind(**{name: getattr(history, name) for name in History.__dataclass_fields__})
-
-
-class _Blind(History):
-    @property
-    def evidence(self) -> Evidence:  # type: ignore[override]
-        starts = [replace_breakdowns(result) for result in self.starts]
-        return Evidence(self.grid, self.knowledge, starts, {})
-
-    @property
-    def model(self) -> StepModel:  # type: ignore[override]
-        if "_plain" not in self.__dict__:
-            evidence = self.evidence
-            assert evidence.categories == [WHOLE]
-            self.__dict__["_plain"] = StepModel(evidence.prior(self.incumbent), evidence.measured())
-        return self.__dict__["_plain"]
-
-
-def replace_breakdowns(result: TrialResult) -> TrialResult:
-    return msgspec.structs.replace(result, breakdowns=())
+        return replace(history, by_category=False)
 
 
 class Greedy:

@@ -12,7 +12,7 @@ from steptune.tuner.search import searches
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.knowledge import Priors
-from steptune.tuner.search.model_search import as_it_came_true
+from steptune.tuner.search.model_search import ModelSearch, as_it_came_true
 from steptune.tuner.search.plain_searches import RandomSearch
 from steptune.tuner.search.searches import OWN, make_search, search_names
 from steptune.tuner.trials.fake import PAIR, SEPARABLE, WALL, FakeRunner, FakeStrategy
@@ -128,6 +128,20 @@ def test_the_model_ends_when_nothing_is_likely_left():
     certificate = designer.certificate()
     assert certificate.ended == "no bound above noise"
     assert certificate.probability_left < 0.05
+
+
+def test_late_proposals_take_turns_with_those_of_the_step_alone():
+    """The model of categories names the one that it hopes to save most of; that of the step knows none."""
+    designer = Designer(
+        surface_space(SEPARABLE), search=ModelSearch(ends_below=0.0), budget_s=NO_LIMIT_S, max_trials=16
+    )
+    suggestions, _ = tell(designer, FakeRunner(SEPARABLE, noise_sd=0.01))
+    num_choices = sum(n - 1 for n in designer.grid.num_levels)
+    first = max(8, int(0.75 * num_choices))
+    by_step = suggestions[first::2]
+    assert by_step
+    assert not any("from less" in suggestion.reason for suggestion in by_step)
+    assert any("from less" in suggestion.reason for suggestion in suggestions[:first])
 
 
 def test_draws_that_say_too_much_are_read_as_they_came_true():

@@ -23,7 +23,7 @@ def test_the_model_says_its_own_probabilities():
         r"would try \d configurations?: the first, .*, is the best so far with probability (\d+)%", answer.prospect
     )
     assert found, answer.prospect
-    left = re.search(r"anything untried is 2% faster with probability (\d+)%", answer.prospect)
+    left = re.search(r"anything else is 2% faster with probability (\d+)%", answer.prospect)
     assert int(left[1]) / 100 == pytest.approx(answer.certificate.probability_left, abs=0.3)
 
 

@@ -94,7 +94,7 @@ class Certificate(Record):
         not_tried: Each with its reason.
         audits: Pruned choices that were tried all the same.
         audit_violations: Those that gained more than their bound.
-        probability_left: That something untried makes the step shorter by more than 2 %, when the search ended; None
+        probability_left: That something else makes the step shorter by more than 2 %, when the search ended; None
             where the search says nothing of it.
     """
 

@@ -237,7 +237,7 @@ class Designer:
 
     @property
     def _probability_left(self) -> float | None:
-        """Probability that something untried is worth going on for; None where the search says nothing of it."""
+        """Probability that something else is worth going on for; None where the search says nothing of it."""
         return getattr(self.search, "probability_left", None)
 
     # --- what next ----------------------------------------------------------------------------
@@ -428,7 +428,7 @@ class Designer:
         """Settle the answer; write down every choice that was not tried, with how likely it would have paid, and why
         the search ended.
         """
-        self._settle_on(self.history.lean_answer())
+        self._choose_incumbent()
         for move, bound in self.knowledge.untried(self.incumbent):
             impossible = self._why_impossible(move)
             chance = 0.0 if impossible else self._chance(move)

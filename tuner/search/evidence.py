@@ -47,10 +47,17 @@ class Evidence:
     Args:
         starts: In the order of measuring; those that do not count are left out here.
         realisation: By strategy: part of its bound that earlier studies saw it realise.
+        by_category: Whether profiles count, and with them bounds and expectations; else the step is all that is known.
     """
 
     def __init__(
-        self, grid: Grid, knowledge: Knowledge, starts: Sequence[TrialResult], realisation: Mapping[str, float]
+        self,
+        grid: Grid,
+        knowledge: Knowledge,
+        starts: Sequence[TrialResult],
+        realisation: Mapping[str, float],
+        *,
+        by_category: bool = True,
     ) -> None:
         self._grid, self._knowledge, self._realisation = grid, knowledge, realisation
         self.counted = [
@@ -60,7 +67,7 @@ class Evidence:
             and not knowledge.had_no_effect(result.candidate)
             and (levels := grid.levels_of(result.candidate)) is not None
         ]
-        self._profiles = [self._profile(result) for _, result in self.counted]
+        self._profiles = [self._profile(result) if by_category else None for _, result in self.counted]
         self.categories = self._choose_categories()
 
     def _profile(self, result: TrialResult) -> dict[str, float] | None:

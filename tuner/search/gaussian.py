@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from threadpoolctl import ThreadpoolController
 
 Floats = NDArray[np.float64]
@@ -219,6 +219,8 @@ class StepModel:
         self._floor_s = FLOOR * float(measured.profiles[0].sum())
         self._reference = np.log(measured.profiles[0] + self._floor_s)
         self._sizes = [np.where(acts, WIDTH, SIDE) for acts in prior.acts]
+        self._own = [kernel[1:, 1:] + 1e-6 * np.eye(len(kernel) - 1) for kernel in prior.kernels]
+        self._inverses = [np.linalg.inv(own) for own in self._own]
         self._means = prior.mean(measured.levels)
         self._rows = self._observed()
         self._correlations = prior.correlations(measured.levels, measured.levels)
@@ -333,20 +335,18 @@ class StepModel:
         size, replaces the usual one as far as `FREEDOM` lets it.
         """
         rows, levels = self._rows, self.measured.levels[self._rows.starts]
-        inverse = cho_solve((self._factor, True), np.eye(len(rows.starts)))
-        for k, kernel in enumerate(self.prior.kernels):
-            own = kernel[1:, 1:] + 1e-6 * np.eye(len(kernel) - 1)
-            to_rows = kernel[1:, levels[:, k]]
-            for c in range(self.prior.num_categories):
-                usual = np.where(self.prior.acts[k][1:, c], WIDTH, SIDE)
-                size = self._sizes[k][1:, c]
-                cross = size[:, None] * to_rows * (self._sizes[k][levels[:, k], c] * rows.weights[:, c])
-                mean = cross @ self._alpha
-                spread = size[:, None] * own * size - cross @ inverse @ cross.T + np.outer(mean, mean)
-                square = float(np.trace(np.linalg.solve(usual[:, None] * own * usual, spread)))
-                grown = math.sqrt((FREEDOM + square) / (FREEDOM + len(own)))
-                self._sizes[k] = self._sizes[k].copy()
-                self._sizes[k][1:, c] = usual * grown
+        for k, (kernel, own, inverse) in enumerate(zip(self.prior.kernels, self._own, self._inverses, strict=True)):
+            size, usual = self._sizes[k][1:].T, np.where(self.prior.acts[k][1:], WIDTH, SIDE).T
+            at_rows = (self._sizes[k][levels[:, k]] * rows.weights).T
+            cross = size[:, :, None] * kernel[1:, levels[:, k]] * at_rows[:, None]  # category, level, row
+            white = solve_triangular(self._factor, cross.reshape(-1, len(rows.starts)).T, lower=True)
+            white = white.T.reshape(cross.shape)
+            mean = cross @ self._alpha
+            spread = size[:, :, None] * own * size[:, None] - white @ white.transpose(0, 2, 1)
+            spread += mean[:, :, None] * mean[:, None]
+            square = (inverse * spread / (usual[:, :, None] * usual[:, None])).sum((1, 2))
+            grown = np.sqrt((FREEDOM + square) / (FREEDOM + len(own)))
+            self._sizes[k] = np.concatenate([self._sizes[k][:1], (usual * grown[:, None]).T])
 
     def _categories(self, levels: Ints, means: Floats) -> Floats:
         """Posterior mean of the logarithm of every category over the reference's."""

@@ -19,13 +19,13 @@ from steptune.tuner.search.blame import Blame, Room
 from steptune.tuner.search.evidence import Evidence
 from steptune.tuner.search.gaussian import Beliefs, Floats, Ints, StepModel
 from steptune.tuner.search.grid import Grid, Levels
-from steptune.tuner.search.knowledge import WORTHWHILE, Knowledge
+from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
 """Part of the step below which a difference is none: the configuration that changes less is the better one."""
 NEEDED = 0.8
-"""Probability of a loss beyond that from which a choice is not left out of the answer at the end."""
+"""Probability of a loss beyond that from which the answer is not tried without a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,8 @@ class History:
         num_left: Trials that the search may still make.
         seed: For whatever is random.
         realisation: By strategy: part of its bound that earlier studies saw it realise.
+        by_category: Whether the model is of categories; else of the step alone, without profiles, bounds and
+            expectations.
     """
 
     grid: Grid
@@ -82,6 +84,7 @@ class History:
     num_left: int
     seed: int
     realisation: Mapping[str, float] = field(default_factory=dict)
+    by_category: bool = True
 
     @property
     def space(self) -> Space:
@@ -113,7 +116,7 @@ class History:
 
     @cached_property
     def evidence(self) -> Evidence:
-        return Evidence(self.grid, self.knowledge, self.starts, self.realisation)
+        return Evidence(self.grid, self.knowledge, self.starts, self.realisation, by_category=self.by_category)
 
     @cached_property
     def model(self) -> StepModel:
@@ -154,15 +157,6 @@ class History:
         variance = covariance[0, 0] + np.diag(covariance) - 2 * covariance[0]
         mean = (both.mean - both.mean[0])[1:]
         return mean, np.asarray(ndtr((mean - IDLE) / np.sqrt(np.maximum(variance[1:], 1e-10))))
-
-    def lean_answer(self) -> Candidate:
-        """The measured configuration that changes least of those that are not clearly slower than the answer."""
-        levels, _ = self.measured
-        mean, likely = self.loses(np.array(levels, dtype=np.int64))
-        good = [n for n in range(len(levels)) if likely[n] < NEEDED and mean[n] < WORTHWHILE]
-        best = min(good, key=lambda n: (np.count_nonzero(levels[n]), mean[n]))
-        found = self.grid.candidate(levels[best])
-        return self.answer() if found is None else found
 
     def answer(self) -> Candidate:
         """The measured configuration with the lowest expected step time; of those that are as good, the one that

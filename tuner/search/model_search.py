@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import expit, logit, ndtr
@@ -41,6 +42,8 @@ LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
 """Factor of a bound, since some are wrong; gain beyond it that any change may have, and that undoing one may have."""
 NO_LIKELIER = 0.02
 """Difference in the probability to run that counts as none."""
+LATE, LATE_AT_LEAST = 0.75, 8
+"""Starts for each choice, and starts, from which every second proposal is by the step alone (decision 63)."""
 WORTH = 0.02
 """Gain, of the step, that is worth going on for."""
 UNLIKELY = 0.05
@@ -67,13 +70,13 @@ class ModelSearch:
     """The search by the Gaussian model.
 
     Args:
-        ends_below: Probability of a gain of 2 % in something untried below which the search ends.
+        ends_below: Probability of a gain of 2 % in something else below which the search ends.
     """
 
     def __init__(self, ends_below: float = UNLIKELY) -> None:
         self._ends_below = ends_below
         self.probability_left: float | None = None
-        """Probability that something untried is faster by more than 2 %, when it was asked last."""
+        """Probability that something else is faster than the answer by more than 2 %, when it was asked last."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
         """Keeps nothing: the history has it all."""
@@ -86,12 +89,24 @@ class ModelSearch:
         simpler = look.simpler()
         if self.probability_left < self._ends_below:
             return simpler
+        if _is_turn_of_step(history):
+            look = Look(replace(history, by_category=False), generator, bounds=look.bounds)
+            pool = look.pool()
         found = look.proposals(pool) if len(pool.levels) else []
         most = max((proposal.worth for proposal in found), default=0.0)
         proposals = [*look.repeats(most), *(proposal.made for proposal in found)]
         if simpler and not (proposals and history.can_pay(proposals[0].candidate, simpler[0].candidate)):
             return simpler
         return proposals
+
+
+def _is_turn_of_step(history: History) -> bool:
+    """Say whether the next proposal is by the step alone. What was declared wrongly keeps the model of categories from
+    configurations that this one finds, and it needs about as many starts as there are choices.
+    """
+    num_choices = sum(history.grid.num_levels) - len(history.grid.num_levels)
+    late = len(history.starts) - max(LATE_AT_LEAST, int(LATE * num_choices))
+    return late >= 0 and late % 2 == 0
 
 
 class _Worth:
@@ -102,11 +117,18 @@ class _Worth:
 
 
 class Look:
-    """State of the model at one moment, and the configurations that it is asked about."""
+    """State of the model at one moment, and the configurations that it is asked about.
 
-    def __init__(self, history: History, generator: np.random.Generator) -> None:
+    Args:
+        bounds: By parameter and level: the most that it can save, where that is not what the model knows of it.
+    """
+
+    def __init__(
+        self, history: History, generator: np.random.Generator, bounds: Sequence[Floats] | None = None
+    ) -> None:
         self._history, self._grid, self._model = history, history.grid, history.model
         self._generator = generator
+        self.bounds = self._model.prior.most if bounds is None else bounds
         self._known, self._measured = history.measured
         self._best = int(np.argmin(self._measured.mean))
         self._seen: set[Levels] = set(self._known)
@@ -184,7 +206,7 @@ class Look:
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
-        best, most = self._known[self._best], self._model.prior.most
+        best, most = self._known[self._best], self.bounds
         lean = [
             tuple(
                 now if level and level != now and saved[level] <= 0 else level
@@ -319,15 +341,17 @@ class Look:
         return float(expected_improvement(np.array([-distance]), np.array([moved]))[0])
 
     def probability_left(self, pool: Beliefs) -> float:
-        """Probability that something untried is faster than the best by more than what is worth going on for, by joint
-        draws.
+        """Probability that something else, measured or not, is faster than the best by more than what is worth going on
+        for, by joint draws.
         """
-        improvement = self.improvement(pool)
-        rows = np.argsort(-improvement)[:NUM_DRAWN]
-        some = self._model.believe(np.concatenate([self._best_beliefs.levels, pool.levels[rows]]))
+        rows = np.argsort(-self.improvement(pool))[:NUM_DRAWN]
+        rivals = np.delete(self._measured.levels, self._best, axis=0)
+        others = np.concatenate([pool.levels[rows], rivals])
+        some = self._model.believe(np.concatenate([self._best_beliefs.levels, others]))
         samples = draws(some.mean, self._model.covariance(some, some), NUM_DRAWS, self._generator)
-        runs = self._generator.random((NUM_DRAWS, len(rows))) < self._history.runs(pool.levels[rows])
-        most = self._most(pool.levels[rows])
+        chances = np.concatenate([self._history.runs(pool.levels[rows]), np.ones(len(rivals))])
+        most = np.concatenate([self._most(pool.levels[rows]), np.full(len(rivals), np.inf)])
+        runs = self._generator.random((NUM_DRAWS, len(others))) < chances
         gains = np.where(runs, np.minimum(samples[:, :1] - samples[:, 1:], most), -np.inf)
         return float((gains.max(1) > -math.log(1 - WORTH)).mean())
 

@@ -42,7 +42,7 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
     soon = fresh[: max(1, min(NUM_SAID, int(SOON_S / max(1.0, cost_s))))]
     seconds = sum(history.cost_s(proposal.candidate) for proposal in soon)
     left = search.probability_left
-    anything = "" if left is None else f"; anything untried is {WORTH:.0%} faster with probability {left:.0%}"
+    anything = "" if left is None else f"; anything else is {WORTH:.0%} faster with probability {left:.0%}"
     return (
         f"The next {_duration(seconds)} would try {counted(len(soon), 'configuration')}: the first, "
         f"{_changed(designer, fresh[0])}, is the best so far with probability {fresh[0].likely:.0%}"

@@ -67,7 +67,7 @@ def main() -> None:
 def made_rows(half: str, cells: list[tuple], studies: int, num_processes: int, kept: Path | None) -> list[dict]:
     """Rows of all cells in their order, those of most blocks first made."""
     lines = kept.read_text().splitlines() if kept is not None and kept.exists() else []
-    known = {_cell(row): row for row in map(json.loads, lines) if row["studies"] == studies}
+    known = {_cell(kept_row): kept_row for kept_row in map(json.loads, lines) if kept_row["studies"] == studies}
     missing = sorted((cell for cell in cells if cell not in known), key=lambda cell: -cell[1])
     with ProcessPoolExecutor(num_processes) as pool:
         for made in as_completed([pool.submit(row, half, *cell, studies) for cell in missing]):

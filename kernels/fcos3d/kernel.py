@@ -19,8 +19,9 @@ TINY = tl.constexpr(1e-37)
 @triton.jit
 def _atan2(y, x):
     """Give the angle of (x, y) to 5e-7: Triton has none that its interpreter knows. Coefficients: Cephes, `atanf`."""
-    wide = tl.maximum(tl.abs(x), tl.abs(y))
-    ratio = tl.minimum(tl.abs(x), tl.abs(y)) / tl.maximum(wide, TINY)
+    wide = tl.maximum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
+    narrow = tl.minimum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
+    ratio = narrow / tl.maximum(wide, TINY)
     is_beyond = ratio > 0.41421356  # tan(pi / 8): from there on by the angle to pi / 4
     a = tl.where(is_beyond, (ratio - 1.0) / (ratio + 1.0), ratio)
     z = a * a

@@ -68,9 +68,15 @@ class Plan:
         Args:
             tensors: First arguments; `numbers`, the others.
         """
-        device = tensors[0].get_device()  # -1 of a CPU
+        devices = [tensor.get_device() for tensor in tensors]  # -1 of a CPU
+        device = devices[0]
+        if device >= 0 and device != torch.cuda.current_device():  # for which Triton compiles and launches
+            with torch.cuda.device(device):
+                self.run(kernel, tensors, numbers)
+            return
         addresses = [tensor.data_ptr() for tensor in tensors]
-        key = (device, *numbers, *[tensor.dtype for tensor in tensors], *[address & 15 for address in addresses])
+        # Devices of all: with a tensor of the CPU's among them Triton refuses, where code would read its address.
+        key = (*devices, *numbers, *[tensor.dtype for tensor in tensors], *[address & 15 for address in addresses])
         code = self.compiled.get(key)
         if code is None:
             code = kernel[self.grid](*tensors, *numbers, **self.constants, **self.options)
@@ -109,10 +115,10 @@ def dense_map(tensor: Tensor) -> Tensor:
 
     The channels of a pixel lie side by side; pixels may lie apart, as those of a slice of channels do.
     """
-    if tensor.is_contiguous():
-        return tensor
-    _, height, width, _ = tensor.shape
+    _, height, width, channels = tensor.shape
     pixel = tensor.stride(2)
+    if tensor.is_contiguous():  # whatever the distance is along an axis of one pixel
+        return tensor if pixel == channels else tensor.view(-1).view(tensor.shape)
     dense = tensor.stride() == (height * width * pixel, width * pixel, pixel, 1)
     return tensor if dense else tensor.contiguous()
 

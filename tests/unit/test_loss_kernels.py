@@ -151,10 +151,13 @@ def test_the_local_yaw_is_that_of_atan2_in_every_direction() -> None:
     points = fcos3d.Points(places, *(torch.full((len(x),), value) for value in (8.0, -1.0, 48.0)))
     corners = torch.cat([places - 4, places + 4], dim=1)[None]
     label = torch.zeros(1, len(x), dtype=torch.int64)
-    found = fcos3d.targets(points, fcos3d.Scenes(corners, label, label, places[None], box[..., 2], box), 1, 1)
+    scenes = fcos3d.Scenes(corners, label, label, places[None], box[..., 2], box)
+    found = fcos3d.targets(points, scenes, 1, 1)
     assert not found.label.any()
     exact = -torch.atan2(x.double(), z.double())
     assert (found.box[0, :, 6] - exact).abs().max() < YAW_ERROR
+    box[0, :, 0] = torch.nan
+    assert fcos3d.targets(points, scenes, 1, 1).box[0, :, 6].isnan().all(), "no angle is made up where there is none"
 
 
 def test_targets_of_more_boxes_than_the_kernel_looks_at_are_refused_with_the_way_out() -> None:

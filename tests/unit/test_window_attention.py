@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -212,6 +213,21 @@ class Code:
         self.launched.append(arguments)
 
 
+class OnDevice:
+    """Stands for a tensor of a device that this machine may lack."""
+
+    dtype = torch.float32
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def get_device(self) -> int:
+        return self.device
+
+    def data_ptr(self) -> int:
+        return 256
+
+
 class TestPlan:
     def test_code_is_compiled_once_for_what_it_is_specialised_on(self) -> None:
         plan, compiler = launch.Plan(grid=(1, 1, 1), sizes=(), constants={"N": 4}), Compiler()
@@ -232,6 +248,47 @@ class TestPlan:
         for tensor in tensors:
             plan.run(compiler, (tensor,))
         assert compiler.launched[0][-1] == tensors[1].data_ptr()
+
+    def test_code_is_compiled_and_launched_on_the_device_of_its_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whichever is current: Triton takes that one, and code of one device fails on another's stream."""
+        current, compiler = [0], Compiler()
+
+        @contextmanager
+        def on(device: int) -> Iterator[None]:
+            current.append(device)
+            yield
+            current.pop()
+
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+        monkeypatch.setattr(torch.cuda, "device", on)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: current[-1], raising=False)
+        plan = launch.Plan(grid=(1, 1, 1), sizes=(), constants={})
+        for _ in range(2):
+            plan.run(compiler, (OnDevice(1),))
+        assert compiler.num_compiled == 1
+        assert compiler.launched[0][3] == 1  # the stream
+        assert current == [0]
+
+    def test_code_never_gets_the_address_of_a_tensor_that_lies_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Triton looks where tensors lie, and refuses those of the CPU; compiled code would read their addresses."""
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        plan, compiler = launch.Plan(grid=(1, 1, 1), sizes=(), constants={}), Compiler()
+        plan.run(compiler, (OnDevice(0), OnDevice(0)))
+        plan.run(compiler, (OnDevice(0), OnDevice(-1)))
+        assert compiler.num_compiled == 2
+        assert not compiler.launched
+
+    @pytest.mark.parametrize("height", [1, 2])
+    def test_the_distance_of_the_only_pixel_of_a_row_does_not_matter(self, height: int) -> None:
+        """A map one pixel wide is contiguous with any distance, as one that was permuted to the channels' end."""
+        plain = torch.randn(3, height, 1, 48, device=DEVICE)
+        odd = plain.as_strided(plain.shape, (height * 48, 48, 1, 1))
+        assert odd.is_contiguous()
+        table, geometry = torch.zeros(2 * height - 1, 1, device=DEVICE), Geometry(rows=height, columns=1)
+        found, wanted = (
+            window_attention(qkv, table, geometry, scale_h=torch.ones(1, device=DEVICE)) for qkv in (odd, plain)
+        )
+        assert torch.equal(found, wanted)
 
     def test_constants_follow_the_kernels_declaration(self) -> None:
         """Compiled code takes them by place."""

@@ -8,13 +8,16 @@ from typing import Any, TypeVar
 from steptune.tuner.records import Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+_ABSENT = object()
 
 
 def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any]) -> dict[str, Any]:
     """Values of the named fields: as given, else of the first source that has such a field."""
     values = dict(given)
     for source in sources:
-        values.update({name: getattr(source, name) for name in names if name not in values and hasattr(source, name)})
+        for name in names:
+            if name not in values and (value := getattr(source, name, _ABSENT)) is not _ABSENT:
+                values[name] = value
     return values
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from steptune.service.alike import record_like, shared
+from steptune.service.alike import record_like
 from steptune.service.fencing import Lease
 from steptune.service.models import (
     ArtifactRow,
@@ -231,7 +231,7 @@ def _row(kind: type[AnyRow], record: Record, **given: Any) -> AnyRow:
     columns = kind.__mapper__.columns.keys()
     if "record" in columns:
         given["record"] = encode(record)
-    values = shared(columns, [record], given)
+    values = given | {name: getattr(record, name) for name in columns if name not in given}
     return kind(**{name: number(value) if isinstance(value, float) else value for name, value in values.items()})
 
 

@@ -4,11 +4,12 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from builders import TWO_CORES
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from sqlalchemy import select, update
-from test_queue import CPU, submitted
+from test_queue import submitted
 
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import migrate
@@ -44,7 +45,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.offers = {}
         for name, cores in WORKERS.items():
             host = "elsewhere" if name == "elsewhere" else "here"
-            self.offers[name] = WorkerOffer(worker_id=name, name=name, host_id=host, profile=CPU, cores=cores)
+            self.offers[name] = WorkerOffer(worker_id=name, name=name, host_id=host, profile=TWO_CORES, cores=cores)
             self.queue.register(self.offers[name])
         self.fences: Counter[str] = Counter()
         self.over: set[tuple[str, int]] = set()

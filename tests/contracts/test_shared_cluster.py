@@ -8,9 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from builders import sample_study
+from builders import TWO_CORES, sample_study
 from marked import wait_until
-from test_queue import CPU
 
 from steptune.service.connections import create_engine_for
 from steptune.service.on_ray.hosts import Cluster
@@ -85,7 +84,7 @@ class Fleet:
 
     def _worker(self, host: str, settings: Settings) -> Worker:
         offer = WorkerOffer(
-            worker_id=host, name=host, host_id=host, profile=CPU, cores=(0, 1), max_hosts=2, reserves=True
+            worker_id=host, name=host, host_id=host, profile=TWO_CORES, cores=(0, 1), max_hosts=2, reserves=True
         )
         cluster = Cluster(address=host, insecure=True, variables={})
         worker = Worker(self.engine, settings, offer, None, cluster=cluster)  # type: ignore[arg-type]

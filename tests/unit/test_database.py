@@ -49,6 +49,7 @@ from steptune.service.models import (
     WorkloadRow,
 )
 from steptune.service.queries.trials import find_trial
+from steptune.service.rows import hardware_row
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import (
     MissingDependencyError,
@@ -258,6 +259,11 @@ class TestRows:
                 ("data_wait", "high", 0.1),
                 ("launch_gap", "note", 0.05),
             ]
+
+    def test_a_record_that_lacks_a_column_of_its_row_is_refused(self):
+        """Also one that may be NULL: nothing is left out by a change of a name."""
+        with pytest.raises(AttributeError, match="fingerprint"):
+            hardware_row(sample_finding())
 
     def test_the_profile_s_kernels_gaps_and_collectives_are_rows(self, engine, store):
         store.complete_trials([sample_result()])

@@ -81,6 +81,7 @@ def main() -> None:
     run = commands.add_parser("run")
     run.add_argument("--half", choices=("fit", "report", "both"), default="report")
     run.add_argument("--per-family", type=int, default=2)
+    run.add_argument("--first", type=int, default=0, help="number of the first surface of each family")
     run.add_argument("--seeds", type=int, nargs=2, default=(0, 10), metavar=("A", "B"), help="from A to below B")
     run.add_argument("--methods", nargs="*", default=list(METHODS))
     run.add_argument("--starts", type=int, default=NUM_STARTS)
@@ -107,9 +108,10 @@ def run_all(arguments: argparse.Namespace) -> None:
         rows = [row for row in rows if row["method"] not in arguments.methods]
         arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = {(row["surface"], row["method"], row["seed"]) for row in rows}
-    names = [surface.name for surface in _surfaces(arguments.half, arguments.per_family)]
+    chosen = arguments.half, arguments.per_family, arguments.first
+    names = [surface.name for surface in _surfaces(*chosen)]
     jobs = [
-        (arguments.half, arguments.per_family, number, method, seed, arguments.starts)
+        (chosen, number, method, seed, arguments.starts)
         for seed, (number, name), method in itertools.product(
             range(*arguments.seeds), enumerate(names), arguments.methods
         )
@@ -122,14 +124,14 @@ def run_all(arguments: argparse.Namespace) -> None:
 
 
 @functools.cache
-def _surfaces(half: str, per_family: int) -> list[Surface]:
+def _surfaces(half: str, per_family: int, first: int) -> list[Surface]:
     """Surfaces with their best configurations, which each process looks for once."""
-    return every_surface(half, per_family)
+    return every_surface(half, per_family, first)
 
 
-def _replay_of(job: tuple[str, int, int, str, int, int]) -> dict[str, Any]:
-    half, per_family, number, method, seed, num_starts = job
-    return replay(_surfaces(half, per_family)[number], method, seed, num_starts)
+def _replay_of(job: tuple[tuple[str, int, int], int, str, int, int]) -> dict[str, Any]:
+    chosen, number, method, seed, num_starts = job
+    return replay(_surfaces(*chosen)[number], method, seed, num_starts)
 
 
 def replay(surface: Surface, method: str, seed: int, num_starts: int) -> dict[str, Any]:

@@ -576,7 +576,7 @@ def _failing(family: Family, knobs: list[Knob], g: np.random.Generator) -> list[
     return [_levels_of(knobs, 1 + int(g.random() < 0.6), g) for _ in range(count)]
 
 
-def every_surface(half: str, per_family: int) -> list[Surface]:
-    """Surfaces of one half of the families, or of `both`."""
+def every_surface(half: str, per_family: int, first: int = 0) -> list[Surface]:
+    """Surfaces of one half of the families, or of `both`, from the number `first` of each family on."""
     chosen = [family for family in FAMILIES if half in ("both", family.half)]
-    return [draw_surface(family, number) for number in range(per_family) for family in chosen]
+    return [draw_surface(family, number) for number in range(first, first + per_family) for family in chosen]

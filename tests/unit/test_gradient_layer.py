@@ -364,7 +364,7 @@ def test_only_modules_that_set_inputs_to_zero_at_random_shares_are_masks(causal:
 
 def test_a_dropout_that_is_called_and_no_module_is_counted(tmp_path: Path) -> None:
     study = make_study(tmp_path / "study", Transducer, protocol=PROTOCOL, unit_roundoffs=(BF16,))
-    assert set(study.reference.masks) == {"dropout called in the model"}
+    assert set(study.reference.masks) == {"dropout 1 called in the model"}
     assert study.failed(study.job(**O1), unit_roundoff=BF16) == []
     fault = next(fault for fault in FRESH[Transducer] if fault.name == "dropout 0.15 in place of 0.2")
     faulty = fault.plant(Transducer)

@@ -165,7 +165,8 @@ class _Judgement:
     def _check_between(self) -> None:
         """Check that nothing but updates changes weights, where today's settings leave them alone."""
         number = self._request.num_steps
-        found = changes_between(*(s["steps"][:number] for s in (self._reference, self._repeated, self._candidate)))
+        known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
+        found = changes_between([run["steps"][:number] for run in known], self._candidate["steps"][:number])
         if not found.is_compared:
             self._notes.append("weights between updates: the loop changes them itself")
             return

@@ -51,18 +51,23 @@ def distances_from(
     return distances(wanted, noise, weights_after(found))
 
 
-def changes_between(reference: Sequence[Seen], repeated: Sequence[Seen], found: Sequence[Seen]) -> Between:
-    """The largest change between updates of a tensor that today's settings leave alone there."""
-    known = [{(place, name) for place, name, *_ in _changes(steps)} for steps in (reference, repeated)]
+def changes_between(known: Sequence[Sequence[Seen]], found: Sequence[Seen]) -> Between:
+    """The largest change between updates of a tensor that no run of today's settings changes there.
+
+    Args:
+        known: Steps of the reference, of its repetition, and of its disturbed runs: what a loop cuts off at a bound
+            may stay below it at one step of one run.
+    """
+    changed = {name for steps in known for _, name, *_ in _changes(steps)}
     worst = Between()
     for place, name, change, weights in _changes(found):
-        if (place, name) in known[0] | known[1]:
+        if name in changed:
             continue
         norm = _ROUNDING * float(weights.norm())
         score = float(change.norm()) / norm if norm else math.inf
         if not score <= worst.score:
             worst = Between(score=score if math.isfinite(score) else math.inf, name=name, step=place)
-    return worst if worst.name or not known[0] else Between(is_compared=False)
+    return worst if worst.name or not changed else Between(is_compared=False)
 
 
 def _changes(steps: Sequence[Seen]) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.guard.mask_rates import SCALE_LIMIT, ModuleMasks
@@ -34,7 +33,6 @@ class MaskWatch:
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
-        self._inside: list[tuple[str, Any]] = []
         self._rates: dict[str, list[float]] = {}
         self._counts: dict[str, int] = {}
         self._scales: dict[str, list[float]] = {}
@@ -51,15 +49,20 @@ class MaskWatch:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Watch one draw, however many micro-batches it has."""
-        self._draw, self._inside = {}, []
+        from steptune.tuner.trials.called_dropout import CalledDropout
+
+        self._draw = {}
+        called = CalledDropout(self._model, self._look)
         handles = []
         for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(self._leave))
+            enter = _not_compiled(lambda module, arguments, name=name: called.enter(name, module))
+            leave = _not_compiled(lambda module, arguments, output: called.leave(module))
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))  # recomputation may end in a module
             if next(module.children(), None) is None:
                 handles.append(module.register_forward_hook(self._hook(name)))
         try:
-            with self._functions():
+            with called:
                 yield
         finally:
             for handle in handles:
@@ -94,30 +97,6 @@ class MaskWatch:
             kept = live & ~gone
             self._scales.setdefault(name, []).append(_scale(after[kept] / before[kept]))
 
-    def _enter(self, name: str, module: Any, arguments: Any) -> None:
-        self._inside.append((name, module))
-
-    def _leave(self, module: Any, arguments: Any, output: Any) -> None:
-        self._inside.pop()
-
-    def _functions(self) -> Any:
-        """Watch calls of `dropout` beside those of its module."""
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        watch, dropout, own = self, torch.nn.functional.dropout, torch.nn.modules.dropout._DropoutNd
-
-        class Calls(TorchFunctionMode):
-            def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-                output = function(*arguments, **(named or {}))
-                name, module = watch._inside[-1] if watch._inside else ("the loss", None)
-                if function is dropout and not isinstance(module, own):
-                    given = arguments or (named["input"],)
-                    watch._look(f"dropout called in {name or 'the model'}", given, output)
-                return output
-
-        return Calls()
-
 
 def _not_compiled(look: Any) -> Any:
     """A function that the user compiles may call the module: its graph ends here."""
@@ -128,6 +107,8 @@ def _alike(given: Any, output: Any) -> bool:
     import torch
 
     both = isinstance(given, torch.Tensor) and isinstance(output, torch.Tensor)
+    if both and torch._C._functorch.is_batchedtensor(output):
+        return False  # inside of a `vmap` nobody may look at values
     return both and given.shape == output.shape and given.is_floating_point() and output.is_floating_point()
 
 

@@ -1,0 +1,51 @@
+"""Calls of `dropout` that no module of its own makes, named by the module that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import dropout
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+Look = Callable[[str, Any, Any], None]
+"""Takes the name of a call, its arguments and its result."""
+
+
+class CalledDropout(TorchFunctionMode):
+    """While active, every call of `dropout` is looked at, by its place among those of the module that calls it.
+
+    Places are told apart because a batch in parts, or a forward pass that is run again up to where it is needed, makes
+    some calls weigh more than others. Compiled code is one class of modes, and is left alone.
+    """
+
+    def __init__(self, model: torch.nn.Module, look: Look) -> None:
+        super().__init__()
+        self._model = model
+        self._see = look
+        self._inside: list[_Entry] = [_Entry("the loss", None)]
+
+    def enter(self, name: str, module: torch.nn.Module) -> None:
+        self._inside.append(_Entry(name or "the model", module))
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Leave a module; behind the whole model, places of the loss are counted anew."""
+        self._inside.pop()
+        if module is self._model:
+            self._inside[0] = _Entry("the loss behind the model", None)
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        output = function(*arguments, **(named or {}))
+        if function is dropout and not torch.compiler.is_compiling():
+            entry = self._inside[-1]
+            if not isinstance(entry.module, _DropoutNd):
+                entry.num_calls += 1
+                self._see(f"dropout {entry.num_calls} called in {entry.name}", arguments or (named["input"],), output)
+        return output
+
+
+class _Entry:
+    def __init__(self, name: str, module: torch.nn.Module | None) -> None:
+        self.name, self.module, self.num_calls = name, module, 0

@@ -21,7 +21,7 @@ from steptune.tuner.workloads.reference import is_command
 
 class ChangeRow(NamedTuple):
     """One strategy that the recommendation sets otherwise than today. Its contribution is NaN where none is proven,
-    with its interval where it was not measured.
+    with its interval where that was measured.
     """
 
     strategy: str

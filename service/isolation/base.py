@@ -19,19 +19,26 @@ from steptune.tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
 NO_DEVICE = 100
-"""Answer of CUDA that there is no device, CUDA_ERROR_NO_DEVICE."""
+"""Answer of CUDA that there is no device, CUDA_ERROR_NO_DEVICE, and the status of a probe that got it."""
+_BEGIN_CUDA = f"""
+import ctypes, os
+if os.path.exists("/dev/nvidiactl"):
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    except OSError:  # no library, and so no device for anybody
+        code = {NO_DEVICE}
+    if code == {NO_DEVICE}:
+        raise SystemExit({NO_DEVICE})
+    if code:
+        raise SystemExit(f"cuInit returns {{code}}: the device cannot be used in this sandbox")
+"""
 _PROBE = """
-import ctypes, os, socket, tempfile
+import os, socket, tempfile
 import steptune.tuner.trials.messages
 with tempfile.TemporaryFile() as file:
     file.write(b"x")
 with open(os.path.join({directory!r}, "probe"), "w") as file:
     file.write("x")
-if os.path.exists("/dev/nvidiactl"):
-    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if code and not (hidden and code == {no_device}):  # a user who hides the devices trains without them
-        raise SystemExit(f"cuInit returns {{code}}: the device cannot be used in this sandbox")
 """
 
 
@@ -123,23 +130,20 @@ def _probe(level: Level, python: str) -> Available | Unavailable:
 
 def probe_code(directory: Path) -> str:
     """Program of the probe, which writes to a directory and begins CUDA where there are devices."""
-    return _PROBE.format(directory=str(directory), no_device=NO_DEVICE)
+    return _PROBE.format(directory=str(directory)) + _BEGIN_CUDA
 
 
 def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
     try:
         with level.sandbox(request) as sandbox:
             temporary = Path(sandbox.temporary or request.study_directory)
-            done = subprocess.run(
-                [*sandbox.prefix, request.python, "-c", probe_code(request.study_directory)],
-                env=server_environment(sandbox, temporary),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=PROBE_TIMEOUT_S,
-                check=False,
-            )
+            environment = server_environment(sandbox, temporary)
+            done = _run([*sandbox.prefix, request.python, "-c", probe_code(request.study_directory)], environment)
+            if done.returncode == NO_DEVICE:
+                outside = _run([request.python, "-c", _BEGIN_CUDA], environment)
+                if outside.returncode == NO_DEVICE:  # whatever hides the devices, it is not this level
+                    return Available()
+                done.stderr = "CUDA finds no device in this sandbox, and does outside it"
     except IsolationUnavailableError as error:
         return Unavailable(str(error))
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -148,3 +152,16 @@ def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
         return Available()
     said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
     return Unavailable(f"a process under it fails: {said}")
+
+
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
+    )

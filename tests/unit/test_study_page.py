@@ -15,6 +15,7 @@ from report_builders import (
     WORKERS_AND_THREADS,
     complete_study,
     failed_study,
+    make_parts,
     make_recommendation,
     make_result,
     make_study,
@@ -39,7 +40,7 @@ from steptune.dashboards.sources import snapshot
 from steptune.dashboards.study_page import study_context, top_rows
 from steptune.dashboards.templating import render
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.records import BASELINE, Candidate, MemoryPeak, Purpose, StudyState
+from steptune.tuner.records import BASELINE, Candidate, Interval, MemoryPeak, Purpose, StudyState
 from steptune.tuner.search.effects import EffectModel
 
 
@@ -292,6 +293,20 @@ class TestPage:
         for store, promised in ((running_study(9), True), (failed_study(), False)):
             page = render("study.html", Site(), **study_context(store, STUDY_ID, Site()))
             assert ("nothing to use yet" in page) == promised
+
+    def test_a_contribution_reads_alike_wherever_the_page_states_it(self) -> None:
+        """In the answer and in the evidence: none proven with its interval, not measured, or its ratio."""
+        unclear, unknown, *others = make_parts()
+        unclear = replace(unclear, gain=1.01, interval=Interval(low=0.98, high=1.04), num_blocks=4)
+        unknown = replace(unknown, gain=None, interval=None, num_blocks=0)
+        recommendation = make_recommendation(parts=(unclear, unknown, *others))
+        site = Site()
+        page = render(
+            "study.html", site, **study_context(stored(make_study(), recommendation=recommendation), STUDY_ID, site)
+        )
+        cells = [part.partition("</td>")[0] for part in page.split('data-label="contribution">')[1:]]
+        assert sum(cell.startswith("none proven<br>") and "0.980× to 1.040×" in cell for cell in cells) == 2, cells
+        assert sum("not measured" in cell for cell in cells) == 2
 
     def test_base_path_is_part_of_every_link(self) -> None:
         site = Site(base_path="/tune", may_submit=True)

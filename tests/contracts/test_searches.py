@@ -8,7 +8,7 @@ from search_builders import NO_LIMIT_S, RECOMPILING, SMALL, Machine, StudyRun, c
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import BASELINE, Candidate, Purpose
-from steptune.tuner.search import searches
+from steptune.tuner.search import model_search, searches
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.knowledge import Priors
@@ -130,18 +130,22 @@ def test_the_model_ends_when_nothing_is_likely_left():
     assert certificate.probability_left < 0.05
 
 
-def test_late_proposals_take_turns_with_those_of_the_step_alone():
-    """The model of categories names the one that it hopes to save most of; that of the step knows none."""
-    designer = Designer(
-        surface_space(SEPARABLE), search=ModelSearch(ends_below=0.0), budget_s=NO_LIMIT_S, max_trials=16
-    )
-    suggestions, _ = tell(designer, FakeRunner(SEPARABLE, noise_sd=0.01))
-    num_choices = sum(n - 1 for n in designer.grid.num_levels)
-    first = max(8, int(0.75 * num_choices))
-    by_step = suggestions[first::2]
-    assert by_step
-    assert not any("from less" in suggestion.reason for suggestion in by_step)
-    assert any("from less" in suggestion.reason for suggestion in suggestions[:first])
+def test_late_proposals_take_turns_with_those_of_the_step_alone(monkeypatch):
+    asked = set()
+
+    class Noted(model_search.Look):
+        def proposals(self, pool):
+            asked.add((len(self._history.starts), self._history.by_category))
+            return super().proposals(pool)
+
+    monkeypatch.setattr(model_search, "Look", Noted)
+    search = ModelSearch(ends_below=0.0)
+    designer = Designer(surface_space(SEPARABLE), search=search, budget_s=NO_LIMIT_S, max_trials=14)
+    tell(designer, FakeRunner(SEPARABLE, noise_sd=0.01))
+    by_step = sorted(number for number, by_category in asked if not by_category)
+    first = max(8, int(0.75 * sum(n - 1 for n in designer.grid.num_levels)))
+    assert by_step == list(range(first, 14, 2))
+    assert {number for number, by_category in asked if by_category} == set(range(1, 14)) - set(by_step)
 
 
 def test_draws_that_say_too_much_are_read_as_they_came_true():

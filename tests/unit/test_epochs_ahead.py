@@ -31,7 +31,7 @@ from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.epochs_ahead import GIVEN_UP_AFTER, EpochsAhead
 from steptune.tuner.training.loader import build_loader, outstanding_batches
 from steptune.tuner.training.plan import LoaderArguments, Plan
-from steptune.tuner.trials.measure import epoch_restart_ns
+from steptune.tuner.trials import measure
 from steptune.tuner.workloads.batches import EndlessBatches, seed_generators
 
 WORKERS = LoaderArguments(num_workers=2, prefetch_factor=2, persistent_workers=True)
@@ -255,8 +255,16 @@ class TestAhead:
             made.append(build_loader(Shuffled(), Numbers(), AHEAD, batch_sampler=batches))
             return made[-1]
 
-        epoch_restart_ns(make_loader, [[0, 1], [2, 3], [4, 5]], 0.0)
+        measure.epoch_restart_ns(make_loader, [[0, 1], [2, 3], [4, 5]], 0.0)
         assert [loader.num_restarts for loader in made] == [2]
+
+    def test_a_measured_epoch_takes_the_time_of_its_steps_before_its_end(self, monkeypatch: Any) -> None:
+        """Else workers would have had no time to begin the next; long steps count up to a limit."""
+        slept: list[float] = []
+        monkeypatch.setattr(measure.time, "sleep", slept.append)
+        for step_time_ns in (20_000_000, 10**10):
+            measure.epoch_restart_ns(lambda order: order, [[0], [1], [2]], 0.0, step_time_ns)
+        assert slept == [0.06] * 2 + [measure.MAX_COMPUTING_S] * 2
 
     def test_an_iterator_of_an_earlier_epoch_has_ended(self) -> None:
         loader = build_loader(Shuffled(), Numbers(), AHEAD)

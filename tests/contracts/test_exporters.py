@@ -51,6 +51,17 @@ def test_it_is_found_by_its_name_and_says_in_one_line_what_it_is_for(exporter: E
         assert text == one_line(text)
 
 
+@pytest.mark.parametrize("exporter", [*OWN, *TRANSLATING], ids=lambda exporter: exporter.name)
+def test_epochs_ahead_are_carried_by_steptune_and_listed_as_missing_elsewhere(exporter: Exporter) -> None:
+    """No other tool has such a loader."""
+    loading: Choice = {"num_workers": 2, "persistent_workers": True, "epochs_ahead": True}
+    recommendation = make_recommendation(Candidate(choices={"data_loading": loading}))
+    listed = any("epochs_ahead" in sentence for sentence in exporter.not_expressible(recommendation))
+    assert listed == (exporter not in OWN)
+    if exporter in OWN:
+        assert re.search("epochs_ahead.*true", exporter.export(recommendation), re.IGNORECASE)
+
+
 @pytest.mark.parametrize(("exporter", "recommendation"), HELD)
 def test_the_text_is_whole_lines_and_says_its_version_and_what_is_missing(
     exporter: Exporter, recommendation: Recommendation

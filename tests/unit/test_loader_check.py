@@ -70,12 +70,23 @@ ORDER, CONTENT = "order of samples", "content of samples"
 
 
 class TestSame:
-    @pytest.mark.parametrize("choice", [{}, {"num_workers": 2, "prefetch_factor": 3}], ids=["main process", "workers"])
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            {},
+            {"num_workers": 2, "prefetch_factor": 3},
+            {"num_workers": 2, "persistent_workers": True, "epochs_ahead": True},
+        ],
+        ids=["main process", "workers", "epochs ahead"],
+    )
     def test_the_same_samples_pass(self, files: StudyFiles, choice: dict[str, Any]) -> None:
         found = checks(files, data_loading=choice)
         assert list(found) == [ORDER, CONTENT]
         assert all(check.passed and check.kind == "loader" for check in found.values())
-        assert "of 12 batches" in found[ORDER].detail, "a whole epoch is looked at"
+        num_batches = 24 if choice.get("epochs_ahead") else 12
+        assert f"of {num_batches} batches" in found[ORDER].detail, (
+            "whole epochs are looked at, two of those begun ahead"
+        )
 
     @pytest.mark.parametrize(
         "noise",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, token_weights
+from steptune.tuner.export.python_code import NO_BATCH, NO_EPOCHS_AHEAD, NO_LAYOUT, token_weights
 from steptune.tuner.export.settings import batch_per_rank
 from steptune.tuner.export.sharding import STRATEGY, sharding_of
 from steptune.tuner.export.translation import Rule, Said, TranslatingExporter
@@ -76,6 +76,11 @@ def _in_code(*parameters: str) -> Rule:
     return lambda choice, recommendation: Said(missing=dict.fromkeys(parameters, _IN_CODE))
 
 
+def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
+    arguments = dict.fromkeys(("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"), _IN_CODE)
+    return Said(missing={**arguments, **NO_EPOCHS_AHEAD})
+
+
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     return Said(missing={"implementation": _IN_CODE, "contiguous": NO_LAYOUT})
 
@@ -87,7 +92,7 @@ class DeepSpeedJson(TranslatingExporter):
     usage = 'deepspeed.initialize(model=model, optimizer=optimizer, config="deepspeed.json"), with your clipping added'
     lacks = "DeepSpeed has no setting for it; steptune.apply runs it"
     rules: ClassVar[Mapping[str, Rule]] = {
-        DataLoadingSetting.strategy: _in_code("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+        DataLoadingSetting.strategy: _data_loading,
         CpuThreadsSetting.strategy: _in_code("num_threads", "bind"),
         BackendFlagsSetting.strategy: _in_code("cudnn_benchmark", "tf32", "flush_denormals"),
         OptimizerImplementationSetting.strategy: _optimizer,

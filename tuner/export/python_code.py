@@ -19,6 +19,7 @@ from steptune.tuner.strategies.nccl_settings.strategy import OWN
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "parameters of your script have storage of their own; steptune.apply lays them out"
 ONE_RANK = "one process has no gradients to reduce"
+NO_EPOCHS_AHEAD = {"epochs_ahead": "a DataLoader begins no epoch before the last one ends; steptune.apply runs it"}
 STAYS_SET = "measured with the value that the environment had: start the training with it too"
 LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
 DDP_FLAGS = {
@@ -32,7 +33,7 @@ TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tok
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
     """Arguments of the DataLoader."""
-    return Said(sections={"DATALOADER": loader_arguments(choice)})
+    return Said(sections={"DATALOADER": loader_arguments(choice)}, missing=NO_EPOCHS_AHEAD)
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:

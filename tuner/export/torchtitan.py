@@ -36,7 +36,7 @@ def _said(section: str, missing: Mapping[str, str] | None = None, **values: Any)
 
 
 def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    return _said("dataloader", **python_code.loader_arguments(choice))
+    return _said("dataloader", python_code.NO_EPOCHS_AHEAD, **python_code.loader_arguments(choice))
 
 
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:

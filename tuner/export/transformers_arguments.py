@@ -37,7 +37,8 @@ def _said(missing: Mapping[str, str] | None = None, **arguments: Any) -> Said:
 
 
 def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    return _said(**{f"dataloader_{name}": value for name, value in python_code.loader_arguments(choice).items()})
+    arguments = {f"dataloader_{name}": value for name, value in python_code.loader_arguments(choice).items()}
+    return _said(python_code.NO_EPOCHS_AHEAD, **arguments)
 
 
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.hardware import unbind_thread
+from steptune.tuner.training.epochs_ahead import EpochsAhead
 from steptune.tuner.training.regrouping import BalancedBatches, LengthOf, MergedBatches
 
 if TYPE_CHECKING:
@@ -45,14 +46,20 @@ def build_loader(
         batch_sampler = workload.batch_sampler(dataset)
         if batch_sampler is not None and factor > 1:
             batch_sampler = MergedBatches(batch_sampler, factor, keep_rest=not workload.drop_last)
-    if batch_sampler is not None:
-        return DataLoader(dataset, batch_sampler=batch_sampler, **options)
-    sampler = workload.sampler(dataset)
-    if sampler is None and num_ranks > 1:
-        sampler = DistributedSampler(dataset, num_ranks, rank, drop_last=workload.drop_last)
-    return DataLoader(
-        dataset, batch_size=per_rank, sampler=sampler, shuffle=sampler is None, drop_last=workload.drop_last, **options
-    )
+    sampling: dict[str, Any] = {"batch_sampler": batch_sampler}
+    if batch_sampler is None:
+        sampler = workload.sampler(dataset)
+        if sampler is None and num_ranks > 1:
+            sampler = DistributedSampler(dataset, num_ranks, rank, drop_last=workload.drop_last)
+        sampling = {
+            "batch_size": per_rank,
+            "sampler": sampler,
+            "shuffle": sampler is None,
+            "drop_last": workload.drop_last,
+        }
+    loader = DataLoader(dataset, **sampling, **options)
+    ahead = arguments.epochs_ahead and options.get("persistent_workers")
+    return EpochsAhead(loader, options) if ahead else loader
 
 
 def _options(

@@ -34,6 +34,8 @@ class LoaderArguments:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
+    epochs_ahead: bool = False
+    """Kept workers begin the next epoch before the current one ends."""
     device_prefetch: bool = False
     """Batches come on the device, the next one copied while the current one is computed."""
     as_bytes: bool = False

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.records import GuardCheck, Scalar
+from steptune.tuner.training.epochs_ahead import EpochsAhead
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.structure import moved
 from steptune.tuner.trials.study_files import StudyFiles
@@ -104,7 +105,9 @@ def check_loader(
 def _check_order(job: TrainingJob, length: int, batches: list[list[int]]) -> GuardCheck:
     workload: Any = _PlainWorkload(job.workload, list)
     loader = build_loader(workload, _Indices(length), job.plan.loader, batch_sampler=batches)
-    given = list(loader)
+    ahead = isinstance(loader, EpochsAhead)
+    given = [batch for _ in range(1 + ahead) for batch in loader]
+    batches = batches * (1 + ahead)
     wrong = sum(1 for got, wanted in zip(given, batches, strict=False) if got != wanted) + abs(
         len(given) - len(batches)
     )

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 RESTART_EPOCHS = 2
+MAX_COMPUTING_S = 1.0
+"""Limit on the time of an epoch's steps that is waited for before its end is timed."""
 QUEUES_PER_WINDOW = 3
 AHEAD_SHARE = 0.75
 """A loader whose queue is this full is ahead of the model."""
@@ -215,14 +217,18 @@ def _why_void(foreign_share: float, limit: float, objection: str | None, *, any_
     return objection
 
 
-def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float) -> int:
+def epoch_restart_ns(
+    make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float, step_time_ns: int = 0
+) -> int:
     """Time from the last batch of an epoch to the first of the next, beyond an ordinary wait.
 
     Args:
         make_loader: Builds a loader of the measured settings over a finite batch sampler.
         batches: The batches of one (short) epoch.
         steady_wait_ns: What fetching one batch costs in the middle of an epoch.
+        step_time_ns: Of the steps between batches, in which workers that begin an epoch ahead load for the next.
     """
+    computing_s = min(MAX_COMPUTING_S, len(batches) * step_time_ns / 1e9)
     loader = make_loader(batches)
     for _ in loader:
         pass
@@ -231,6 +237,7 @@ def epoch_restart_ns(make_loader: Callable[[Any], Any], batches: list[list[int]]
         iterator = iter(loader)
         for _ in range(len(batches)):
             next(iterator)
+        time.sleep(computing_s)
         began = time.perf_counter_ns()
         next(iterator, None)
         del iterator

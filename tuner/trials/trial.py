@@ -98,6 +98,7 @@ class TrialRun:
         self._clock = UserClock()
         self._operators: tuple[str, ...] = ()
         self._restart_ns: int | None = None
+        self._step_time_ns = 0
         self._first_step_ns = 0
         self._guard_ns = self._twin_ns = 0
         self._guard_steps = 0
@@ -233,6 +234,7 @@ class TrialRun:
 
     def _ready(self, warmth: WarmUp) -> None:
         spec, now = self.spec, time.monotonic_ns()
+        self._step_time_ns = warmth.steady_step_ns
         startup = Startup(
             build_ns=self._built_ns - spec.requested_at_ns,
             user_code_ns=self._clock.total_ns,
@@ -327,7 +329,7 @@ class TrialRun:
                 worker_init=loader_worker_init,
             )
 
-        return epoch_restart_ns(make_loader, batches, wait)
+        return epoch_restart_ns(make_loader, batches, wait, self._step_time_ns)
 
     def _profile(self, unprofiled_ns: int) -> None:
         path = self._files.trace(self.spec.trial_id, self.rank)

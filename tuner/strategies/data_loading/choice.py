@@ -1,4 +1,4 @@
-"""Setting of `data_loading`: worker processes, prefetch depth, pinned memory, persistent workers."""
+"""Setting of `data_loading`: worker processes, prefetch depth, pinned memory, persistent workers, epochs ahead."""
 
 from __future__ import annotations
 
@@ -16,3 +16,4 @@ class DataLoadingSetting(Setting):
     prefetch_factor: Annotated[int | None, None, range(1, 1025)] = 2
     persistent_workers: bool = False
     pin_memory: bool = False
+    epochs_ahead: bool = False

@@ -9,9 +9,15 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 DROPPED = (
     Dropped(
         setting=DataLoadingSetting,
-        parameters=("prefetch_factor", "persistent_workers"),
+        parameters=("prefetch_factor", "persistent_workers", "epochs_ahead"),
         when=lambda s: not s[DataLoadingSetting].num_workers,
         reason="prefetching and persistent workers need at least one worker",
+    ),
+    Dropped(
+        setting=DataLoadingSetting,
+        parameters=("epochs_ahead",),
+        when=lambda s: not s[DataLoadingSetting].persistent_workers,
+        reason="only workers that are kept can begin the next epoch",
     ),
 )
 

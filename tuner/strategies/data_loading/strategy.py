@@ -2,8 +2,9 @@
 
 Mechanism: worker processes load and collate batches while the model computes; `prefetch_factor`
 batches per worker wait in a queue; `persistent_workers` keeps the processes from one epoch to the
-next; `pin_memory` copies batches to page-locked memory, from which the device copies faster and
-asynchronously.
+next; `epochs_ahead` lets them begin the next epoch before the current one ends
+(`training/epochs_ahead.py`); `pin_memory` copies batches to page-locked memory, from which the device
+copies faster and asynchronously.
 
 Helps: when the step waits for data, or short epochs pay for starting workers again and again.
 Hurts: workers compete with the model for cores, cost memory, and each batch is copied between
@@ -18,6 +19,7 @@ Source: https://docs.pytorch.org/docs/stable/data.html
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 WITHOUT_WORKERS_PART = 0.9
 """Part of its saving by the measured time of a sample that loading without workers usually realises."""
+SHORT_EPOCH_STEPS = 1000
+"""Steps of an epoch up to which its beginning is worth a trial of its own."""
 PINNED_PART = 0.5
 """Part of copies and of waiting for them that pinned memory is expected to save: what it leaves is exposed still."""
 
@@ -60,7 +64,7 @@ class DataLoading(Strategy):
     setting = DataLoadingSetting
     dropped = DROPPED
     together = TOGETHER
-    summary = "worker processes, prefetch depth, pinned memory, persistent workers"
+    summary = "worker processes, prefetch depth, pinned memory, persistent workers, epochs ahead"
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D, Category.QUEUED)
     cures = (
         Cure.MAKE_BATCHES_SOONER,
@@ -77,12 +81,14 @@ class DataLoading(Strategy):
         pinned = (True, False) if environment.hardware.device_kind == "cuda" else (False,)
         kept = workload.script is None or self._keeps_workers(workload)
         ahead: list[Choice] = [
-            {"num_workers": n, "prefetch_factor": depth, "persistent_workers": kept, "pin_memory": pin}
+            {**self.defaults, "num_workers": n, "prefetch_factor": depth, "persistent_workers": kept, "pin_memory": pin}
             for depth in (2, 4)
             for n in counts
             for pin in pinned
         ]
         pin_only: list[Choice] = [{**self.neutral(workload), "pin_memory": True}] if len(pinned) > 1 else []
+        if (workload.steps_per_epoch or math.inf) <= SHORT_EPOCH_STEPS and workload.script is None:
+            ahead += [{**choice, "epochs_ahead": True} for choice in ahead if choice["prefetch_factor"] == 2]
         if not self.neutral(workload)["num_workers"]:
             return (*ahead, *pin_only)
         alone: list[Choice] = [{**self.defaults, "pin_memory": pin} for pin in pinned]
@@ -99,6 +105,8 @@ class DataLoading(Strategy):
                 "workers that are kept do not see what a loop changes in its dataset between epochs, and the loop of a "
                 "script is not known"
             )
+        if choice["epochs_ahead"] and (reason := _unknown_order(environment, workload)):
+            return Unsupported(reason)
         if choice["pin_memory"] and environment.hardware.device_kind != "cuda":
             return Unsupported("pinned memory requires a CUDA device")
         if workload.dataset.kind == "iterable" and int(choice["num_workers"] or 0) > 1:
@@ -116,6 +124,7 @@ class DataLoading(Strategy):
         plan.loader.prefetch_factor = int(choice["prefetch_factor"] or 2)
         plan.loader.persistent_workers = bool(choice["persistent_workers"])
         plan.loader.pin_memory = bool(choice["pin_memory"])
+        plan.loader.epochs_ahead = bool(choice["epochs_ahead"])
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         if script.loader is None:
@@ -173,6 +182,7 @@ class DataLoading(Strategy):
             "persistent_workers": loader.persistent_workers,
             "pin_memory": loader.pin_memory,
             "prefetch_factor": loader.prefetch_factor,
+            "epochs_ahead": getattr(loader, "epochs_ahead", False),
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
@@ -180,3 +190,14 @@ class DataLoading(Strategy):
         if not wanted["num_workers"]:
             wanted = {"num_workers": 0, "pin_memory": wanted["pin_memory"]}
         return super().took_effect(evidence, wanted)
+
+
+def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | None:
+    """Why samples of the next epoch are not known before it begins; None where they are."""
+    if workload.script is not None:
+        return "the loop of a script is not known, nor when its epochs begin"
+    if workload.dataset.kind == "iterable":
+        return "an iterable dataset decides itself where its epochs end"
+    if environment.hardware.device_kind == "cpu" and workload.randomness != "none":
+        return "the model draws from the generator that shuffles, so that the next epoch's order is not known ahead"
+    return None

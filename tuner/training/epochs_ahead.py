@@ -1,0 +1,289 @@
+"""A loader whose workers begin the next epoch while the last batches of the current one are computed.
+
+PyTorch hands no index of an epoch to its workers before the epoch begins, so that they are idle at every end of one and
+the model waits for the first batches of the next. Here the workers never see an end. Once the indices of an epoch are
+handed out, a copy of the sampler draws those of the next, in generators that are put aside: the sampler itself and the
+process's generators stay as they are. When the loop begins that epoch, the sampler draws as it would without this, and
+what was handed out ahead counts only where it is the same. Else it is thrown away and the epoch begins as PyTorch
+begins it. So samples and their order are those of the loader in every case: a guess that fails costs time, nothing
+else.
+
+It fails where the sampler shuffles by a generator that something else draws from before the epoch begins, dropout on a
+CPU for one, or where the loop sets another epoch than the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+GIVEN_UP_AFTER = 2
+"""Guesses that fail one after another until no more are made."""
+
+
+class EpochsAhead:
+    """Gives the batches of a loader in its order. What it does not have itself is the loader's own.
+
+    Args:
+        loader: With workers that are kept, over a map-style dataset. It is never iterated.
+        options: Arguments with which it was made, beside dataset and sampling.
+
+    Attributes:
+        epochs_ahead: True; what tells it from other loaders.
+        num_restarts: Epochs that began with idle workers, the first among them.
+    """
+
+    epochs_ahead = True
+
+    def __init__(self, loader: DataLoader[Any], options: dict[str, Any]) -> None:
+        from torch.utils.data import DataLoader
+
+        self.loader = loader
+        self.num_restarts = 0
+        self._feed = _Feed(loader.batch_sampler, loader.dataset)
+        self._endless: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._feed, **options)
+        self._iterator: Any = None
+
+    def __iter__(self) -> EpochIterator:
+        """Begin an epoch, whether the one before was finished or not."""
+        if not self._feed.begin():
+            self.num_restarts += 1
+            self._iterator = iter(self._endless)
+        return EpochIterator(self._iterator, self._feed)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+
+@dataclass(eq=False)
+class _Epoch:
+    """An epoch that the workers were asked for, in part or whole.
+
+    Attributes:
+        guessed: Batches that were drawn by a guess.
+        asked: Number of batches that workers were asked for.
+        given: Number of those that the loop has.
+        disturbed: Loading failed, or was interrupted, so that `given` is not certain.
+    """
+
+    source: Iterator[Any]
+    guessed: list[Any] = field(default_factory=list)
+    asked: int = 0
+    given: int = 0
+    complete: bool = False
+    disturbed: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return self.complete and self.given == self.asked
+
+
+class EpochIterator:
+    """One epoch of a loader that never ends. What it does not have itself is the iterator's of that loader."""
+
+    def __init__(self, iterator: Iterator[Any], feed: _Feed) -> None:
+        self._iterator = iterator
+        self._feed = feed
+        self._epoch = feed.current
+
+    def __iter__(self) -> EpochIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            StopIteration: The epoch has ended, or another one has begun.
+        """
+        if self._epoch.finished or self._epoch is not self._feed.current:
+            raise StopIteration
+        self._epoch.given += 1
+        try:
+            return next(self._iterator)
+        except BaseException:
+            self._epoch.disturbed = True
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_iterator"], name)
+
+
+class _Feed:
+    """Batches of indices as the workers are asked for them: one epoch after another, later ones by guesses.
+
+    Args:
+        sampler: The loader's batch sampler.
+        dataset: Not copied with it.
+    """
+
+    def __init__(self, sampler: Any, dataset: Any) -> None:
+        self._sampler = sampler
+        self._dataset = dataset
+        self._epochs: deque[_Epoch] = deque()
+        self._begun: Iterator[Any] | None = None
+        self._twin: Any = None
+        self._apart: Any = None
+        self._number: int | None = None
+        self._step = 1
+        self._failed = 0
+
+    @property
+    def current(self) -> _Epoch:
+        return self._epochs[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin anew; the loader calls it where nothing that it was asked for counts."""
+        source, self._begun = self._begun or iter(self._sampler), None
+        self._epochs = deque([_Epoch(source)])
+        return _Asking(self)
+
+    def begin(self) -> bool:
+        """Begin the loop's next epoch; say whether the workers have begun the same one."""
+        self._note_number()
+        if len(self._epochs) < 2 or not self.current.finished or self.current.disturbed:
+            return False
+        self._epochs.popleft()
+        epoch = self.current
+        source = iter(self._sampler)
+        drawn = list(islice(source, epoch.asked + epoch.complete))
+        if _same(drawn, epoch.guessed):
+            epoch.source, epoch.guessed, self._failed = source, [], 0
+            return True
+        self._begun = chain(drawn, source)
+        self._note_failure()
+        return False
+
+    def _note_number(self) -> None:
+        before, self._number = self._number, _number_of(self._sampler)
+        if before is not None and self._number is not None:
+            self._step = self._number - before
+
+    def _note_failure(self) -> None:
+        self._failed += 1
+        if self._failed == GIVEN_UP_AFTER:
+            warnings.warn(
+                "workers begin no epoch ahead any more: its order was not known before it began. Something else draws "
+                "from the generator that the sampler shuffles by; give the sampler a generator of its own",
+                stacklevel=4,
+            )
+
+    def ask(self) -> Any:
+        """The batch that a worker is asked for next.
+
+        Raises:
+            StopIteration: None is known: the epoch that comes next cannot be guessed, or has no batch.
+        """
+        while True:
+            epoch = self._epochs[-1]
+            if not epoch.complete:
+                guess = len(self._epochs) > 1
+                batches = self._guessed(epoch) if guess else list(islice(epoch.source, 1))
+                if batches:
+                    epoch.asked += 1
+                    return batches[0]
+                epoch.complete = True
+            if not epoch.asked or not self._guess():
+                raise StopIteration
+
+    def _guess(self) -> bool:
+        """Begin the epoch after the last one that the workers were asked for, if a copy of the sampler can be made."""
+        if self._failed >= GIVEN_UP_AFTER:
+            return False
+        if len(self._epochs) == 1:
+            try:
+                self._twin = copy.deepcopy(self._sampler, {id(self._dataset): self._dataset})
+            except Exception as error:  # a sampler may hold anything
+                self._failed = GIVEN_UP_AFTER
+                warnings.warn(f"workers begin no epoch ahead: the sampler cannot be copied ({error})", stacklevel=2)
+                return False
+            self._apart = _read_generators()
+        with self._generators_apart():
+            number = _number_of(self._twin)
+            if number is not None:
+                _set_epoch(self._twin, number + self._step)
+            self._epochs.append(_Epoch(iter(self._twin)))
+        return True
+
+    def _guessed(self, epoch: _Epoch) -> list[Any]:
+        try:
+            with self._generators_apart():
+                batches = list(islice(epoch.source, 1))
+        except Exception:  # the sampler itself raises it in its turn
+            return []
+        epoch.guessed += batches
+        return batches
+
+    @contextmanager
+    def _generators_apart(self) -> Iterator[None]:
+        """Draws inside leave the process's generators as they are, and go on where the last guess ended."""
+        ours = _read_generators()
+        _set_generators(self._apart)
+        try:
+            yield
+        finally:
+            self._apart = _read_generators()
+            _set_generators(ours)
+
+
+class _Asking:
+    """Iterator of a feed, which goes on after a `StopIteration` where more has become known."""
+
+    def __init__(self, feed: _Feed) -> None:
+        self._feed = feed
+
+    def __iter__(self) -> _Asking:
+        return self
+
+    def __next__(self) -> Any:
+        return self._feed.ask()
+
+
+def _same(drawn: list[Any], guessed: list[Any]) -> bool:
+    return [list(batch) for batch in drawn] == [list(batch) for batch in guessed]
+
+
+def _counting(sampler: Any) -> list[Any]:
+    """Those of a batch sampler and the sampler inside of it that are told which epoch it is."""
+    return [
+        one
+        for one in (sampler, getattr(sampler, "sampler", None))
+        if hasattr(one, "set_epoch") and isinstance(getattr(one, "epoch", None), int)
+    ]
+
+
+def _number_of(sampler: Any) -> int | None:
+    return next((one.epoch for one in _counting(sampler)), None)
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    for one in _counting(sampler):
+        one.set_epoch(epoch)
+
+
+def _read_generators() -> Any:
+    import torch
+
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_generators(state: Any) -> None:
+    import torch
+
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])

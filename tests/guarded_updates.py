@@ -31,7 +31,7 @@ class Updated(Guarded):
     """
 
     dropout = 0.0
-    kind: ClassVar[type[torch.optim.Optimizer]]
+    kind: ClassVar[Any]
     options: ClassVar[dict[str, Any]]
     warm_up = False
     steps_schedule: ClassVar[int] = 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from api_builders import sqlite_url
@@ -61,7 +62,7 @@ from steptune.tuner.records import (
 )
 
 Story = tuple[Study, list[Trial], list[Decision], Recommendation | None]
-OPTIONS = {
+OPTIONS: dict[str, list[dict[str, Any]]] = {
     "data_loading": [{"num_workers": 1}, WORKERS, {"num_workers": 4, "prefetch_factor": 4}],
     "cpu_threads": [{"num_threads": 1}, {"num_threads": 2}],
     "memory_format": [{"layout": "channels_last"}],

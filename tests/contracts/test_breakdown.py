@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,7 +252,9 @@ def hta_temporal(capture: Capture) -> tuple[int, int, int]:
 def slowly(path: Path, breakdown: Breakdown) -> dict[str, int]:
     spans = read_spans(path)
     device = breakdown.device
-    totals = cpu_breakdown(spans) if device == "cpu" else device_breakdown(spans, int(device.removeprefix("cuda:")))
+    totals: Any = (
+        cpu_breakdown(spans) if device == "cpu" else device_breakdown(spans, int(device.removeprefix("cuda:")))
+    )
     return {name.value: value for name, value in totals.items() if value}
 
 

@@ -38,7 +38,7 @@ def get(service: Served, path: str, user: str | None = "ada", scopes: str = "rea
     return service.http.get(path, headers=headers)
 
 
-def path_of(service: Served, page) -> str:
+def path_of(service, page) -> str:
     study_id, trial_ids = service.filled
     return page.path.format(study_id=study_id, trial_id=trial_ids[0])
 

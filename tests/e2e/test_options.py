@@ -21,7 +21,7 @@ def tried(shown):
 def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
     """Also: --only, --trials, --budget, --seed and --json do what they say, and `lossy` needs consent."""
     ended = steptune(
-        *("tune", BALANCED, "--budget", "10m", "--trials", "6", "--only", "backend_flags", "--only", "precision"),
+        *("tune", BALANCED, "--budget", "10m", "--trials", "3", "--only", "backend_flags", "--only", "precision"),
         *("--seed", "7", "--json", *PATIENT),
     )
     shown = inside("show", "--json").json
@@ -30,7 +30,7 @@ def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
     assert recommendation["verdict"] == "no_significant_gain"
     assert recommendation["candidate"]["choices"] == {}
     assert recommendation["units_per_s"] == recommendation["baseline_units_per_s"]
-    assert (settings["budget_s"], settings["max_trials"], settings["seed"]) == (600, 6, 7)
+    assert (settings["budget_s"], settings["max_trials"], settings["seed"]) == (600, 3, 7)
     assert tried(shown) <= {"backend_flags", "precision"}
     for strategy in ("data_loading", "compile", "optimizer_implementation"):
         assert {d["reason"] for d in decisions(shown, "not_tried", strategy)} == {"left out by --only"}
@@ -44,7 +44,7 @@ def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
 def test_skipped_strategies_are_not_tried_and_consent_is_not_asked_for_again(steptune, inside):
     skipped = ("data_loading", "dataset_cache", "compile")
     steptune(
-        *("tune", BALANCED, "--budget", "10m", "--trials", "3", "--allow", "lossy", "--allow", "recipe", *PATIENT),
+        *("tune", BALANCED, "--budget", "10m", "--trials", "2", "--allow", "lossy", "--allow", "recipe", *PATIENT),
         *("--skip", skipped[0], "--skip", ",".join(skipped[1:])),
     )
     shown = inside("show", "--json").json

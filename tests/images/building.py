@@ -108,10 +108,11 @@ class Builder:
         sources, destination = instruction.paths
         place = image.root / str(Path(image.directory, destination)).lstrip("/")
         if instruction.source_stage is not None:
-            [source] = sources
-            _link_tree(self.image(instruction.source_stage).root / source.lstrip("/"), place)
+            [name] = sources
+            _link_tree(self.image(instruction.source_stage).root / name.lstrip("/"), place)
             return
-        for source in (self.context / name for name in sources):
+        for name in sources:
+            source = self.context / name
             if source.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", "*.pyc")  # as in .dockerignore
                 shutil.copytree(source, place, symlinks=True, ignore=ignored, dirs_exist_ok=True)

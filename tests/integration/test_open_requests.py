@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -34,7 +35,7 @@ def opened(service: Served, stack: ExitStack, path: str, user: str) -> httpx.Res
     headers = {**STREAM, "Authorization": f"Bearer {service.token(user)}"}
     answer = stack.enter_context(service.http.stream("GET", f"{API}{path}", headers=headers))
     if answer.status_code == 200:
-        lines = answer.iter_lines()
+        lines: Any = answer.iter_lines()
         next(lines)
         stack.callback(lines.close)  # a generator that is forgotten would close the answer
     else:
@@ -116,7 +117,7 @@ def test_who_sends_the_head_in_time_may_wait_long_for_the_answer(tmp_path, monke
     with running(tmp_path) as service, ExitStack() as stack:
         headers = {**STREAM, "Authorization": f"Bearer {service.token('ada')}"}
         answer = stack.enter_context(service.http.stream("GET", f"{API}/events", headers=headers))
-        lines = answer.iter_lines()
+        lines: Any = answer.iter_lines()
         assert next(lines).startswith("id: ")
         time.sleep(0.6)
         service.submit()

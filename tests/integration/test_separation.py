@@ -252,7 +252,7 @@ ON_POSTGRES = [
 @pytest.fixture(scope="module", params=ON_POSTGRES, ids=" ".join)
 def on_postgres(request: pytest.FixtureRequest) -> Iterator[tuple[OnPostgres, dict]]:
     with running_server() as server, tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as folder:
-        site = OnPostgres(Path(folder), *request.param, server)
+        site = OnPostgres(Path(folder), request.param[0], request.param[1], server)
         try:
             seen = site.attack(database=f"host={server.folder}|user=steptune|dbname=attacked")
             yield site, seen

@@ -233,7 +233,8 @@ def overflow(rank: int, level: str) -> tuple[int, list[float], list[bool]]:
     scales, unchanged = [job.loss_scale], []
     for spoils in (True, False):
         before = {name: value.clone() for name, value in job.state_dict().items()}
-        loss = job.runner.forward_backward(*job.runner.pieces(job.to_device(next(batches))))
+        runner: Any = job.runner
+        loss = runner.forward_backward(*runner.pieces(job.to_device(next(batches))))
         if spoils and rank == 1:
             gradients: list[Any] = job.gradients()
             gradients[-1].to_local().fill_(math.inf)

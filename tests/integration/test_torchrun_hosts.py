@@ -27,37 +27,6 @@ def networks() -> Iterator[tuple[Path, ...]]:
         yield found
 
 
-def test_a_study_runs_its_ranks_on_both_hosts_and_has_their_logs_and_traces(
-    tmp_path: Path, networks: tuple[Path, ...]
-) -> None:
-    with launched(networks, tmp_path, *TUNE, *SHORT) as (first, second):
-        wait_until(lambda: first.process.poll() is not None, first, 280)
-        assert first.process.returncode == 0, first.output
-        wait_until(lambda: second.process.poll() is not None, second, 60)
-        assert second.process.returncode == 0, second.output
-    rows = Rows(first)
-    assert rows.study()["state"] == "completed"
-    environment = rows.study()["environment"]
-    assert (environment["num_ranks"], environment["num_hosts"]) == (4, 2)
-    assert environment["topology"]["host_of_rank"] == [0, 0, 1, 1]
-    assert environment["topology"]["between"]["kind"] == "network"
-    assert environment["topology"]["inside"]["kind"] == "loopback"
-    logs = [path.read_text() for path in (first.folder / ".steptune").glob("studies/*/logs/*.log")]
-    assert {place for log in logs for place in places(log)} == {
-        (str(2 * host + local), str(local), str(network.readlink()))
-        for host, network in enumerate(networks)
-        for local in (0, 1)
-    }
-    assert {kind for (kind,) in rows.all("SELECT kind FROM artifacts") if "trace" in kind} >= {
-        "trace",
-        "trace.1",
-        "trace.2",
-        "trace.3",
-    }
-    assert not list((second.folder / ".steptune" / "hosts").iterdir())
-    assert "secret" not in first.output + second.output
-
-
 @pytest.mark.timeout(900)
 def test_over_a_slow_link_two_levels_are_recommended(tmp_path: Path, networks: tuple[Path, ...]) -> None:
     """The model trains. It takes a minute and a half; the budget is for machines that others load."""
@@ -83,7 +52,7 @@ def test_over_a_slow_link_two_levels_are_recommended(tmp_path: Path, networks: t
         ),
     ],
 )
-def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed(
+def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed_on_both(
     tmp_path: Path, networks: tuple[Path, ...], moment: str, asked: tuple[str, ...]
 ) -> None:
     with launched(networks, tmp_path, *TUNE, *asked) as (first, second):
@@ -96,12 +65,40 @@ def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed(
     assert study["state"] == "failed"
     assert "host 1 did not come back" in study["message"]
     finished = Rows(first).all("SELECT count(*) FROM trials")
+    kept = folders(second)
     resume = ("-m", "steptune", "resume", "last", "--isolation", "none")
     with launched(networks, tmp_path, *resume) as (first, second):
         wait_until(lambda: first.process.poll() is not None, first, 280)
         assert first.process.returncode == 0, first.output
+        wait_until(lambda: second.process.poll() is not None, second, 60)
+        assert second.process.returncode == 0, second.output
     assert Rows(first).study()["state"] == "completed"
     assert Rows(first).all("SELECT count(*) FROM trials") > finished
+    assert folders(second) == kept, "only the host that was killed kept its folder"
+    assert "secret" not in first.output + second.output
+    assert_ran_on_both(networks, first)
+
+
+def folders(host: LaunchedHost) -> list[Path]:
+    return sorted((host.folder / ".steptune").glob("hosts/*"))
+
+
+def assert_ran_on_both(networks: tuple[Path, ...], first: LaunchedHost) -> None:
+    """The first host has the ranks of both, with their logs and traces."""
+    rows = Rows(first)
+    environment = rows.study()["environment"]
+    assert (environment["num_ranks"], environment["num_hosts"]) == (4, 2)
+    assert environment["topology"]["host_of_rank"] == [0, 0, 1, 1]
+    assert environment["topology"]["between"]["kind"] == "network"
+    assert environment["topology"]["inside"]["kind"] == "loopback"
+    logs = [path.read_text() for path in (first.folder / ".steptune").glob("studies/*/logs/*.log")]
+    assert {place for log in logs for place in places(log)} == {
+        (str(2 * host + local), str(local), str(network.readlink()))
+        for host, network in enumerate(networks)
+        for local in (0, 1)
+    }
+    traces = {kind for (kind,) in rows.all("SELECT kind FROM artifacts") if "trace" in kind}
+    assert traces >= {"trace", "trace.1", "trace.2", "trace.3"}
 
 
 def places(log: str) -> list[tuple[str, str, str]]:

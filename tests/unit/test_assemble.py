@@ -279,6 +279,8 @@ class TestStep:
         """The update, and the learning rate's step with it; the next step counts again."""
 
         class Overflows(Line):
+            factor = 1.0
+
             def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
                 return super().loss(model, batch) * self.factor
 

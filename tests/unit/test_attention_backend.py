@@ -80,7 +80,7 @@ def ran_flash(backend: str) -> bool:
     AttentionBackend().contribute(plan, {"backend": backend})
     torch._dynamo.reset()
     torch.manual_seed(0)
-    with torch.compiler.config.patch(cache_key_tag=""):
+    with torch.compiler.config.patch(cache_key_tag=""):  # type: ignore[attr-defined]
         for setting in plan.environment:
             setting()
         model = torch.compile(Attention())

@@ -130,7 +130,8 @@ class TestTables:
         for row in DROPPED:
             assert set(row.parameters) <= set(strategy_named(row.setting.strategy).defaults)
             assert row.reason
-        for pair in (*CONFLICTS, *TOGETHER):
+        pairs: tuple[Any, ...] = (*CONFLICTS, *TOGETHER)
+        for pair in pairs:
             assert all(strategy_named(name) for name in pair.strategies)
             assert pair.reason
 

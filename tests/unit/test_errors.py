@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_every_public_error_is_ours_is_named_so_and_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("module", [errors, client], ids=lambda module: module.__name__)
-def test_earlier_names_are_the_same_errors_and_warn(module: object) -> None:
+def test_earlier_names_are_the_same_errors_and_warn(module: ModuleType) -> None:
     for earlier, name in module.EARLIER_NAMES.items():
         with pytest.warns(FutureWarning, match=f"{earlier} is now {name}"):
             assert getattr(module, earlier) is getattr(module, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -104,14 +104,14 @@ class TestTraining:
         """Clipping leaves no numbers between the parts of a buffer, which belong to no parameter."""
         job = build(True, Large())
         (buffer,) = (p for group in job.optimizer.param_groups for p in group["params"])
-        batch = next(iter(job))
-        job.runner.forward_backward(*job.runner.pieces(batch))
+        batch, runner = next(iter(job)), cast(Any, job.runner)
+        runner.forward_backward(*runner.pieces(batch))
         job.finish_gradients()
         buffer.grad.fill_(float("inf"))
         job.clip()
         assert not bool(buffer.grad.isfinite().any())
         job.optimizer.zero_grad(set_to_none=True)
-        job.runner.forward_backward(*job.runner.pieces(batch))
+        runner.forward_backward(*runner.pieces(batch))
         job.finish_gradients()
         assert bool(buffer.grad.isfinite().all())
 

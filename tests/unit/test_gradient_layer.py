@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -247,10 +247,11 @@ def test_a_twin_runs_in_fp32_and_leaves_the_candidate_s_workload_alone(masked: S
 
     job = masked.job(Keeping(), **O1)
     twin = make_twin(job, neutral_choices(**O1), masked.files)
-    assert twin.workload.made is not job.workload.made
+    workload: Any = twin.workload
+    assert workload.made is not cast(Any, job.workload).made
     watch = audit(twin, masked.files, masked.batches, masked.reference.protocol)
     assert len(watch.gradients) == masked.reference.protocol.num_audits
-    assert set(twin.workload.seen) == {torch.float32}
+    assert set(workload.seen) == {torch.float32}
 
 
 def test_gradients_that_a_step_leaves_are_seen_though_a_loss_scaler_shrinks_them(masked: Study) -> None:

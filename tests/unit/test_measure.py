@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -88,14 +88,14 @@ class TestSamples:
         stepper = make_stepper(num_workers=workers)
         for position in (5, 0, 5):
             taken = window(stepper, position)
-            seen = stepper.job.workload.seen[-taken.num_steps :]
+            seen = cast(Any, stepper.job.workload).seen[-taken.num_steps :]
             assert seen == [(position + k) % NUM_BATCHES for k in range(taken.num_steps)]
             assert taken.position == position
 
     def test_the_order_has_no_end(self, make_stepper: Callable[..., Stepper]) -> None:
         stepper = make_stepper()
         window(stepper, NUM_BATCHES - 1, 4)
-        assert stepper.job.workload.seen == [NUM_BATCHES - 1, 0, 1, 2]
+        assert cast(Any, stepper.job.workload).seen == [NUM_BATCHES - 1, 0, 1, 2]
 
     def test_samples_and_units_are_counted_from_the_batches(self, make_stepper: Callable[..., Stepper]) -> None:
         """Tokens without padding: labels 0 1 2 3 and one make seven of each batch."""

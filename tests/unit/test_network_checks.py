@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from host_trees import (
@@ -495,7 +496,7 @@ class TestSettings:
     }
 
     @pytest.mark.parametrize("entry", COSTLY, ids=lambda entry: entry.variable)
-    def test_each_costs_by_its_value(self, host: Path, entry: object) -> None:
+    def test_each_costs_by_its_value(self, host: Path, entry: Any) -> None:
         name = entry.variable
         write(host, "/proc/self/environ", f"{name}={self.COSTLY_VALUES[name]}\0")
         [finding] = of(host, "NCCL settings")

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +14,8 @@ from steptune.service.settings import Settings
 
 
 def _options() -> dict[str, str]:
-    command = typer.main.get_command(app).commands["serve"]
+    commands: Any = typer.main.get_command(app)
+    command = commands.commands["serve"]
     return {parameter.name: parameter.help or "" for parameter in command.params if parameter.name != "help"}
 
 

@@ -73,7 +73,7 @@ class TestRoundTrip:
         assert type(again) is type(value)
 
     def test_tensors_and_arrays_in_every_container(self, tmp_path: Path) -> None:
-        batch = {
+        batch: dict[str, Any] = {
             "pair": Pair(torch.arange(3), np.float32(1.5)),
             "sample": Sample(torch.ones(2, 2, dtype=torch.bfloat16), 7),
             "features": Features(ids=np.arange(4, dtype=np.int16), empty=np.zeros((0, 2))),

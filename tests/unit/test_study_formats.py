@@ -162,7 +162,7 @@ class TestNames:
     def test_names_of_both_kinds_are_unique(self) -> None:
         from steptune.tuner.export import EXPORTERS
 
-        names = [known.name for known in (*EXPORTERS, *STUDY_FORMATS)]
+        names = [known.name for known in EXPORTERS] + [known.name for known in STUDY_FORMATS]
         files = [exporter.file_name(make_recommendation()) for exporter in EXPORTERS]
         assert len(set(names)) == len(names)
         assert len({*files, *(known.file_name for known in STUDY_FORMATS)}) == len(names)

@@ -200,7 +200,7 @@ class TestTransformers:
             load_workload("zoo:gpt2?bach=3")
 
     def test_other_names_of_fields_and_options_of_building_are_fields(self) -> None:
-        workload = load_workload("zoo:gpt2?hidden_size=64&num_labels=4&attn_implementation=eager")
+        workload: Any = load_workload("zoo:gpt2?hidden_size=64&num_labels=4&attn_implementation=eager")
         assert (workload.config.n_embd, workload.config._attn_implementation) == (64, "eager")
 
     @pytest.mark.parametrize("field", ["n_layer=abc", "n_layer=1.5", "summary_type=4,x"])

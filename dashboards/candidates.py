@@ -38,7 +38,7 @@ class CandidateRow(NamedTuple):
     peak_memory_bytes: float
     """The most that a start took; NaN where unknown."""
     on_front: bool
-    """Nothing measured is both faster and smaller."""
+    """True where no other measured configuration is both faster and smaller."""
     note: str
     number: int
     """A trial of it, by which it is exported; 0 where it may not be used."""

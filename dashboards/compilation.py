@@ -9,7 +9,7 @@ from steptune.tuner.records import Compilation
 
 
 class CompiledRow(NamedTuple):
-    """Something that happened while a model was compiled."""
+    """Event during compilation of a model."""
 
     what: str
     times: int
@@ -30,7 +30,7 @@ def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
 
 
 def compilation_sentence(compilation: Compilation) -> str:
-    """Counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
+    """Count in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
     parts = [
         units.counted(compilation.num_graphs, "graph"),
         units.counted(compilation.num_graph_breaks, "graph break")

@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def snapshot(source: TrialSource, study_id: str) -> Snapshot:
-    """Reads a study once.
+    """Read a study once.
 
     Raises:
         StudyNotFoundError: There is no such study.

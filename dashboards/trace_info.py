@@ -69,7 +69,7 @@ class TraceAdvice(NamedTuple):
     message: str
     advice: str
     gain: str
-    """Its possible gain, and whether that is replayed; empty where it gains nothing by itself."""
+    """Possible gain, and whether it was replayed; empty where the finding gains nothing by itself."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines."""
@@ -152,7 +152,7 @@ def _what(analysis: TraceAnalysis) -> str:
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:
-    """Whose figures these are, where that is a choice."""
+    """Subject of these figures, where there is a choice."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
     said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []
@@ -294,7 +294,7 @@ def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """From nanoseconds of compute in all steps, as profiled, to those per step of the breakdown."""
+    """Scale from nanoseconds of compute in all profiled steps to those per step of the breakdown."""
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
 
@@ -369,7 +369,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
-    """Over those steps of the rank whose collectives were compared with other ranks'."""
+    """Wait per step, over those steps of the rank whose collectives were compared with other ranks'."""
     num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
     return wait.wait_ns / (num_steps * wait.step_share)
 
@@ -387,7 +387,7 @@ def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """How steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    """Variation of the profiled steps: one row a device with its shortest, median and longest step."""
     rows = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:

@@ -54,7 +54,7 @@ RESOURCES = (
     users,
     audit,
 )
-"""In the order in which a request is compared with their paths: what is read most comes first."""
+"""Resources, in the order in which a request is compared with their paths: the most read first."""
 TAGS = {
     "workloads": "What is tuned.",
     "studies": "Searches for the fastest configuration of a workload.",

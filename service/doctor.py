@@ -34,7 +34,7 @@ class Examined(Record):
 
 
 def examine() -> list[Examined]:
-    """Everything that matters, the hardware first."""
+    """Examine the installation, the hardware first."""
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         runner = LocalRunner(workload="zoo:synthetic", directory=Path(folder))
         try:

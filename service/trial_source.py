@@ -34,7 +34,7 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Most bytes of an analysis that was kept as one line, unchecked."""
+"""Maximum bytes of an analysis that was stored as one line, unchecked."""
 MAX_CHARS = 8 << 20
 """Limit for the texts of trials and for those of all else; what is made of one takes several times its size."""
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))

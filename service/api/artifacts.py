@@ -170,8 +170,8 @@ def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Re
 
 
 def _unpacked_bytes(file: BinaryIO) -> int | None:
-    """How long a gzip file is when it is unpacked, counted in pieces; None where it cannot be, or is too long. It was
-    checked when it was kept, by this version of the service: others kept whatever a trial had written.
+    """Unpacked size of a gzip file, counted in pieces; None if it cannot be unpacked or is too long. This version
+    checked it when it was stored; earlier versions stored any file that a trial wrote.
     """
     size = 0
     try:

@@ -102,7 +102,7 @@ def close_session(request: Request, access: RequestAccess, principal: Anybody) -
 
 
 def start_session(request: Request, response: Response, access: Access, login: Login) -> None:
-    """Gives a browser its cookie; a session that it had before is over."""
+    """Give a browser its cookie; a session that it had before is over."""
     end_session(request, response, access)
     request.state.principal = login.principal
     request.state.is_change = True

@@ -235,7 +235,7 @@ def _act(
     if_match: str | None,
     action: Callable[[str, int | None], object],
 ) -> Response:
-    """Does something to a study of the caller's, once."""
+    """Act once on a study of the caller's."""
 
     def work(_: str) -> Response:
         action(study_id, _checked_version(service, principal, study_id, if_match))

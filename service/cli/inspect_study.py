@@ -25,7 +25,7 @@ from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command()(show)
     app.command("list")(list_studies)
     app.command()(export)

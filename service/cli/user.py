@@ -101,7 +101,7 @@ def quota(
 
 
 def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
-    """Changes that were given, by the name of the column.
+    """Change that were given, by the name of the column.
 
     Raises:
         ChoiceError: A limit that is neither a number nor `default`.

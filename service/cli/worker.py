@@ -24,7 +24,7 @@ from steptune.tuner.hardware import check_platform
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(worker)
 
 

@@ -34,7 +34,7 @@ HEAD = "node:__internal_head__"
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""So long may agents take to remove their files after the study, and once more where its driver did not tell them."""
+"""Time for agents to remove their files after the study, and once more where its driver did not tell them."""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""

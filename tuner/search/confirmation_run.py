@@ -49,7 +49,7 @@ class ConfirmationRun:
         self._view = view
         self._finalists: list[Candidate] = []
         self._short_of_time = False
-        """There are fewer blocks than were asked for."""
+        """True where fewer blocks ran than were asked for."""
         self._planned = 0
         """Blocks after which it ends at the latest."""
         self._ended_early = ""
@@ -58,7 +58,7 @@ class ConfirmationRun:
         """Good results of each block by candidate key, as the objective counts them."""
 
     def run(self) -> None:
-        """Runs what is missing."""
+        """Run what is missing."""
         self._choose_finalists()
         if not self._finalists:
             return
@@ -120,7 +120,7 @@ class ConfirmationRun:
         return f"{num_starts} starts against the baseline in random order{short}"
 
     def no_time_for(self) -> list[str]:
-        """Blocks that were asked for and not run."""
+        """Block that were asked for and not run."""
         missing = self._settings.confirm_blocks - len(self.blocks)
         if not self._finalists or missing <= 0 or self._ended_early:
             return []
@@ -142,7 +142,7 @@ class ConfirmationRun:
             self._finalists.pop()
 
     def _num_wanted(self) -> int:
-        """Blocks that the gain, as the search saw it, needs beside the noise."""
+        """Block that the gain, as the search saw it, needs beside the noise."""
         knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,

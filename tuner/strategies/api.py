@@ -161,7 +161,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """How a choice is applied in a training script that nobody rewrites.
+    """Application of a choice in a training script that nobody rewrites.
 
     Attributes:
         way: The least that it needs; a process that starts again serves every choice.
@@ -277,10 +277,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Adds to the plan what the choice asks for. The default choice adds nothing."""
+        """Add to the plan what the choice asks for. The default choice adds nothing."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
-        """How a complete choice is applied in the loop of a script that nobody rewrites, or why it needs a workload."""
+        """Application of a complete choice in a script's own loop, or the reason why it needs a workload."""
         return NeedsWorkload(self.needs_workload)
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
@@ -326,7 +326,7 @@ class Strategy(ABC):
     # --- checks -------------------------------------------------------------------------------
 
     def check(self, choice: Mapping[str, Scalar]) -> None:
-        """Refuses parameters and values that the strategy does not have.
+        """Refuse parameters and values that the strategy does not have.
 
         Raises:
             ChoiceError: Names the parameter or value, and those that exist.
@@ -342,7 +342,7 @@ class Strategy(ABC):
                 )
 
     def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
-        """Only the parameters of a complete choice that differ from the neutral one."""
+        """Return the parameters of a complete choice that differ from the neutral one."""
         neutral = self.neutral(workload)
         return {name: value for name, value in choice.items() if value != neutral[name]}
 

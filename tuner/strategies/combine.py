@@ -33,7 +33,7 @@ def complete_choices(
 
 
 def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
-    """Only what differs from today and has a meaning.
+    """Drop what equals the current setting or has no meaning.
 
     Raises:
         ChoiceError: A strategy or parameter that does not exist.

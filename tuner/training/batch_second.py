@@ -49,7 +49,7 @@ def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
 
 
 def to_batch_second(blocks: Sequence[torch.nn.Module]) -> None:
-    """Changes a stack of blocks in place: (batch, tokens, width) in and out, the other order inside.
+    """Change a stack of blocks in place: (batch, tokens, width) in and out, the other order inside.
 
     A block takes the tensor as its first argument and returns it, alone or first in a tuple.
     """

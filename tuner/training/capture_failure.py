@@ -21,7 +21,7 @@ WAITS = "called a synchronizing CUDA operation"
 """Words of torch about an operator that waits for the device, while waiting is an error."""
 
 MASKS = "transformers/masking_utils.py"
-"""Where masks are computed, which an attention by a flag has no need of."""
+"""Source file that computes masks, which attention by a flag does not need."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(

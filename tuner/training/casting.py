@@ -125,7 +125,7 @@ def cast_model(
 
 
 def compute_routers_in_fp32(model: torch.nn.Module) -> torch.nn.Module:
-    """Takes routers out of autocast (level O1)."""
+    """Take routers out of autocast (level O1)."""
     for name, module in model.named_modules():
         if is_router(name, module):
             module.forward = _without_autocast(module.forward, _device_type(model))

@@ -26,7 +26,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
-    """Sets it in every model of transformers that is part of the model."""
+    """Set it in every model of transformers that is part of the model."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

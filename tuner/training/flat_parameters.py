@@ -55,7 +55,7 @@ class FlatParameters(ParameterLayout):
         self.order = [group["params"] for group in optimizer.param_groups]
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copies the parameters' gradients into the buffers' and frees them.
+        """Copy the parameters' gradients into the buffers' and free them.
 
         Raises:
             UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.

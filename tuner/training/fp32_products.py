@@ -23,7 +23,7 @@ def fp32_products() -> str:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """While active, products and convolutions of FP32 are in FP32."""
+    """Compute matmuls and convolutions of FP32 in FP32 while active."""
     import torch
 
     try:

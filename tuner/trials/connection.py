@@ -129,7 +129,7 @@ class ServerConnection:
         return messages
 
     def close(self) -> None:
-        """Ends the server and everything below it."""
+        """End the server and everything below it."""
         with contextlib.suppress(OSError):
             self.channel.send(Exit())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

@@ -232,7 +232,7 @@ class GradientReference:
             return Compared(steps=part(reference), noise=noise)
 
         def weights_of(watch: GradientWatch) -> list[Tensors]:
-            """After each step that another one follows from where it ended."""
+            """Return the weights after each step that another one follows from where it ended."""
             following = itertools.takewhile(lambda place: place not in exact, itertools.count(1))
             return [state.weights for state, _ in zip(watch.states, following, strict=False)]
 

@@ -81,7 +81,7 @@ class _PlainWorkload:
 def check_loader(
     job: TrainingJob, files: StudyFiles, seed: int, reference: Mapping[str, Scalar] | None = None
 ) -> list[GuardCheck]:
-    """Both checks for a map-style dataset; an iterable one decides its own order and has none.
+    """Run both checks for a map-style dataset; an iterable one decides its own order and has none.
 
     Args:
         reference: Of knobs that promise the same batches: values as the reference has them.

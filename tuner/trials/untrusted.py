@@ -17,7 +17,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_below(root: Path, path: Path) -> BinaryIO:
-    """Opens an ordinary file for reading.
+    """Open an ordinary file for reading.
 
     Args:
         root: A directory that user code cannot replace; what is in it, it may.

@@ -60,7 +60,7 @@ def command_of(workload: str) -> tuple[str, ...]:
 
 
 def parse_reference(text: str) -> WorkloadReference:
-    """Parses a reference and checks what needs no import: the file, its syntax, the class.
+    """Parse a reference and check the file, its syntax and the class, without an import.
 
     Raises:
         WorkloadNotFoundError: The file, class or zoo entry does not exist.
@@ -131,7 +131,7 @@ def _check_file(path: Path, name: str) -> None:
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
+    """Name that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -123,7 +123,7 @@ class ActivationCheckpointing(Strategy):
 
 
 def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
-    """Makes a block recompute itself in the backward pass, in place; its state keys stay the same.
+    """Make a block recompute itself in the backward pass, in place; its state keys stay the same.
 
     Args:
         save: What is kept all the same: None, "attention" or "products".
@@ -180,7 +180,7 @@ def _contexts_freezing_statistics(block: torch.nn.Module, save: str | None) -> C
 
 
 def saved_operators(save: str) -> frozenset[str]:
-    """Names in `torch.ops.aten`."""
+    """Name in `torch.ops.aten`."""
     return frozenset(_ATTENTION if save == "attention" else (*_ATTENTION, *_PRODUCTS))
 
 
@@ -214,7 +214,7 @@ def _has_statistics(block: torch.nn.Module) -> bool:
 
 @contextmanager
 def _frozen_statistics(block: torch.nn.Module) -> Iterator[None]:
-    """Normalises with the batch's statistics but leaves the running ones as they are."""
+    """Normalise with the batch's statistics but leave the running ones as they are."""
     norms = _norms_with_statistics(block)
     saved = [
         (norm, norm.momentum, None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone())

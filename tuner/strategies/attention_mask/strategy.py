@@ -73,7 +73,9 @@ class AttentionMask(Strategy):
         return without(situation, *self.attacks)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Where the model runs op by op, the library leaves the mask out by itself, and one reading is saved."""
+        """Expected saving where the model runs op by op: the library leaves the mask out by itself, and one reading is
+        saved.
+        """
         compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":
             return HARDLY

@@ -116,7 +116,7 @@ class DdpBuckets(Strategy):
         return jointly(communication, self._saved_beside(situation, choice))
 
     def _saved_beside(self, situation: Situation, choice: Choice) -> Savings:
-        """Most saved beside communication."""
+        """Largest possible saving outside communication."""
         today = situation.choices[self.name]
         others: list[Category] = []
         if choice["bucket_views"] != today["bucket_views"]:
@@ -126,7 +126,7 @@ class DdpBuckets(Strategy):
         return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
-        """Most saved of communication: other buckets may begin earlier and hide all but the last of them."""
+        """Largest possible saving of communication: other buckets may start earlier and hide all but the last one."""
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)

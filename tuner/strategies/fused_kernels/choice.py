@@ -13,7 +13,7 @@ from steptune.tuner.strategies.api import Setting
 
 @dataclass(frozen=True, init=False)
 class FusedKernelsSetting(Setting):
-    """Has a switch for each kernel: for ours and for those that other packages register.
+    """Switches of the kernels: ours and those that other packages register.
 
     Attributes:
         on: Names of the kernels that are asked for.

@@ -133,7 +133,7 @@ class LargerGlobalBatch(Strategy):
 
 
 def _samples_of(evidence: Mapping[str, Any]) -> int | None:
-    """Samples that a step took in; of batches whose tensors count something else (tokens), what the loader drew."""
+    """Sample that a step took in; of batches whose tensors count something else (tokens), what the loader drew."""
     taken, drawn = evidence.get("taken"), evidence.get("drawn")
     counts_samples = taken is not None and (drawn is None or taken in (drawn, evidence["today"]))
     return taken if counts_samples else drawn

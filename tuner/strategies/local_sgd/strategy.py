@@ -94,7 +94,7 @@ class LocalSgd(Strategy):
         return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Averages that the job made."""
+        """Average that the job made."""
         from steptune.tuner.training import local_sgd
 
         found = job.hook_of(local_sgd.LocalSgd)

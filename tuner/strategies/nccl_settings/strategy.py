@@ -112,7 +112,7 @@ class NcclSettings(Strategy):
         }
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Nothing: the variables are all there is to it."""
+        """Add nothing to the plan: the variables are the whole effect."""
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
         return {"sockets": num_sockets(choice)}

@@ -212,7 +212,9 @@ class Sharding(Strategy):
 
 
 def _saved_beside(situation: Situation, choice: Choice) -> Savings:
-    """Most saved beside communication: the update of what other ranks have, and copies of gradients into buckets."""
+    """Largest possible saving outside communication: the update of other ranks' parameters, and copies of gradients
+    into buckets.
+    """
     shared = 1 - 1 / max(1, situation.environment.num_ranks)
     update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
     return jointly(update, without(situation, Category.COPY_D2D) if choice["mode"] in SHARDED else {})

@@ -60,14 +60,14 @@ class FlatCompression(Compression):
 
     @abstractmethod
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:
-        """Averages a one-dimensional tensor over a group, in place.
+        """Average a one-dimensional tensor over a group, in place.
 
         Args:
             key: The same tensor has the same one in every step.
         """
 
     def see(self, bucket: GradBucket) -> None:
-        """Called before the bucket, or a part of it, is averaged."""
+        """Take note of a bucket, or a part of it, before it is averaged."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.see(bucket)

@@ -122,7 +122,7 @@ class DeepGradient(Compression):
         return {**state, "state": values, "param_groups": groups}
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes options and momentum over anew, from an optimizer that has loaded its state."""
+        """Take options and momentum over anew, from an optimizer that has loaded its state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:
@@ -248,7 +248,7 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Places in the flattened tensor, as many on every rank."""
+        """Place in the flattened tensor, as many on every rank."""
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 

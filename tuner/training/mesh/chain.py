@@ -99,7 +99,7 @@ class Chain:
             block.forward = self._steered(number)
 
     def release(self) -> None:
-        """Steers the blocks no longer."""
+        """Stop steering the blocks."""
         for block, inner in zip(self.blocks, self._inner, strict=True):
             block.forward = inner
 

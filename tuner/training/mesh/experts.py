@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, Cut]:
-    """Leaves on this rank its experts.
+    """Leave on this rank its experts.
 
     Args:
         even: All ranks have equally many tokens.

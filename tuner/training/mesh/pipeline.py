@@ -112,7 +112,7 @@ class Pipeline:
     def forward_backward(
         self, loss: Callable[[Any], torch.Tensor], pieces: Sequence[Any], weights: Sequence[float]
     ) -> torch.Tensor:
-        """Accumulates the gradients of this rank's stages.
+        """Accumulate the gradients of this rank's stages.
 
         Returns:
             The loss of the whole batch, on every rank.

@@ -107,7 +107,7 @@ def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
 
 
 def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
-    """Leaves on this rank its part of every pair.
+    """Leave on this rank its part of every pair.
 
     Returns:
         How each part was cut, by the identity of its new parameter.
@@ -159,7 +159,7 @@ def _matches(block: torch.nn.Module, patterns: Sequence[Pattern]) -> Iterator[Sp
 
 
 def _checked(split: Split) -> Split:
-    """With its units; the sizes must fit each other, and attention may have no other weights."""
+    """Check a split and count its units; the sizes must fit each other, and attention may have no other weights."""
     pattern, name = split.pattern, type(split.core).__name__
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))

@@ -55,7 +55,7 @@ def norms(tensors: Tensors) -> torch.Tensor:
 
 
 def scale_each(tensors: Tensors, factors: torch.Tensor) -> None:
-    """Multiplies each tensor by its factor, without waiting for the device to know the factors."""
+    """Multiply each tensor by its factor, without waiting for the device to know the factors."""
     torch._foreach_mul_(tensors, list(factors.to(tensors[0].dtype).unbind()))
 
 
@@ -76,7 +76,7 @@ def number(value: float | torch.Tensor) -> float:
 
 
 def check(name: str, value: float, *, below: float = float("inf")) -> None:
-    """Refuses an option that is negative or too large.
+    """Refuse an option that is negative or too large.
 
     Raises:
         ValueError: Names the option, its value and what it may be.

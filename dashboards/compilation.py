@@ -30,7 +30,7 @@ def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
 
 
 def compilation_sentence(compilation: Compilation) -> str:
-    """Count in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
+    """Counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
     parts = [
         units.counted(compilation.num_graphs, "graph"),
         units.counted(compilation.num_graph_breaks, "graph break")

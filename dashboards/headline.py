@@ -191,7 +191,7 @@ def _way_on(study: Study, r: Recommendation) -> str:
 
 
 def resume_command(study: Study) -> str:
-    """The command that goes on with a study: at its service, where its script came from there and is no longer here."""
+    """Command that resumes a study: at its service, if its script came from there and is no longer here."""
     script = study.facts.script if study.facts else None
     if is_command(study.workload) and (script is None or not Path(script.folder).is_dir()):
         return f"steptune continue {study.study_id} --url …"

@@ -1,4 +1,4 @@
-"""The step timeline: what every device, stream and thread did, to be looked at as closely as one likes.
+"""The step timeline of every device, stream and thread, to be viewed at any zoom level.
 
 `static/lanes.js` draws it. In a page of the service it asks for tiles of what is shown; a page that is one file holds
 all lanes, merged where they are more than it has room for.

@@ -23,7 +23,7 @@ class TrialSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One study as it was at one moment: a page asks for it many times, and its parts should fit together."""
+    """One study as it was at one moment, so that the parts of a page fit together."""
 
     study: Study
     all_trials: Sequence[Trial]

@@ -40,7 +40,7 @@ LATE = "ranks that come apart: for {share} of it ranks wait for a late one, most
 STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
-"""Categories of a device's time where it was not seen doing anything."""
+"""Categories of a device's time in which no activity was recorded."""
 
 _CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categories) for rule in RULES}
 
@@ -225,7 +225,7 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """The rules that are about what the headline says limits the step, where that is some wait."""
+    """Return the rules about the wait that the headline names as the limit of the step, if it is one."""
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:

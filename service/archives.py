@@ -145,7 +145,7 @@ class _Writer:
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
             if not self._seen.setdefault(key, True):
-                _refuse("duplicate", member.name, None, "it lies in what is a file")
+                _refuse("duplicate", member.name, None, "its folder is a file")
         if keys[-1] in self._seen and not (member.is_folder and self._seen[keys[-1]]):
             _refuse("duplicate", member.name, None, "there are two of this name")
         self._seen[keys[-1]] = member.is_folder

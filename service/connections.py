@@ -79,7 +79,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 def place_of(engine: Engine) -> str:
     """Location of a database for people: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
-        return engine.url.database or "the database in memory"
+        return engine.url.database or "the in-memory database"
     return engine.url.render_as_string(hide_password=True)
 
 

@@ -182,7 +182,7 @@ def describe_hardware(kind: str) -> HardwareProfile:
         versions["cudnn"] = str(torch.backends.cudnn.version())
         devices, links = _cuda_devices()
     else:
-        refuse_parts("it is not on GPUs that is trained")
+        refuse_parts("training does not run on GPUs")
         links = {}
         devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
     return HardwareProfile(

@@ -100,7 +100,7 @@ class NotFoundError(AccessError):
 
     status = 404
     code = "not-found"
-    title = "There is no such thing"
+    title = "Not found"
 
 
 class NameTakenError(AccessError):

@@ -206,7 +206,7 @@ class OidcProvider:
 
     def _failed(self, error: Exception) -> LoginError:
         log.warning("login with %s failed: %s", self._issuer, error)
-        return LoginError("the provider of identities cannot be reached, or its answer cannot be used; see the log")
+        return LoginError("the identity provider cannot be reached, or its answer is invalid; see the log")
 
 
 def _document(client: httpx.Client, url: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
 @router.get(
     "/studies/{study_id}/artifacts",
     summary="List a study's files",
-    description="Those of its trials included, in the order in which they were recorded.",
+    description="Includes those of its trials, in the order in which they were recorded.",
     responses={**returns(Page[ArtifactInfo], "A page of files."), **unchanged(), **refuses(404)},
 )
 def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:

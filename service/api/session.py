@@ -64,7 +64,7 @@ class Me(Record):
     status_code=201,
     summary="Log in",
     description="Opens a session for a browser: the answer sets its cookie, which scripts cannot read.",
-    responses=returns(Me, "Who has logged in.", status=201),
+    responses=returns(Me, "The user who has logged in.", status=201),
     dependencies=[Depends(check_query)],
 )
 def open_session(request: Request, access: RequestAccess, body: LoginRequest) -> Response:

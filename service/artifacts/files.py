@@ -215,7 +215,7 @@ class RemoteFiles:
         return None
 
     def give_back(self, name: str, path: Path) -> None:
-        raise AssertionError("nothing is taken here")
+        raise AssertionError("this store accepts no files")
 
     def open(self, name: str) -> BinaryIO:
         with self._reached():

@@ -86,7 +86,7 @@ class BackupReader:
                 digest.update(chunk)
                 sink.write(chunk)
         if digest.hexdigest() != self.manifest.database.sha256:
-            raise self.damaged("the database is not what was backed up")
+            raise self.damaged("the database differs from the one that was backed up")
 
     def artifacts(self) -> Iterator[tuple[BackedUpFile, Iterator[bytes]]]:
         """Each file with its content in pieces, to be read before the next is asked for."""

@@ -44,7 +44,7 @@ def resolve(store: SqlStudyStore, study_id: str) -> Study:
 def show(
     study_id: StudyId = "last",
     everything: Annotated[
-        bool, typer.Option("--all", help="Also where the step goes, all trials, and what was not tried and why.")
+        bool, typer.Option("--all", help="Also the breakdown, all trials, and the untried choices with reasons.")
     ] = False,
     plan: Annotated[
         bool,

@@ -96,7 +96,7 @@ def submit(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
+            help="Memory limit per rank, like 8g (default: 90 % of free memory).",
             show_default=False,
         ),
     ] = None,

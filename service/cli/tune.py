@@ -142,13 +142,13 @@ def tune(
     remeasure_links: Annotated[
         bool,
         typer.Option(
-            "--remeasure-links", help="Measure the links between ranks anew, though an earlier study has measured them."
+            "--remeasure-links", help="Measure the links between ranks again, even if an earlier study measured them."
         ),
     ] = False,
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
+            help="Memory limit per rank, like 8g (default: 90 % of free memory).",
             show_default=False,
         ),
     ] = None,

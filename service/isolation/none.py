@@ -12,7 +12,7 @@ class NoIsolation(Level):
     """Isolation for the user's own code on the user's own machine: none."""
 
     name = "none"
-    limits = "nothing but deadlines and the memory of each process"
+    limits = "only deadlines and the memory of each process"
 
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
         return contextlib.nullcontext(Sandbox())

@@ -218,7 +218,7 @@ class Reservation:
 
 def _prospect(possible: bool) -> str:
     if possible:
-        return "it can be met when others give back theirs"
+        return "the hosts are free when other users release them"
     return "its present nodes can never meet that, whoever ends; nodes have to be added, or less asked for"
 
 

@@ -104,7 +104,7 @@ class WorkerInfo(Record):
 
     @property
     def num_devices(self) -> int:
-        """All cores of a worker are one device."""
+        """Number of devices of a worker; all its cores are one device."""
         return sum(slot.kind == CUDA for slot in self.slots) if self.device_kind == CUDA else 1
 
 

@@ -58,11 +58,11 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
-"""A worker that was not heard of for so long is taken for dead."""
+"""Time without a heartbeat after which a worker is taken for dead."""
 HOSTS_WAIT_S = 600.0
 """A study that has waited so long for hosts that others of its cluster take goes first there."""
 MAX_LOSSES = 5
-"""Workers that may die with a study, one after the other without a trial completed, before it is given up."""
+"""Consecutive workers that may die with a study, without a complete trial, before it is given up."""
 FORGET_WORKERS = timedelta(days=1)
 
 
@@ -397,8 +397,8 @@ class StudyQueue:
                 entry.waits_since = database_now(session)
 
     def begin(self, lease: Lease, place: str, *, cluster: str = "") -> str:
-        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has lost
-        or replaced some of them, whose time counts until then.
+        """Begin a study whose devices a cluster has reserved: it runs, and uses device time, from now on. Also called
+        when the cluster has lost or replaced some of them, whose time counts until then.
 
         Args:
             place: Hosts and devices.
@@ -634,7 +634,7 @@ _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
 """Lock options: PostgreSQL re-checks only locked rows that another transaction has changed since, so both are locked.
 """
 _SAME = QueueEntryRow.version
-"""A heartbeat is no change that a reader sees."""
+"""Version column, which a heartbeat does not change because no reader sees it."""
 
 
 def _given_up(num_lost: int, message: str) -> str:

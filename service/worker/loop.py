@@ -167,7 +167,7 @@ class Worker:
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
-            logger.warning("could not say goodbye: %s", error)
+            logger.warning("failed to deregister the worker: %s", error)
 
     # --- between studies -------------------------------------------------------------------------
 
@@ -215,9 +215,9 @@ class Worker:
         try:
             report = keep_house(self._engine, self._artifacts, self._settings)
         except StoreError as error:
-            logger.warning("could not remove what is expired: %s", error)
+            logger.warning("failed to remove expired data: %s", error)
         else:
-            logger.info("removed what is expired: %s", report)
+            logger.info("removed expired data: %s", report)
 
     def _register(self) -> None:
         while self._stop_at_s is None:

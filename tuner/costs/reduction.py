@@ -101,7 +101,7 @@ def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> flo
 
 def _fit_error(situation: Situation) -> float:
     topology = situation.environment.topology
-    assert topology is not None, "costs are of known links"
+    assert topology is not None, "costs require known links"
     links = (topology.inside, topology.between, topology.whole)
     return max(link.fit_residual for link in links if link is not None)
 
@@ -193,7 +193,7 @@ def _bucket_ns(
 def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]) -> list[float]:
     """Time of compressing by itself, for each bucket."""
     method, topology = exchange.compression, situation.environment.topology
-    assert topology is not None, "costs are of known links"
+    assert topology is not None, "costs require known links"
     if method is None:
         return [0.0] * len(sizes)
     parts = (topology.ranks_per_host or 1) if exchange.levels == 2 else 1

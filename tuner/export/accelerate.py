@@ -33,8 +33,8 @@ from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerI
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 VERSION = "accelerate 1.15.0"
-_IN_CODE = "no key of the YAML; the accelerate_python export says it"
-_IN_YAML = "the YAML says it (export accelerate, or accelerate_fsdp1)"
+_IN_CODE = "not a key of the YAML; the accelerate_python export sets it"
+_IN_YAML = "set in the YAML (export accelerate, or accelerate_fsdp1)"
 _NO_ZERO1 = "Accelerate has no ZeRO-1 of its own; export deepspeed"
 _NOWHERE = "Accelerate has no setting for it; steptune.apply runs it"
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
@@ -73,7 +73,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     else:
         keys["dynamo_use_dynamic"] = choice["dynamic"]
     if regional:
-        differs["scope"] = "it compiles what stands beside the repeated blocks too"
+        differs["scope"] = "it also compiles the modules outside the repeated blocks"
     return Said(sections={"dynamo_config": keys}, differs=differs)
 
 

@@ -73,7 +73,7 @@ class Tree:
             return None
 
     def names(self, path: str) -> list[str]:
-        """Name in a directory, in order; nothing where there is none.
+        """Names in a directory, in order; nothing where there is none.
 
         Raises:
             UnreadableError: It is there, but cannot be listed.

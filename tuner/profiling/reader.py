@@ -324,7 +324,7 @@ class _Reader:
             ended = source[position : position + 64].lstrip().startswith("]")
         self._take_loose(rows)
         if ended:
-            self._losses.append("what stands after the events could not be read")
+            self._losses.append("the fields after the events could not be read")
         else:
             self._is_whole = False
             self._losses.append("the file ends in the middle or is damaged there: what stands before was read")
@@ -337,7 +337,7 @@ class _Reader:
                 return _HEADER.decode(text)
             except _UNREADABLE:
                 continue
-        self._losses.append("what stands beside the events (devices, ranks) could not be read")
+        self._losses.append("the fields beside the events (devices, ranks) could not be read")
         return Header()
 
 

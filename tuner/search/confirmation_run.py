@@ -120,7 +120,7 @@ class ConfirmationRun:
         return f"{num_starts} starts against the baseline in random order{short}"
 
     def no_time_for(self) -> list[str]:
-        """Block that were asked for and not run."""
+        """Blocks that were asked for and not run."""
         missing = self._settings.confirm_blocks - len(self.blocks)
         if not self._finalists or missing <= 0 or self._ended_early:
             return []
@@ -142,7 +142,7 @@ class ConfirmationRun:
             self._finalists.pop()
 
     def _num_wanted(self) -> int:
-        """Block that the gain, as the search saw it, needs beside the noise."""
+        """Blocks that the gain, as the search saw it, needs beside the noise."""
         knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,

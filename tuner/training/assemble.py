@@ -182,7 +182,7 @@ def _loader(
 def _regrouped(
     order: EndlessBatches | None, arguments: BatchArguments, length: LengthOf, num_ranks: int
 ) -> EndlessBatches | None:
-    """The fixed order in the plan's batches; the workload's own sampling is regrouped by the loader."""
+    """Regroup the fixed order into the plan's batches; the loader regroups the workload's own sampling."""
     if order is None or arguments.is_plain:
         return order
     batches = regroup(order.batches, arguments, length, num_ranks, seed=REGROUPING_SEED)

@@ -40,7 +40,7 @@ _PER_POSITION = frozenset(
     }
 )
 _LEAST_BLOCKS = 2
-"""One block alone transposes as often as before."""
+"""Minimum number of blocks: one block alone transposes as often as before."""
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 WARM_UP_STEPS = 3
-"""PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
+"""Warm-up steps: PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
 MAX_RECORDINGS = 4
 """Shapes that one training mode may see: each keeps memory of its own."""
 PAYS_AFTER_STEPS = 100

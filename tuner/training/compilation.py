@@ -185,7 +185,7 @@ def _innermost(stack: Iterable[Any]) -> str:
 
 
 def _guard(reason: str) -> str:
-    """`0/3: L['self'].index == 3  # ...`: the guard without the number of the compilation that it belongs to."""
+    """Guard without the number of its compilation: `0/3: L['self'].index == 3 # ...`."""
     return re.sub(r"^\s*(-\s*)?\d+/\d+:\s*", "", reason.strip().partition("\n")[0])
 
 

@@ -85,7 +85,7 @@ def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A copy is not needed: the tensor itself."""
+    """Tensor itself, where a copy is not needed."""
 
     tensor: torch.Tensor
 

@@ -28,7 +28,7 @@ ALIGNMENT = 256
 """Bytes; what the widest loads of kernels and tensor-memory copies want, with room."""
 
 ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
-"""Classes of torch.optim whose update of an element depends on that element's history alone."""
+"""Classes of torch.optim whose update of an element depends on that element only."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
 """States of those classes that are one number for the whole tensor."""

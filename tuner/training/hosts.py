@@ -98,7 +98,7 @@ def _can_order() -> bool:
 
 
 def host_of_ranks() -> list[str]:
-    """Name that tell the host of every rank from others."""
+    """Names that tell the host of every rank from others."""
     import torch.distributed as dist
 
     num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()

@@ -118,7 +118,7 @@ class LocalSgd(StepHook):
     # --- pieces -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """DDP sends the first rank's buffers in every forward pass, until ranks have their own."""
+        """Continue without DDP's broadcast of the first rank's buffers in every forward pass: ranks have their own."""
         if self.num_steps >= self.warm_up_steps:
             self._model.broadcast_buffers = False
 
@@ -144,7 +144,7 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """Whole numbers are counts, the same on all ranks."""
+    """True for floating-point tensors: whole numbers are counts, equal on all ranks."""
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 
 

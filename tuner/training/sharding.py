@@ -1,4 +1,4 @@
-"""Laying parameters, gradients and optimizer states over the ranks: FSDP2 (`fully_shard`), and ZeRO-1.
+"""Sharding of parameters, gradients and optimizer states: FSDP2 (`fully_shard`), and ZeRO-1.
 
 A unit is a module whose parameters are gathered together just before they are used: the repeated blocks, or modules of
 at least so many parameters; what is in none of them is in the root. Every rank holds a part of every parameter
@@ -246,7 +246,7 @@ def whole(value: Any) -> Any:
 
 
 def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole value, which all ranks have, as `tensor` is laid over them."""
+    """Shard a whole value, which all ranks have, as `tensor` is sharded."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(tensor, DTensor):

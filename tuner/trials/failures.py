@@ -196,7 +196,7 @@ def failure_of_exit(
     if signal_number is not None:
         message = f"the process was killed by {signal.Signals(signal_number).name}"
         if signal_number == signal.SIGBUS:
-            message += f": mapped memory could not be had ({_shared_memory()})"
+            message += f": shared memory could not be allocated ({_shared_memory()})"
         return Failure(kind=FailureKind.CRASH, phase=phase, rank=rank, signal=signal_number, message=message)
     return Failure(
         kind=FailureKind.CRASH,

@@ -61,7 +61,7 @@ def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class GradientWatch:
-    """Samples gradients at every guarded step, and by how much the step changes what is not trained.
+    """Recorder of gradients at every guarded step, and of the change of untrained values.
 
     Attributes:
         gradients: After unscaling, before clipping; of a step that updates more than once, of each update.

@@ -213,7 +213,7 @@ class GroupRun:
         return self._rounds(clean=False) if accepts else clean
 
     def _rounds(self, *, clean: bool) -> list[int]:
-        """Round in which every trial that is alive took a window."""
+        """Rounds in which every running trial took a window."""
         taken = [set(member.clean if clean else member.by_round) for member in self._alive()]
         return sorted(set.intersection(*taken)) if taken else []
 

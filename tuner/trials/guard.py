@@ -230,7 +230,7 @@ def check_masks(
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
     return (
-        f"dropout and its kin scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
+        f"dropout and the like scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
         f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
 

@@ -400,7 +400,7 @@ class SpreadServer:
         return self._local.fileno()
 
     def send(self, message: Any) -> None:
-        """Send to the servers that it concerns: rank 0 and jobs of one rank are on this host.
+        """Send to the servers that need it: rank 0 and jobs of one rank are on this host.
 
         Raises:
             RunnerError: A server or a host is gone.

@@ -169,7 +169,7 @@ def oom_kills() -> int:
 
 
 def redirect_output(log: str) -> None:
-    """Send what this process writes to the end of a file, or nowhere without one; it reads nothing."""
+    """Redirect the output of this process to the end of a file, or nowhere; it reads no input."""
     path = Path(log) if log else Path(os.devnull)
     if log:
         path.parent.mkdir(parents=True, exist_ok=True)

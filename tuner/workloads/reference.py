@@ -131,7 +131,7 @@ def _check_file(path: Path, name: str) -> None:
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Name that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
+    """Names that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():

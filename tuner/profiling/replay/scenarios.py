@@ -89,7 +89,7 @@ def without_allocation(graph: Graph) -> Graph:
 
 
 def without_blocking_copies(graph: Graph) -> Graph:
-    """Copy to the device come from pinned memory: the host does not wait for them."""
+    """Copies to the device come from pinned memory: the host does not wait for them."""
     chain, category = graph.chain, graph.operations.category
     first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
     gone = {

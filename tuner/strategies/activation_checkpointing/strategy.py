@@ -149,7 +149,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Modules that would change a kept result in place make a new tensor, which is recomputed like others."""
+    """Make a new tensor in modules that would change a kept result in place; it is recomputed like others."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -159,7 +159,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def _contexts_that_save(save: str | None) -> Contexts:
-    """Contexts of the forward pass and of the recomputation."""
+    """Return the contexts of the forward pass and of the recomputation, which save chosen results."""
     if save is None:
         return nullcontext(), nullcontext()
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -180,12 +180,14 @@ def _contexts_freezing_statistics(block: torch.nn.Module, save: str | None) -> C
 
 
 def saved_operators(save: str) -> frozenset[str]:
-    """Name in `torch.ops.aten`."""
+    """Names in `torch.ops.aten`."""
     return frozenset(_ATTENTION if save == "attention" else (*_ATTENTION, *_PRODUCTS))
 
 
 def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operator that draws random numbers is never saved: the recomputation would draw the next ones too early."""
+    """Choose the operators whose results are saved. Never those that draw random numbers: the recomputation would draw
+    the next ones too early.
+    """
     from torch.utils.checkpoint import CheckpointPolicy
 
     namespace, _, name = operator._schema.name.partition("::")

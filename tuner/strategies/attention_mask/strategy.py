@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 WITHOUT_MASK = 0.4
-"""Part of the time of attention that leaving its mask out is expected to save: half of its scores are not needed."""
+"""Share of attention time expected to be saved without a mask: half of the scores are not needed."""
 
 
 class AttentionMask(Strategy):

@@ -146,7 +146,7 @@ class CachedDataset:
 
 
 def _copied(sample: Any) -> Any:
-    """A sample whose tensors and arrays may be changed in place without changing the stored ones."""
+    """Copy a sample so that in-place changes to its tensors and arrays do not reach the stored ones."""
     from steptune.tuner.training.structure import map_structure
 
     def copy(leaf: Any) -> Any:

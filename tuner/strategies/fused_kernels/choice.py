@@ -1,4 +1,4 @@
-"""Setting of `fused_kernels`: fused kernels in place of what a model computes in many operators."""
+"""Setting of `fused_kernels`: fused kernels in place of groups of operators."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class FusedKernelsSetting(Setting):
 
     @property
     def is_on(self) -> bool:
-        """Some kernel is asked for."""
+        """True where any kernel is requested."""
         return bool(self.on)

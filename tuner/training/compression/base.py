@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from steptune.tuner.training.compression.lane import Lane
 
 FIRST_COMPRESSED = 2
-"""DDP lays its buckets out anew after the first step: what is kept by bucket begins with the third."""
+"""Step from which buckets are compressed: DDP rearranges its buckets after the first one, so state by bucket begins
+with the third.
+"""
 
 
 class Compression(StepHook, ABC):

@@ -248,7 +248,7 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Place in the flattened tensor, as many on every rank."""
+        """Places in the flattened tensor, as many on every rank."""
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 

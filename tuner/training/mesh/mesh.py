@@ -1,4 +1,4 @@
-"""A model laid over the ranks of a mesh: what a training job asks of it.
+"""Model sharded across the ranks of a mesh: the interface for a training job.
 
 Every rank loads its share of a batch as ever; the ranks of a replica then put their shares together, so that all of
 them compute on the same samples, augmented and transformed once. Nothing else of the loading changes.
@@ -79,7 +79,7 @@ class Mesh(ParameterLayout):
     # --- building -----------------------------------------------------------------------------
 
     def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]) -> None:
-        """Leave on this rank its parts of the model, which becomes the first rank's."""
+        """Keep this rank's parts of the model, which becomes the first rank's."""
         import torch.distributed as dist
 
         for _, tensor in named_state(model):

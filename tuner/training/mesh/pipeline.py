@@ -105,7 +105,7 @@ class Pipeline:
         """Micro-batches, and their weights in the loss."""
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedError("a batch whose tensors have no common first dimension has no micro-batches")
+            raise UnsupportedError("micro-batches require tensors with a common first dimension")
         bounds = [*range(0, length, self._piece_length), length]
         return split_at(workload, batch, bounds)
 

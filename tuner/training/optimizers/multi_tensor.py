@@ -41,9 +41,7 @@ def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise ValueError("a gradient is sparse: make the embedding with sparse=False")
         if parameter.is_complex():
-            raise ValueError(
-                "a parameter is complex, whose squared size is not its square: use torch.view_as_real of it"
-            )
+            raise ValueError("complex parameters are not supported: use torch.view_as_real of it")
         kinds.setdefault((parameter.device, parameter.dtype, parameter.dim()), []).append(parameter)
     return list(kinds.values())
 

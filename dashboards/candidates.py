@@ -36,9 +36,9 @@ class CandidateRow(NamedTuple):
     method: str
     """Method by which the gain was measured."""
     peak_memory_bytes: float
-    """The most that a start took; NaN where unknown."""
+    """Largest peak memory of any run; NaN where unknown."""
     on_front: bool
-    """Nothing measured is both faster and smaller."""
+    """True where no other measured configuration is both faster and smaller."""
     note: str
     number: int
     """A trial of it, by which it is exported; 0 where it may not be used."""
@@ -157,7 +157,7 @@ def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
     """Steps through the configurations that nothing beats in both."""
     if len(front) > 1:
         figure.add_scatter(
-            name="nothing is faster in less memory",
+            name="no configuration is both faster and smaller",
             mode="lines",
             x=[row.peak_memory_bytes / (1 << 30) for row in front],
             y=[row.gain for row in front],

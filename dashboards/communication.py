@@ -169,6 +169,6 @@ def plot_waits(ranks: pd.DataFrame) -> Figure:
         hovertemplate="waits <b>%{x:.3f} ms</b> a step for others;<br>comes last to %{customdata} of the collectives"
         "<extra>%{y}</extra>",
     )
-    figure.update_xaxes(title={"text": "ms per step that it waits for others"}, rangemode="tozero")
+    figure.update_xaxes(title={"text": "ms per step waiting for other ranks"}, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
     return figure

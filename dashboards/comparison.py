@@ -44,7 +44,7 @@ class DifferenceRow(NamedTuple):
     before_ms: float
     after_ms: float
     change_ms: float
-    """Per step."""
+    """Change in ms per step."""
     low_ms: float
     high_ms: float
     """The 95 % interval of the change; NaN where there is none."""

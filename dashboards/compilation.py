@@ -9,7 +9,7 @@ from steptune.tuner.records import Compilation
 
 
 class CompiledRow(NamedTuple):
-    """Something that happened while a model was compiled."""
+    """Event during compilation of a model."""
 
     what: str
     times: int

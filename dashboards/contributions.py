@@ -21,7 +21,7 @@ class ContributionRow(NamedTuple):
     limit: float
     """The ratio of speeds that the widest bound promised."""
     own_gain: float
-    """Its contribution to the recommendation, where its interval excludes 1."""
+    """Contribution to the recommendation, where its interval excludes 1."""
     spent_s: float
     """Time of the trials that tried it; a change of several strategies is shared among them."""
 

@@ -19,7 +19,7 @@ from steptune.tuner.records import Verdict
 NOT_RUN = "not run yet"
 FASTER = Verdict.FASTER.value
 MIN_STUDIES = 3
-"""With fewer answers a median says little: such cells are shown pale."""
+"""Minimum studies for a reliable median: cells with fewer are shown pale."""
 
 
 class FleetStudies(NamedTuple):

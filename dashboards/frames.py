@@ -8,5 +8,5 @@ import pandas as pd
 
 
 def rows_of(info: pd.DataFrame) -> list[Any]:
-    """Its rows by the names of its columns; what they hold, each `get_*_info()` says."""
+    """Rows of the table by the names of its columns, as its `get_*_info()` describes them."""
     return list(info.itertuples())

@@ -19,7 +19,7 @@ class GainRow(NamedTuple):
     strategy: str
     label: str
     gain: float
-    """Its contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
+    """Contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
     low: float
     high: float
     """The 95 % interval of the contribution; NaN where that was not measured."""

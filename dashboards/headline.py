@@ -81,7 +81,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """Runs that say nothing about their candidate, and why."""
+    """Run that say nothing about their candidate, and why."""
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -91,7 +91,7 @@ def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
 
 
 def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """How the trials were kept from the machine; a study that was resumed may have used several levels."""
+    """Isolation of the trials from the machine; a resumed study may have used several levels."""
     counts = Counter(trial.result.isolation for trial in trials if trial.result is not None)
     if not counts:
         return ()
@@ -191,7 +191,7 @@ def _way_on(study: Study, r: Recommendation) -> str:
 
 
 def resume_command(study: Study) -> str:
-    """The command that goes on with a study: at its service, where its script came from there and is no longer here."""
+    """Command that resumes a study: at its service, if its script came from there and is no longer here."""
     script = study.facts.script if study.facts else None
     if is_command(study.workload) and (script is None or not Path(script.folder).is_dir()):
         return f"steptune continue {study.study_id} --url …"

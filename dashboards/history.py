@@ -127,7 +127,7 @@ def note_on(trial: Trial) -> str:
         return f"{kind} in {phase}: {result.failure.message}"
     if result.guard is not None and not result.guard.passed:
         return result.guard.reason
-    return "others used the machine while it was measured" if result.contended else ""
+    return "other programs used the machine while it was measured" if result.contended else ""
 
 
 def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:

@@ -52,7 +52,7 @@ class ImportanceRow(NamedTuple):
     high: float
     """The 95 % interval of the ratio."""
     num_trials: int
-    """With a choice of it."""
+    """Number of trials with a choice of it."""
     paired: bool
     """Configurations that differ in nothing else were run."""
 
@@ -72,7 +72,7 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
 
 
 def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow | None:
-    """None where its choices were compared with nothing that ran."""
+    """Build a row; None where its choices were compared with nothing that ran."""
     known = _chained(_pairs(name, measured, effects))
     paired = bool(known)
     if not paired and BASELINE.key not in effects.measured:

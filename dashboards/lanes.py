@@ -1,4 +1,4 @@
-"""The step timeline: what every device, stream and thread did, to be looked at as closely as one likes.
+"""The step timeline of every device, stream and thread, to be viewed at any zoom level.
 
 `static/lanes.js` draws it. In a page of the service it asks for tiles of what is shown; a page that is one file holds
 all lanes, merged where they are more than it has room for.
@@ -22,20 +22,20 @@ from steptune.tuner.profiling.tiles import LaneTables, shown_lanes
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
 EMBEDDED_CELLS = 300_000
-"""In a page that is one file: some two megabytes of it."""
+"""Maximum cells in a page that is one file: about two megabytes."""
 
 
 class TimelineInfo(NamedTuple):
     """The timeline as data."""
 
     step_edges_ns: tuple[int, ...]
-    """Where the steps of the rank that is shown in full begin, and where its last one ends."""
+    """Start of each step of the rank that is shown in full, and the end of its last one."""
     path: str
     """Below which tiles can be asked for; empty in a page that holds all lanes."""
     packed: str
     """One tile with all lanes: base64 of gzip of JSON. Empty where tiles can be asked for."""
     merged: bool
-    """Not every event is a cell of its own in it."""
+    """True where cells of it merge several events."""
     num_left_out: int
     """Rows that there is no room for."""
 
@@ -115,7 +115,7 @@ def get_long_gaps_info(rank: RankAnalysis, top: int = 12) -> list[LongGap]:
 
 
 def step_edges_ns(rank: RankAnalysis) -> tuple[int, ...]:
-    """Where its steps begin, and where the last one ends; of all devices the same."""
+    """Start of each step, and the end of the last one; equal for all devices."""
     steps = rank.breakdowns[0].steps
     lengths = [sum(step.values()) for step in steps] or [rank.breakdowns[0].step_time_ns]
     return tuple(itertools.accumulate(lengths, initial=0))

@@ -23,7 +23,7 @@ class NeighbourRow(NamedTuple):
     here: str
     """The strategy's choice in the leading configuration."""
     there: str
-    """Its choice in the other."""
+    """Choice of the strategy in the other configuration."""
     ratio: float
     """The other's speed over the leading one's; NaN where it was not measured."""
     low: float

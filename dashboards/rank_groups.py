@@ -61,7 +61,7 @@ def named_devices(names: Sequence[str]) -> str:
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """Runs of ranks, and how many they are: "0–4, 8–63 (61)"."""
+    """Run of ranks, and how many they are: "0–4, 8–63 (61)"."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     runs = [str(low) if low == high else f"{low}–{high}" for low, high in zip(starts, ends, strict=True)]

@@ -23,7 +23,7 @@ class TrialSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One study as it was at one moment: a page asks for it many times, and its parts should fit together."""
+    """One study as it was at one moment, so that the parts of a page fit together."""
 
     study: Study
     all_trials: Sequence[Trial]
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def snapshot(source: TrialSource, study_id: str) -> Snapshot:
-    """Reads a study once.
+    """Read a study once.
 
     Raises:
         StudyNotFoundError: There is no such study.

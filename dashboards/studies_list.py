@@ -28,7 +28,7 @@ class ListedStudy(NamedTuple):
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted: bool = False
-    """True for a study of the service: others can only be read there."""
+    """True for a study of the service: others are read-only there."""
 
     @property
     def answer(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything that a study's page shows, as data: the same in the service and in the report."""
+"""Data of a study's page, in the service and in the report alike."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LATE = "ranks that come apart: for {share} of it ranks wait for a late one, most
 STANDS_OUT = 0.03
 """A straggler is this share of its step later than the median of the ranks."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
-"""Categories of a device's time where it was not seen doing anything."""
+"""Categories of a device's time in which no activity was recorded."""
 
 _CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categories) for rule in RULES}
 
@@ -69,7 +69,7 @@ class TraceAdvice(NamedTuple):
     message: str
     advice: str
     gain: str
-    """Its possible gain, and whether that is replayed; empty where it gains nothing by itself."""
+    """Possible gain, and whether it was replayed; empty where the finding gains nothing by itself."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines."""
@@ -152,7 +152,7 @@ def _what(analysis: TraceAnalysis) -> str:
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:
-    """Whose figures these are, where that is a choice."""
+    """Subject of these figures, where there is a choice."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
     said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []
@@ -225,7 +225,7 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """The rules that are about what the headline says limits the step, where that is some wait."""
+    """Return the rules about the wait that the headline names as the limit of the step, if it is one."""
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
@@ -294,7 +294,7 @@ def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """From nanoseconds of compute in all steps, as profiled, to those per step of the breakdown."""
+    """Scale from nanoseconds of compute in all profiled steps to those per step of the breakdown."""
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
 
@@ -369,7 +369,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
-    """Over those steps of the rank whose collectives were compared with other ranks'."""
+    """Wait per step, over those steps of the rank whose collectives were compared with other ranks'."""
     num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
     return wait.wait_ns / (num_steps * wait.step_share)
 
@@ -387,7 +387,7 @@ def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """How steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    """Variation of the profiled steps: one row a device with its shortest, median and longest step."""
     rows = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:

@@ -68,7 +68,7 @@ def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = N
 
 
 def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top: int = MAX_ROWS) -> dict[str, Any]:
-    """Everything that `trace_sections.html` shows, as data.
+    """Data of `trace_sections.html`.
 
     Args:
         timeline: None where no lanes were kept.

@@ -68,9 +68,9 @@ def get_trial_headline(
     own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
     result = trial.result
     if trial.state is TrialState.RUNNING:
-        return TrialHeadline("neutral", "Running", "It has not ended yet; what it shows comes here when it has.", ())
+        return TrialHeadline("neutral", "Running", "It is still running; its results appear here when it ends.", ())
     if result is None:
-        return TrialHeadline("warning", "Lost", "Its process or its worker died: nothing of it was recorded.", ())
+        return TrialHeadline("warning", "Lost", "Its process or its worker died: it has no results.", ())
     facts = _facts(result, own, recommendation)
     if result.failure is not None:
         failure = result.failure
@@ -201,7 +201,7 @@ def _device_fact(result: TrialResult) -> Fact | None:
         (last.temperature_c, "°C"),
     )
     value = ", ".join(f"{figure} {unit}" for figure, unit in figures if figure is not None)
-    limits = f"held down by: {', '.join(last.limits)}" if last.limits else "nothing held its clock down"
+    limits = f"held down by: {', '.join(last.limits)}" if last.limits else "clock not throttled"
     return Fact("Device state", value or "not measured", "; ".join(part for part in (limits, unread) if part))
 
 

@@ -47,7 +47,7 @@ class TrialPageSource(TrialSource, Protocol):
 
 
 def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
-    """Everything that `trial.html` shows.
+    """Data of `trial.html`.
 
     Raises:
         StudyNotFoundError: There is no such study.

@@ -12,7 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tuner", "service", "dashboards", "kernels", "migrations", "src", "benchmarks", "docs", "examples", "tests")
+PRODUCT = ("tuner", "service", "dashboards", "kernels")
 BEGINNINGS = ("Of", "What", "By", "Whether", "That", "Who", "Why")
+CLAUSES = ("How", "Where", "Those", "Whose", "So", "They", "Called")
+"""Beginnings that the docstrings of tests, which state behaviour in sentences, may have."""
 
 
 def documented(path: Path) -> Iterator[tuple[int, str]]:
@@ -26,9 +29,9 @@ def documented(path: Path) -> Iterator[tuple[int, str]]:
                         yield statement.lineno, text
 
 
-def dependent(text: str) -> bool:
+def dependent(text: str, beginnings: tuple[str, ...] = BEGINNINGS) -> bool:
     """Say whether a docstring begins in the middle of a sentence."""
-    return text.split(maxsplit=1)[0].rstrip(",.:;") in BEGINNINGS
+    return text.split(maxsplit=1)[0].rstrip(",.:;") in beginnings
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
         for line, text in documented(path)
-        if dependent(text)
+        if dependent(text, BEGINNINGS + CLAUSES if package in PRODUCT else BEGINNINGS)
     ]
     sys.stdout.write("".join(f"{place}\n" for place in places))
     sys.exit(bool(places))

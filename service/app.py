@@ -54,18 +54,18 @@ RESOURCES = (
     users,
     audit,
 )
-"""In the order in which a request is compared with their paths: what is read most comes first."""
+"""Resources, in the order in which a request is compared with their paths: the most read first."""
 TAGS = {
-    "workloads": "What is tuned.",
+    "workloads": "Workloads to tune.",
     "studies": "Searches for the fastest configuration of a workload.",
-    "trials": "What a study ran, and where the time went.",
-    "outcomes": "What a study found.",
+    "trials": "Trials of a study, with the breakdown of their time.",
+    "outcomes": "Results of a study.",
     "files": "Traces, timelines, logs.",
-    "workers": "What studies run on.",
-    "events": "What happened, as it happens.",
-    "session": "Who is asking, and logging in with a browser.",
-    "tokens": "What programs log in with.",
-    "users": "Who may do what, and how much of it.",
+    "workers": "Machines that run studies.",
+    "events": "Live events.",
+    "session": "The user of a request, and browser logins.",
+    "tokens": "Tokens for programs.",
+    "users": "Users, permissions and quotas.",
     "audit": "Who did what.",
     "operations": "For those who run the service.",
 }

@@ -34,9 +34,9 @@ _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
 MAX_SOURCE_BYTES = 1 << 18
-"""Most bytes of one Python file that is parsed: doing so takes hundreds of times its size, and seconds."""
+"""Maximum bytes of one Python file that is parsed: parsing takes hundreds of times its size, and seconds."""
 MAX_SEARCHED_BYTES = 1 << 21
-"""Most bytes of all Python files of one archive in which a workload is looked for."""
+"""Maximum bytes of all Python files of one archive that is searched for a workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class _Member:
 
 
 def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Unpacked:
-    """Unpacks a tar (plain, gzip, xz, bzip2) or zip archive.
+    """Unpack a tar (plain, gzip, xz, bzip2) or zip archive.
 
     Args:
         archive: The file; its kind is told by its content.
@@ -141,11 +141,11 @@ class _Writer:
         self.num_files += 1
 
     def _enter(self, member: _Member, parts: tuple[str, ...]) -> None:
-        """Notes a path and the folders above it; two members of one name would make the content a matter of order."""
+        """Note a path and the folders above it; two members of one name would make the content a matter of order."""
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
             if not self._seen.setdefault(key, True):
-                _refuse("duplicate", member.name, None, "it lies in what is a file")
+                _refuse("duplicate", member.name, None, "its folder is a file")
         if keys[-1] in self._seen and not (member.is_folder and self._seen[keys[-1]]):
             _refuse("duplicate", member.name, None, "there are two of this name")
         self._seen[keys[-1]] = member.is_folder
@@ -272,7 +272,9 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
 
 
 def _count_zip_members(archive: Path, limits: ArchiveLimits) -> None:
-    """Before a zip's directory is read, which takes memory by the entry, whatever its header says of their number."""
+    """Count the members before a zip's directory is read, which takes memory by the entry, whatever its header says of
+    their number.
+    """
     with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for number, _ in enumerate(_CENTRAL_ENTRY.finditer(content), 1):
             if number > limits.members:

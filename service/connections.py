@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
 """A server that does not answer for so long is taken for gone."""
 MAX_CONNECTIONS = 15
-"""Most connections of a process to PostgreSQL."""
+"""Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
 """A connection that was in use so shortly before is not asked whether it still stands."""
 
@@ -79,7 +79,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 def place_of(engine: Engine) -> str:
     """Location of a database for people: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
-        return engine.url.database or "the database in memory"
+        return engine.url.database or "the in-memory database"
     return engine.url.render_as_string(hide_password=True)
 
 
@@ -229,7 +229,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Makes a file that only its owner reads; what SQLite keeps beside it has the same mode."""
+    """Make a file that only its owner reads; what SQLite keeps beside it has the same mode."""
     with suppress(FileExistsError, PermissionError, IsADirectoryError):  # SQLite says what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
@@ -241,7 +241,7 @@ def _prepare_connection(connection: Any, record: Any) -> None:
 
 
 def _switch_to_wal(connection: Any) -> None:
-    """Lets readers and a writer work at the same time.
+    """Let readers and a writer work at the same time.
 
     The first switch of a file fails at once, without SQLite's own waiting, when another process
     switches it at the same moment; so it is tried again.

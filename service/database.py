@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["alembic_config", "check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = PACKAGE / "migrations"
-"""Beside the package, in a checkout as in an installation."""
+"""Folder of the migrations beside the package, in a checkout as in an installation."""
 _AT = table("alembic_version", column("version_num"))
 
 
@@ -60,7 +60,7 @@ def open_engine(url: str) -> Engine:
 
 
 def migrate(database: Engine | str) -> str | None:
-    """Brings a database to the schema of this version, in one transaction.
+    """Bring a database to the schema of this version, in one transaction.
 
     Args:
         database: An engine, or a URL.
@@ -89,7 +89,7 @@ def migrate(database: Engine | str) -> str | None:
 
 
 def check_schema(engine: Engine) -> None:
-    """Checks that a database has the schema of this version.
+    """Check that a database has the schema of this version.
 
     Raises:
         SchemaOutdatedError: It is older, or has no tables.

@@ -22,12 +22,12 @@ from steptune.tuner.errors import StateConflictError, StorageFullError
 from steptune.tuner.records import Study
 
 LOCK_FILE = "command.lock"
-"""In a study's directory; locked by the command that runs it, and freed by whatever ends that."""
+"""Lock file in a study's directory; held by the command that runs it, and freed when that ends in any way."""
 
 
 @contextlib.contextmanager
 def run_by_this_command(study: Study) -> Iterator[None]:
-    """Holds a study, so that no other command of this machine runs or deletes it meanwhile.
+    """Hold a study, so that no other command of this machine runs or deletes it meanwhile.
 
     Raises:
         StateConflictError: Another command holds it.
@@ -52,7 +52,7 @@ def run_by_this_command(study: Study) -> Iterator[None]:
 
 
 def delete_study(study: Study, store: SqlStudyStore, settings: Settings) -> None:
-    """Deletes a study with its trials, and everything measured in them.
+    """Delete a study with its trials, and everything measured in them.
 
     Raises:
         StateConflictError: A worker or a command runs it.

@@ -21,7 +21,7 @@ from steptune.service.models import QueueEntryRow, StudyRow
 
 
 def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
-    """Says that the directory of a study is a worker's.
+    """Say that the directory of a study is a worker's.
 
     Raises:
         StoreError: The mark cannot be written.
@@ -33,7 +33,7 @@ def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
 
 
 def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) -> int:
-    """Removes those of studies that ended longer ago than the grace period, or are deleted; returns how many.
+    """Remove those of studies that ended longer ago than the grace period, or are deleted; return how many.
 
     What is wanted of them is an artifact by then.
 
@@ -56,7 +56,7 @@ def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) 
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a directory that user code wrote into, as far as possible: its nesting may be deeper than Python goes."""
+    """Remove a directory that user code wrote into, as far as possible: its nesting may be deeper than Python goes."""
     subprocess.run(["rm", "-rf", "--", str(path)], capture_output=True, check=False)
 
 
@@ -69,7 +69,7 @@ def _marks(engine: Engine, data_directory: Path) -> Path:
 
 
 def _moved_away(engine: Engine, directory: Path, trash: Path, grace_s: float) -> bool:
-    """While the queue entry is locked: no worker can claim the study meanwhile."""
+    """Move the files away while the queue entry is locked: no worker can claim the study meanwhile."""
     with writing(engine) as session:
         entry = session.get(QueueEntryRow, directory.name, with_for_update=True)
         study = session.get(StudyRow, directory.name)

@@ -34,7 +34,7 @@ class Examined(Record):
 
 
 def examine() -> list[Examined]:
-    """Everything that matters, the hardware first."""
+    """Examine the installation, the hardware first."""
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         runner = LocalRunner(workload="zoo:synthetic", directory=Path(folder))
         try:
@@ -127,7 +127,7 @@ def _neighbours() -> Examined:
     before = read_cpu(time.perf_counter())
     time.sleep(LOOK_S)
     share = foreign_share(before, read_cpu(time.perf_counter()))
-    found = f"others use {units.percent(share)} of the cores"
+    found = f"other programs use {units.percent(share)} of the cores"
     if share > BUSY_SHARE:
         advice = "stop other jobs: windows under load count only where too few are quiet, and intervals widen"
         return Examined(level="problem", subject="neighbours", found=found, advice=advice)

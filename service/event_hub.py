@@ -105,26 +105,26 @@ class EventHub:
         self._subscriptions.discard(subscription)
 
     def close(self) -> None:
-        """Ends every stream, now and from now on; their clients come back to another process."""
+        """End every stream, now and from now on; their clients come back to another process."""
         self.closed = True
         for subscription in self._subscriptions:
             subscription.end()
 
     async def stop(self) -> None:
-        """Ends the hub itself."""
+        """End the hub itself."""
         self.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def in_thread(self, function: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
-        """Runs a query in a thread. Streams share few, so that requests always find one."""
+        """Run a query in a thread. Streams share few, so that requests always find one."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(_NUM_THREADS)
         return await to_thread.run_sync(functools.partial(function, *arguments, **options), limiter=self._limiter)
 
     async def _run(self) -> None:
-        """Polls until nobody follows any more."""
+        """Poll until nobody follows any more."""
         while self._subscriptions:
             try:
                 await self._look()

@@ -37,7 +37,7 @@ def database_now(session: Session) -> datetime:
 
 
 def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
-    """Locks the queue entry of a study until the transaction ends, and counts a change that readers can see.
+    """Lock the queue entry of a study until the transaction ends, and count a change that readers can see.
 
     Args:
         changes: Columns to set at the same time.

@@ -23,7 +23,7 @@ from steptune.tuner.records import Record
 
 IDEMPOTENCY = timedelta(days=1)
 PROGRESS = timedelta(days=1)
-"""So long after the end of a study its events are kept that said what was going on: most of all its rows."""
+"""Time after a study's end for which its progress events, which are most of its rows, are kept."""
 LATE = timedelta(days=30)
 """Studies that ended before that are not looked at again."""
 
@@ -43,7 +43,7 @@ class HouseReport(Record):
 
 
 def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> HouseReport:
-    """Does all of it once; harmless at any time, and where several do it at the same time.
+    """Clean up once; harmless at any time, and where several do it at the same time.
 
     Raises:
         StoreError: The database or the artifacts cannot be used; CollectionBusyError where files are put all the time.

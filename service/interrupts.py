@@ -25,7 +25,7 @@ _held = _Held()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Within, interrupts of `interruptible` wait for the end."""
+    """Hold back interrupts of `interruptible` until the end."""
     _held.depth += 1
     try:
         yield

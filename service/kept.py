@@ -27,7 +27,7 @@ class Kept(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keeps a value in place of what the key had; one above the size of all is not kept."""
+        """Keep a value in place of what the key had; one above the size of all is not kept."""
         with self._lock:
             self._drop(key)
             if size > self._max_size:

@@ -60,7 +60,7 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
 
 
 def refuse_several_hosts(command: Sequence[str]) -> None:
-    """Refuse a command of which a launcher starts ranks on several hosts: its trials are starts on this one.
+    """Refuse a command whose launcher starts ranks on several hosts: its trials are launches on this one.
 
     Raises:
         ChoiceError: It is such a command.

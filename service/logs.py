@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Sends our log and uvicorn's to standard error as JSON. Uvicorn's own access log has query strings: it is off."""
+    """Send our log and uvicorn's to standard error as JSON. Uvicorn's own access log has query strings: it is off."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in (LOGGER, "uvicorn"):

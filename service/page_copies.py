@@ -21,12 +21,12 @@ from markupsafe import Markup
 from steptune.service.kept import Kept
 
 MAX_BYTES = 64 << 20
-"""Most bytes of all copies of one process, compressed and plain; the ones read longest ago go first."""
+"""Maximum bytes of all copies of one process, compressed and plain; the least recently read go first."""
 NUM_LOCKS = 64
 LEVEL = 5
 """Compression level of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
 _MARK = secrets.token_hex(16)
-"""No text of a user can hold it."""
+"""Marker that no text of a user can contain."""
 _OPENINGS = re.compile(rf"\x02{_MARK}:(\w+)\x03")
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 

@@ -35,7 +35,7 @@ def keep_private(settings: Settings) -> None:
 
 
 def mend(settings: Settings) -> int:
-    """Closes everything that the service has kept so far; returns how many files and folders were open."""
+    """Close everything that the service has kept so far; return how many files and folders were open."""
     keep_private(settings)
     return sum(_close(path, PRIVATE_FOLDER) for path in _everything(settings))
 
@@ -65,7 +65,7 @@ def _everything(settings: Settings) -> Iterator[Path]:
 
 
 def _close(path: Path, mode: int, *, needed: int = 0) -> bool:
-    """Takes the rights from a file or folder of ours that `mode` does not have; whether there were any."""
+    """Remove from a file or folder of ours the permissions beyond `mode`; return whether there were any."""
     try:
         status = path.lstat()
     except OSError:

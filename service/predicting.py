@@ -85,7 +85,7 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
     reason = why_not_predicted(complete_choices(leading[1], study.facts))
     if not reason:
         return which, []
-    return "baseline", [f"today's settings are begun with: the best {reason}, which is not predicted"]
+    return "baseline", [f"starts from today's settings: the best {reason}, which is not predicted"]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:

@@ -88,7 +88,7 @@ def profile_workload(
     settings: Settings,
     listener: ProgressListener,
 ) -> WorkloadProfile:
-    """Measures and profiles the unchanged workload once.
+    """Measure and profile the unchanged workload once.
 
     Raises:
         BaselineError: It could not be measured.

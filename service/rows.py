@@ -1,4 +1,4 @@
-"""From records to rows and back. No queries here."""
+"""Conversion from records to rows and back. No queries here."""
 
 from __future__ import annotations
 

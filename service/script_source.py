@@ -19,7 +19,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Record
 
 MANIFEST = ".steptune-script.json"
-"""Beside the sources, in the same archive."""
+"""Manifest beside the sources, in the same archive."""
 MANIFEST_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_MACHINE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -184,5 +184,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Without the build: 2.13.0 of 2.13.0+cpu."""
+    """Public version, without the build: 2.13.0 of 2.13.0+cpu."""
     return version.partition("+")[0]

@@ -29,7 +29,7 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
-"""Seconds for a study that goes on, whose look may take all that is left."""
+"""Minimum seconds for a resumed study, whose inspection may take all that is left."""
 MOST_LABELS = 4
 
 

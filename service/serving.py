@@ -39,7 +39,7 @@ BACKLOG = 2048
 
 
 def run(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
@@ -72,7 +72,7 @@ def run(settings: Settings) -> None:
 
 
 def _show_login_code(app: FastAPI) -> None:
-    """Shows a one-time code to whoever sits at a terminal; where nobody does, none is made, so that no log has one."""
+    """Show a one-time code on the terminal; without a terminal none is made, so that no log contains one."""
     terminal = next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
     if terminal is None:
         return
@@ -83,14 +83,14 @@ def _show_login_code(app: FastAPI) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Spares the garbage collector the modules and routes, which stay: looking through them stops every answer."""
+    """Spare the garbage collector the modules and routes, which stay: looking through them stops every answer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
 
 
 def prepare(settings: Settings) -> None:
-    """Makes a new SQLite database, checks the schema of any other, and prints the first administrator's token once.
+    """Create an SQLite database, or check the schema of an existing one; print the first administrator's token once.
 
     Raises:
         StoreError: As `run`.

@@ -71,7 +71,7 @@ class SqlStudyStore:
         return self._engine
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
     # --- studies ---------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class SqlStudyStore:
             )
 
     def set_budget(self, study_id: str, budget_s: float) -> Study:
-        """Gives a study another budget, in seconds from its beginning; an event says when.
+        """Give a study another budget, in seconds from its beginning; an event says when.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -373,7 +373,7 @@ def _study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def _complete(session: Session, result: TrialResult, lease: Lease | None) -> None:
-    """Writes a result unless its trial has one; the condition is part of the statement."""
+    """Write a result unless its trial has one; the condition is part of the statement."""
     state = store_rules.state_after(result)
     completion = (
         update(TrialRow)
@@ -403,7 +403,7 @@ def _replace_decisions(session: Session, study_id: str, decisions: Sequence[Deci
 
 
 def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
-    """Fills the columns of trials that completed together, and counts the change of their studies."""
+    """Fill the columns of trials that completed together, and count the change of their studies."""
     completed = TrialRow.trial_id.in_([result.trial_id for result in results])
     for study_id in session.scalars(select(TrialRow.study_id).where(completed).distinct()).all():
         query = select(TrialRow.result).where(TrialRow.study_id == study_id, TrialRow.result.is_not(None))
@@ -438,7 +438,7 @@ def _write_strategies(session: Session, recommendation: Recommendation) -> None:
 
 
 def lose_trials(session: Session, study_id: str) -> int:
-    """Marks all running trials of a study as lost; returns how many."""
+    """Mark all running trials of a study as lost; return how many."""
     loss = (
         update(TrialRow)
         .where(TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING.value)
@@ -451,7 +451,7 @@ def lose_trials(session: Session, study_id: str) -> int:
 
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Appends an event. The lock on the study makes those of one study visible in the order of their numbers; those of
+    """Append an event. The lock on the study makes those of one study visible in the order of their numbers; those of
     all studies are told in that order up to `steptune.service.queries.events.horizon`.
     """
     owner_id = _study_row(session, study_id).owner_id
@@ -471,7 +471,7 @@ def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] |
 
 
 def write_study(session: Session, study: Study) -> None:
-    """Inserts or replaces a study, and what it refers to, as it was just inspected."""
+    """Insert or replace a study, and what it refers to, as it was just inspected."""
     if study.facts is not None:
         _upsert(session, rows.workload_row(study.facts))
     if study.environment is not None:
@@ -480,7 +480,7 @@ def write_study(session: Session, study: Study) -> None:
 
 
 def write_state(session: Session, row: StudyRow, state: StudyState, message: str) -> bool:
-    """Changes the state of a study, and nothing that it shares with others; says whether it was another one before."""
+    """Change the state of a study, and nothing that it shares with others; say whether it was another one before."""
     stored = decode(row.record, Study)
     row.state, row.record = state.value, encode(replace(stored, state=state, message=message))
     session.flush()
@@ -488,14 +488,14 @@ def write_state(session: Session, row: StudyRow, state: StudyState, message: str
 
 
 def insert_missing(session: Session, row: Base) -> None:
-    """Inserts a row unless there is one with its key."""
+    """Insert a row unless there is one with its key."""
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
     session.execute(insert.on_conflict_do_nothing())
 
 
 def _upsert(session: Session, row: Base) -> None:
-    """Inserts a row, or replaces the columns that it sets, also when another process inserts it at this moment."""
+    """Insert a row, or replace the columns that it sets, also when another process inserts it at this moment."""
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
     others = {name: insert.excluded[name] for name in values if not table.columns[name].primary_key}

@@ -22,7 +22,7 @@ class StreamLimits:
         )
 
     def taken(self, slots: Sequence[tuple[Concurrency, str]]) -> Callable[[], None]:
-        """Takes one of each, all or none; what is returned gives them back.
+        """Take one of each, all or none; what is returned gives them back.
 
         Raises:
             TooManyRequestsError: Of one there is none left; it says which.

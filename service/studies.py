@@ -55,7 +55,7 @@ COMPRESSION = 3
 LOG_BYTES = 4 << 20
 """A trial prints as much as it likes; how it ended is what matters."""
 MAX_KEPT_BYTES = 4 << 30
-"""Most bytes of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
+"""Maximum bytes of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
 
 
 class FileReplacedError(StoreError):
@@ -96,7 +96,7 @@ def new_study(workload: str, settings: StudySettings, service_settings: Settings
 
 @contextlib.contextmanager
 def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]:
-    """Leaves no directory behind of a study that was not recorded in the end."""
+    """Leave no directory behind of a study that was not recorded in the end."""
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]
 
 
 def check_writable(folder: Path) -> None:
-    """Refuses, before anything is run, a folder for results that could not be written at the end.
+    """Refuse, before anything is run, a folder for results that could not be written at the end.
 
     Raises:
         StoreError: It is not a folder, or it or its parent may not be written.
@@ -120,7 +120,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_unchanged(study: Study) -> None:
-    """Refuses to go on with a study whose workload was edited since.
+    """Refuse to go on with a study whose workload was edited since.
 
     Raises:
         StoreError: The file is another one now, or the script was submitted, and its sources are at the service.
@@ -156,7 +156,7 @@ def run_study(
     hosts: HostGroup | None = None,
     measured_anew: bool = False,
 ) -> Recommendation:
-    """Runs what is left of a study, keeps the profiles that matter, and cleans up.
+    """Run the rest of a study, keep the profiles that matter, and clean up.
 
     Args:
         runner: From `local_runner`, or of a script.
@@ -228,7 +228,7 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Keeps the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
+    """Keep the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
     and of finalists, one of every rank. What is kept already is left alone, so that this can be done as a study goes
     on; so is what is no file.
 
@@ -268,7 +268,7 @@ def keep_profiles(
 
 
 def check_kept(kind: str, packed: Path) -> None:
-    """Refuses what pages and clients could not read, before it is kept. Takes the memory of a line, whatever it holds.
+    """Refuse what pages and clients could not read, before it is kept. Takes the memory of a line, whatever it holds.
 
     Raises:
         FileReplacedError: It is not what a trial writes.
@@ -319,14 +319,14 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
 
 
 def _copy(source: BinaryIO, target: gzip.GzipFile, num_bytes: int) -> None:
-    """At most so many bytes: whoever wrote the file may still be writing."""
+    """Copy at most so many bytes: whoever wrote the file may still be writing."""
     while num_bytes > 0 and (chunk := source.read(min(num_bytes, 1 << 20))):
         target.write(chunk)
         num_bytes -= len(chunk)
 
 
 def remove_working_files(study: Study) -> None:
-    """Removes what can be made again; logs stay."""
+    """Remove what can be made again; logs stay."""
     files = StudyFiles(Path(study.directory))
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
@@ -336,7 +336,7 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
-    """Writes the report and the exports that need no other tool into a folder.
+    """Write the report and the exports that need no other tool into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFullError where the disk is full. The study itself is
@@ -349,7 +349,7 @@ def write_results(study_id: str, source: TrialPageSource, recommendation: Recomm
 
 
 def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
-    """Writes the report as this file.
+    """Write the report as this file.
 
     Raises:
         StoreError: As `write_results`.
@@ -361,7 +361,7 @@ def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
 
 
 def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Writes what a study found, by the names of the files, into a folder.
+    """Write what a study found, by the names of the files, into a folder.
 
     Raises:
         StoreError: As `write_results`.
@@ -375,7 +375,7 @@ def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tupl
 
 @contextlib.contextmanager
 def _written(folder: Path, study_id: str) -> Iterator[None]:
-    """Says, where results cannot be written, that the study is safe and how to get at it."""
+    """Say, where results cannot be written, that the study is safe and how to get at it."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From a request for a study to the study: what can be checked without running anything is checked here."""
+"""Creation of a study from a request, with all checks that run no code."""
 
 from __future__ import annotations
 

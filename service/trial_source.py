@@ -34,7 +34,7 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Most bytes of an analysis that was kept as one line, unchecked."""
+"""Maximum bytes of an analysis that was stored as one line, unchecked."""
 MAX_CHARS = 8 << 20
 """Limit for the texts of trials and for those of all else; what is made of one takes several times its size."""
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
@@ -216,7 +216,7 @@ def _shown(file: BinaryIO) -> TraceAnalysis:
     *ranks, rest = (_device_lanes_only(part) if number else part for number, part in parts)
     analysis = replace(cast(TraceAnalysis, rest), ranks=tuple(cast(list[RankAnalysis], ranks)))
     if not ranks:
-        raise ValueError("it is of no rank")
+        raise ValueError("it belongs to no rank")
     front = analysis.ranks.index(main_rank(analysis))
     if front == 0:
         return analysis

@@ -28,7 +28,7 @@ LEFT_S = 24 * 3600.0
 
 
 class UploadSpace:
-    """Where uploads are unpacked to be looked at: beside what is kept, and so many at once.
+    """Space in which uploads are unpacked for inspection: beside the stored files, a limited number at once.
 
     An upload may unpack to a gigabyte: without a bound, a few dozen at once would fill the disk.
 
@@ -82,7 +82,7 @@ class Upload:
 
 
 def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Upload:
-    """Copies an upload into a folder, and finds the workload in it.
+    """Copy an upload into a folder, and find the workload in it.
 
     Args:
         file_name: As its user called it; with `.py` at its end it is a file, else an archive.

@@ -30,7 +30,7 @@ def verify_study(
     *,
     python: str | None = None,
 ) -> Verification:
-    """Trains both configurations from the study's initial state, which is made again from its seed."""
+    """Train both configurations from the study's initial state, which is made again from its seed."""
     check_unchanged(study)
     settings.data_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.data_directory, prefix="verify-") as folder:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_NVLINKS = 18
-"""Most NVLinks of one GPU; a link that does not exist is refused by the driver."""
+"""Maximum NVLinks of one GPU; the driver refuses a link that does not exist."""
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Kinds of connection by NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
 READ = 0
@@ -64,7 +64,9 @@ def _kind(nvml: Any, first: Any, second: Any) -> str:
 
 
 def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
-    """Number of links from one to the other: directly, or through a switch, to which both may have another number."""
+    """Number of links from one device to the other: directly, or through a switch, whose links to the two may differ in
+    number.
+    """
     second_bus = nvml.nvmlDeviceGetPciInfo(second).busId
     direct = _ends(nvml, first).count(second_bus)
     if direct:

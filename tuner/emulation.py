@@ -1,4 +1,4 @@
-"""One machine taken for more than it is, to try out what is meant for several hosts or devices.
+"""Emulation of several hosts or devices on one machine, to try out multi-host features.
 
 NCCL tells hosts apart by NCCL_HOSTID, and refuses two ranks of one host on one GPU.
 
@@ -74,7 +74,7 @@ def ranks_per_device(num_visible: int) -> int:
 
 
 def refuse_parts(why: str) -> None:
-    """For what needs whole GPUs, or has none.
+    """Refuse parts of GPUs where whole GPUs, or none, are needed.
 
     Raises:
         PlatformError: The variable is set.

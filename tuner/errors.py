@@ -92,7 +92,7 @@ class StoreError(SteptuneError):
 
 
 class StudyNotFoundError(StoreError):
-    """No study has the id that was given."""
+    """No study has the given id."""
 
 
 class SchemaOutdatedError(StoreError):

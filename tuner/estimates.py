@@ -23,7 +23,7 @@ from steptune.tuner.records import TrialResult, Window
 TRIM = 0.2
 """Share of the values left out at either end."""
 NUM_KEPT = 2048
-"""Estimates that a process keeps: pages and the search ask for the same ones again and again."""
+"""Estimates that a process keeps, because pages and the search ask for the same ones repeatedly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def plain_mean(values: Sequence[float]) -> Estimate:
 
 
 def _standard_deviation(values: Sequence[float]) -> float:
-    """In floats: fractions, in which `statistics` works it out, take a hundred times as long."""
+    """Standard deviation in floats: `statistics` computes with fractions, a hundred times slower."""
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
@@ -77,7 +77,7 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results that equal the very same ones only: to compare their windows takes as long as to work out their rates."""
+    """Results that equal identical ones only: comparing their windows takes as long as computing their rates."""
 
     __slots__ = ("results",)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
-"""From, and below."""
+"""Supported torch versions: from the first, below the second."""
 NO_TORCH = (
     "torch is not installed, and this needs torch >= 2.11, < 2.14: pip install 'steptune[torch]', or the build for "
     "your devices as https://pytorch.org/get-started/locally says"
@@ -37,14 +37,14 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Between parts of GPUs, which NCCL takes to be on hosts of their own."""
+"""Link between parts of GPUs, which NCCL takes to be on separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
 
 
 def check_platform() -> None:
-    """Refuses what is not supported, with the reason.
+    """Refuse what is not supported, with the reason.
 
     Raises:
         PlatformError: The operating system, interpreter or torch version is not supported.
@@ -103,7 +103,7 @@ def usable_cores() -> int:
 
 
 def unbind_thread() -> None:
-    """Lets this thread run on all cores again, where OMP_PROC_BIND has bound the one that forked it."""
+    """Let this thread run on all cores again, where OMP_PROC_BIND has bound the one that forked it."""
     if os.environ.get("OMP_PROC_BIND", "false").lower() == "false" or not hasattr(os, "sched_setaffinity"):
         return
     noted = os.environ.get(CORES_VARIABLE)
@@ -182,7 +182,7 @@ def describe_hardware(kind: str) -> HardwareProfile:
         versions["cudnn"] = str(torch.backends.cudnn.version())
         devices, links = _cuda_devices()
     else:
-        refuse_parts("it is not on GPUs that is trained")
+        refuse_parts("training does not run on GPUs")
         links = {}
         devices = (Device(kind="cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total),)
     return HardwareProfile(
@@ -219,7 +219,7 @@ def uuid_of(device: torch.device | int) -> str:
 
 
 def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
-    """The visible GPUs, or the parts of them that ranks are to take for devices, and the links between them."""
+    """List the visible GPUs, or the parts of them that stand in for devices, and the links between them."""
     import torch
 
     count = torch.cuda.device_count()
@@ -264,7 +264,7 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
 
 
 def calibrate(kind: str) -> Calibration:
-    """Measures the ceilings that bounds use: the best matrix-product rate by dtype, and copy bandwidth.
+    """Measure the ceilings that bounds use: the best matrix-product rate by dtype, and copy bandwidth.
 
     Random data, the fastest of several sizes and repeats: a ceiling, not an average.
     """

@@ -71,7 +71,7 @@ class Objective:
 
     @property
     def is_rate(self) -> bool:
-        """True where it orders configurations as their speed does."""
+        """True where larger is faster."""
         return self.kind in (THROUGHPUT, COST)
 
     @property
@@ -98,7 +98,7 @@ class Objective:
         return _WORDS[self.kind][form].format(amount=self.amount)
 
     def check(self, hardware: HardwareProfile, num_ranks: int) -> None:
-        """Refuses what cannot be measured on these devices.
+        """Refuse what cannot be measured on these devices.
 
         Raises:
             ChoiceError: Energy of a CPU, or of several devices, of which one is read.
@@ -163,7 +163,7 @@ class Objective:
         )
 
     def compile_share(self, result: TrialResult) -> float:
-        """The part of a counted step that compilation is, which a choice that compiles less could save."""
+        """Share of compilation in a counted step, which a choice that compiles less could save."""
         if self.kind != STEPS or not result.clean_windows or result.startup is None:
             return 0.0
         return result.startup.compile_ns / self.amount / fmean(w.step_time_ns for w in result.clean_windows)
@@ -194,7 +194,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def check_device(objective: Objective, device: str | None) -> None:
-    """Refuses an objective that cannot be measured on a kind of device; None is not known yet.
+    """Refuse an objective that cannot be measured on a kind of device; None is not known yet.
 
     Raises:
         ChoiceError: Names the objective, the device and the way out.

@@ -75,13 +75,13 @@ class TrialRunner(Protocol):
         ...
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Begins to make the guard's reference while the next group starts. Its windows wait for the end, and
+        """Begin to make the guard's reference while the next group starts. Its windows wait for the end, and
         `make_reference` of the same request finds it made; where that failed, it makes it again.
         """
         ...
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
-        """Makes the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
+        """Make the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
 
         Args:
             longest_s: Seconds after which it is given up.
@@ -100,7 +100,7 @@ class TrialRunner(Protocol):
         group: str,
         listener: ProgressListener,
     ) -> list[TrialResult]:
-        """Runs a group of trials that live at the same time and take turns in measured windows.
+        """Run a group of trials that live at the same time and take turns in measured windows.
 
         Whatever a trial does (crash, hang, exhaust memory), its result says so; the others go on.
 
@@ -114,7 +114,7 @@ class TrialRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends every process that the runner started."""
+        """End every process that the runner started."""
         ...
 
 
@@ -127,7 +127,7 @@ class StudyStore(Protocol):
     """
 
     def create_study(self, study: Study) -> None:
-        """Records a new study.
+        """Record a new study.
 
         Raises:
             StoreError: There is a study with this id.
@@ -135,7 +135,7 @@ class StudyStore(Protocol):
         ...
 
     def update_study(self, study: Study) -> None:
-        """Replaces facts, environment, state and message.
+        """Replace facts, environment, state and message.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -155,7 +155,7 @@ class StudyStore(Protocol):
         ...
 
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
-        """Replaces state and message.
+        """Replace state and message.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -172,7 +172,7 @@ class StudyStore(Protocol):
         ...
 
     def complete_trials(self, results: Sequence[TrialResult]) -> None:
-        """Records the results of a group, once: all of them or, on an error, none.
+        """Record the results of a group, once: all of them or, on an error, none.
 
         Raises:
             StoreError: A trial is unknown, already complete, or was given up as lost.
@@ -201,7 +201,7 @@ class StudyStore(Protocol):
         ...
 
     def decisions(self, study_id: str) -> list[Decision]:
-        """In the order of their `sequence`."""
+        """Decisions in the order of their `sequence`."""
         ...
 
     def save_recommendation(
@@ -211,7 +211,7 @@ class StudyStore(Protocol):
         decisions: Sequence[Decision] | None = None,
         state: StudyState | None = None,
     ) -> None:
-        """Records the answer of a study; replaces an earlier one.
+        """Record the answer of a study; replace an earlier one.
 
         Args:
             decisions: The story that led to it; replaces what was there.
@@ -248,7 +248,7 @@ class StudyStore(Protocol):
         ...
 
     def save_topology(self, topology: Topology) -> None:
-        """Records the links between ranks; replaces what was measured before on this hardware with ranks so placed."""
+        """Record the links between ranks; replace what was measured before on this hardware with ranks so placed."""
         ...
 
     def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
@@ -256,7 +256,7 @@ class StudyStore(Protocol):
         ...
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
-        """Appends to what happened in a study.
+        """Append to what happened in a study.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -272,7 +272,7 @@ class StudyStore(Protocol):
         ...
 
     def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
-        """Records that a file belongs to a study or to one of its trials; once, however often it is said.
+        """Record that a file belongs to a study or to one of its trials; once, however often it is said.
 
         Args:
             trial_id: None for a file of the whole study.

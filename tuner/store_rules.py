@@ -26,7 +26,7 @@ BUDGET_CHANGED = "budget_changed"
 """Kind of an event."""
 NUM_IDS_SHOWN = 5
 NUM_PAST_STUDIES = 50
-"""From which a new study learns: the newest, however many there are."""
+"""Number of past studies from which a new study learns: the newest, however many there are."""
 NUM_PAST_DECISIONS = 1_000
 
 

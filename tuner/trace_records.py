@@ -98,7 +98,7 @@ class ModuleStats(Record):
     num_launches: int = 0
     """Kernels and copies of its own operators; on a CPU the operators' calls."""
     kernels: tuple[str, ...] = ()
-    """Those kernels (on a CPU operators) without the modules inside of it, the most time first."""
+    """Kernels (on a CPU operators) without the modules inside of it, the most time first."""
     num_bytes: float | None = None
     """Compulsory bytes of its own operators; None where not all of them are known."""
     dtypes: tuple[str, ...] = ()
@@ -284,7 +284,7 @@ class RankAnalysis(Record):
     synchronisations: tuple[Synchronisation, ...] = ()
     """The largest cost first."""
     modules: tuple[ModuleStats, ...] = ()
-    """Where the trace has call stacks; the most time first."""
+    """Available where the trace has call stacks; the most time first."""
     stacks: tuple[StackNode, ...] = ()
     """Time by call stack, outer ones first."""
     memory: tuple[MemoryStats, ...] = ()
@@ -498,12 +498,12 @@ class Comparison(Record):
     stated: Interval | None = None
     """Interval of the ratio of speeds, where a study states it."""
     stated_how: str = ""
-    """How that was measured; empty where no study states it."""
+    """Method of its measurement; empty where no study states it."""
     trusted: bool = True
     """Both profiles can be trusted; else the difference of categories is no verdict."""
     kernels: tuple[KernelDifference, ...] = ()
     """The largest change first."""
     gaps: tuple[GapDifference, ...] = ()
     modules: tuple[ModuleDifference, ...] = ()
-    """Where both traces have call stacks."""
+    """Available where both traces have call stacks."""
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 SIMILARITY = 0.7
-"""How alike two names are at least, in difflib's ratio, for one to be a mistyped other."""
+"""Least similarity of two names, in difflib's ratio, for one to count as a typo of the other."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -57,6 +57,6 @@ def which_of(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def near(name: str, known: Iterable[str], similarity: float = SIMILARITY) -> list[str]:
-    """At most two known names that a person may have meant."""
+    """Return at most two known names that a person may have meant."""
     names = {known_name.lower(): known_name for known_name in known}
     return [names[found] for found in difflib.get_close_matches(name.lower(), names, n=2, cutoff=similarity)]

@@ -18,7 +18,7 @@ CENTRE = LEVELS // 2
 INFINITE = 0x7F800000
 """Bits of infinity in FP32; those of what is not a number are larger."""
 LEAST = 1e-30
-"""No threshold is lower: one of zero would stay so."""
+"""Lowest threshold: one of zero would stay so."""
 
 
 class Settings(NamedTuple):

@@ -14,7 +14,7 @@ from steptune.kernels.triton_device import is_traced
 __all__ = ["Assigner", "FusedAssigner", "Points", "Scenes", "Targets", "reference", "targets"]
 
 MAX_BOXES = 256
-"""Most boxes of an image: a program looks at all of them."""
+"""Maximum boxes of an image: a program looks at all of them."""
 BLOCK_P = 128
 """Points of a program, one a thread: 242 programs for the 30,929 points of an image of nuScenes."""
 BOXES_STEP = 8

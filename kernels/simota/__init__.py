@@ -12,7 +12,7 @@ from steptune.kernels.simota.reference import assign as reference
 __all__ = ["Assigner", "FusedAssigner", "assign", "reference"]
 
 MAX_CANDIDATES = 16384
-"""Most candidates of an image: a box looks at all of them in one program."""
+"""Maximum candidates of an image: a box looks at all of them in one program."""
 MAX_BOXES = 1024
 MAX_TOP = 32
 

@@ -37,7 +37,7 @@ FORWARD = Settings(programs=2112)
 BACKWARD = Settings(programs=528)
 """Launch parameters that were fastest on an H100 (benchmarks/kernels_sweep.py): capping registers never paid."""
 SEVERAL_BLOCKS = Settings(num_warps=8)
-"""Both directions of windows that do not fit into one block."""
+"""Kernels of both directions for windows that do not fit into one block."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -18,7 +18,7 @@ from steptune.service.models import AuditRow
 from steptune.tuner.records import Record
 
 MAX_TEXT = 500
-"""Most characters of one text in a row: what a client sends must not make the log large."""
+"""Maximum characters of one text in a row: input of a client must not make the log large."""
 
 
 class AuditEntry(Record):
@@ -69,7 +69,7 @@ class AuditLog:
         request_id: str = "",
         detail: Mapping[str, object] | None = None,
     ) -> None:
-        """Adds an entry.
+        """Add an entry.
 
         Args:
             principal: Who; None for what the service did by itself, or before anybody was known.

@@ -1,4 +1,4 @@
-"""From a request to the user behind it: a token, a browser's session, or, where nobody needs to, the local user."""
+"""Authentication of a request: a token, a browser's session, or the local user where no login is required."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Access:
         return self.tokens.authenticate(bearer)
 
     def limit(self, principal: Principal) -> dict[str, str]:
-        """Counts a request; the headers that say what is left.
+        """Count a request; return the headers that say how many remain.
 
         All tokens and sessions of a user count together: anybody may make more of them.
 
@@ -114,7 +114,7 @@ class Access:
         return self._requests.spend(principal.user_id)
 
     def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
-        """Counts a refused attempt of an address. Only sending nothing at all does not count.
+        """Count a refused attempt of an address. Only sending nothing at all does not count.
 
         Raises:
             TooManyRequestsError: There were too many; nothing is written about these.
@@ -123,7 +123,7 @@ class Access:
             self._failures.spend(client_of(self.proxies.client_address(request)))
 
     def check_same_origin(self, request: HTTPConnection) -> None:
-        """Checks that an unsafe request does not come from a page of somebody else.
+        """Check that an unsafe request does not come from a page of somebody else.
 
         Raises:
             CrossSiteRequestError: A browser says that it does.
@@ -135,7 +135,7 @@ class Access:
             )
 
     def login_with_token(self, request: HTTPConnection, text: str) -> Login:
-        """Opens a browser's session for who has a token, or the one-time code that `serve` has shown.
+        """Open a browser's session for who has a token, or the one-time code that `serve` has shown.
 
         Raises:
             NotAuthenticatedError: It is not valid.
@@ -157,7 +157,7 @@ class Access:
         return None if administrator is None else self._codes.issue(administrator.user_id)
 
     def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
-        """Opens a browser's session for whom a proxy or provider vouches.
+        """Open a browser's session for whom a proxy or provider vouches.
 
         Raises:
             NotAuthenticatedError: They are not known here.
@@ -228,7 +228,7 @@ class Access:
 
 
 def check_scope(principal: Principal, scope: Scope) -> None:
-    """Checks that somebody may do what needs `scope`.
+    """Check that somebody may do what needs `scope`.
 
     Raises:
         MissingScopeError: They may not.
@@ -238,7 +238,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 
 def check_csrf(cookie: str, csrf_token: str | None) -> None:
-    """Checks what proves that a request comes from a page of ours.
+    """Check what proves that a request comes from a page of ours.
 
     Raises:
         CrossSiteRequestError: It is missing, or of another session.

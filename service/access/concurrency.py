@@ -27,7 +27,7 @@ class Concurrency:
         self._open: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
-        """Counts one more, until `leave`.
+        """Count one more, until `leave`.
 
         Raises:
             TooManyRequestsError: As many are open as may be. Nothing was counted.

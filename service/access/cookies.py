@@ -12,7 +12,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def cookie_name(name: str, secure: bool) -> str:
-    """With https, a name that browsers accept from this very host only, and over https only."""
+    """Return a name that, with https, browsers accept from this very host only, and over https only."""
     return f"__Host-{name}" if secure else name
 
 

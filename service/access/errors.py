@@ -46,7 +46,7 @@ class AccessError(SteptuneError):
 
 
 class NotAuthenticatedError(AccessError):
-    """Nobody is known."""
+    """No user is known for the request."""
 
     status = 401
     code = "not-authenticated"
@@ -88,7 +88,7 @@ class HostRefusedError(AccessError):
 
 
 class TooManyRequestsError(AccessError):
-    """More requests than the rate limit allows."""
+    """The client sent more requests than the rate limit allows."""
 
     status = 429
     code = "too-many-requests"
@@ -100,7 +100,7 @@ class NotFoundError(AccessError):
 
     status = 404
     code = "not-found"
-    title = "There is no such thing"
+    title = "Not found"
 
 
 class NameTakenError(AccessError):

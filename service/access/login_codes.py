@@ -24,7 +24,7 @@ _CODE = re.compile(rf"[{_ALPHABET}]{{{_GROUPS * _GROUP_LENGTH}}}")
 
 
 class LoginCodes:
-    """At most one code, which opens one session.
+    """One-time code, at most one, which opens one session.
 
     Args:
         seconds: A clock that only grows.

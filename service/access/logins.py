@@ -14,7 +14,7 @@ from steptune.service.settings.scopes import implied, parse_scopes
 from steptune.tuner.errors import ChoiceError
 
 OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)
-"""Made by the service itself: who chooses such a name elsewhere must not become them."""
+"""Names made by the service itself: an identical name chosen elsewhere must not match them."""
 
 
 def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Principal:

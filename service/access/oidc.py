@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures by the provider's own key; never `none`, and none whose key a client has too."""
 KEPT_S = 3600.0
-"""For how long the provider's description and keys are believed without asking again."""
+"""Time for which the provider's description and keys are cached."""
 REFETCH_S = 30.0
 """An unknown key makes us ask again, no more often than this."""
 CLOCK_SKEW_S = 60
@@ -196,7 +196,9 @@ class OidcProvider:
         )
 
     def _authentication_method(self) -> str:
-        """How we prove ourselves when a code is exchanged: as the provider can, the header rather than the body."""
+        """Authentication of this service when a code is exchanged: as the provider supports, the header preferred to
+        the body.
+        """
         if self._client_secret is None:
             return "none"
         offered = self._described().get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
@@ -204,7 +206,7 @@ class OidcProvider:
 
     def _failed(self, error: Exception) -> LoginError:
         log.warning("login with %s failed: %s", self._issuer, error)
-        return LoginError("the provider of identities cannot be reached, or its answer cannot be used; see the log")
+        return LoginError("the identity provider cannot be reached, or its answer is invalid; see the log")
 
 
 def _document(client: httpx.Client, url: str) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from steptune.service.settings.scopes import ALL_SCOPES, Scope
 from steptune.tuner.errors import ChoiceError
 
 LOCAL_USER = "local"
-"""No login by proxy or OpenID Connect gives this name: it belongs to whoever sits at the machine."""
+"""Name of the user at the machine; no login by proxy or OpenID Connect gives it."""
 
 
 def check_loopback_only(host: str) -> None:
-    """Checks that an address to listen on is reached from this machine only.
+    """Check that an address to listen on is reached from this machine only.
 
     Raises:
         ChoiceError: Others may reach it.
@@ -36,7 +36,7 @@ def check_loopback_only(host: str) -> None:
 
 
 def check_host_header(request: HTTPConnection) -> None:
-    """Checks that a request asks for a loopback name.
+    """Check that a request asks for a loopback name.
 
     Raises:
         HostRefusedError: It asks for another.

@@ -15,7 +15,7 @@ class Method(StrEnum):
     TOKEN = "token"
     SESSION = "session"
     OPEN = "open"
-    """Nobody needed to: the service runs with `--insecure-no-auth`."""
+    """Marker of a request without login: the service runs with `--insecure-no-auth`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ log = logging.getLogger("steptune.access")
 
 Address = IPv4Address | IPv6Address
 SECRET_HEADER = "X-Proxy-Secret"
-"""In which the proxy sends the setting `proxy_secret`; it must overwrite the header in what clients send."""
+"""Header in which the proxy sends the setting `proxy_secret`; it must overwrite the clients' own."""
 
 
 class Proxies:

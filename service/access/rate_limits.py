@@ -36,7 +36,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, at what time
 
     def spend(self, client: str) -> dict[str, str]:
-        """Counts a request; the headers that say what is left.
+        """Count a request; return the headers that say how many remain.
 
         Raises:
             TooManyRequestsError: Nothing was left.

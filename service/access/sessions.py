@@ -21,7 +21,7 @@ from steptune.service.settings.scopes import scopes_text
 from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0
-"""How exactly idleness is known: a request moves the end of a session no more often."""
+"""Resolution of idleness: requests extend a session at most this often."""
 
 log = logging.getLogger("steptune.access")
 
@@ -82,7 +82,7 @@ class SessionStore:
         )
 
     def authenticate(self, cookie: str) -> Principal:
-        """Whose browser sent a cookie; this also counts as activity.
+        """Return the user whose browser sent a cookie; this also counts as activity.
 
         Raises:
             NotAuthenticatedError: The session is unknown or over, its token has ended, or its user is disabled.
@@ -104,7 +104,7 @@ class SessionStore:
         )
 
     def close(self, cookie: str) -> None:
-        """Ends a session; one that is over already stays so."""
+        """End a session; one that is over already stays so."""
         with writing(self._engine) as session:
             session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.session_sha256 == sha256(cookie)))
 

@@ -23,7 +23,7 @@ from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.records import Record
 
 LAST_USE_S = 60.0
-"""How exactly the last use is known: it is written no more often, so that reads do not become writes."""
+"""Resolution of the last use: written at most this often, so that reads do not become writes."""
 _MAX_DAYS = 36_500
 _REFUSED = "the token is not valid: check it for missing characters, or ask for a new one"
 
@@ -134,7 +134,7 @@ class TokenStore:
         return principal
 
     def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
-        """Ends a token and all that were made with it; a second time changes nothing.
+        """End a token and all that were made with it; a second time changes nothing.
 
         Args:
             token_id: Which one.
@@ -243,7 +243,7 @@ def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
 
 
 def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
-    """Checks that a token, whose secret was right, has not ended.
+    """Check that a token, whose secret was right, has not ended.
 
     Raises:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.

@@ -147,7 +147,7 @@ class UserStore:
 
 
 def add_user(session: Session, name: str, scopes: Iterable[Scope]) -> UserRow:
-    """Adds a user in a transaction.
+    """Add a user in a transaction.
 
     Raises:
         NameTakenError, ChoiceError: As `UserStore.create`.
@@ -180,7 +180,7 @@ def _taken(name: str) -> NameTakenError:
 
 
 def _apply(row: UserRow, changes: Mapping[str, Any]) -> None:
-    """Sets what `changes` names.
+    """Set what `changes` names.
 
     Raises:
         ChoiceError: A limit below zero or beyond what the database counts.

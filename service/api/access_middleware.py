@@ -103,8 +103,8 @@ class AccessMiddleware:
 
 
 def _counted_as(scope: Scope, client: str) -> str:
-    """Whose requests are counted together: those of an address that send a body apart from the others, so that bodies
-    that do not come keep nobody there from reading.
+    """Key under which requests are counted: of one address, requests with a body count apart, so that slow bodies do
+    not block reads.
     """
     headers = Headers(scope=scope)
     sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

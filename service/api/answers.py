@@ -62,7 +62,7 @@ def is_known(request: Request, tag: str) -> bool:
 
 
 def check_version(wanted: str | None, version: int) -> int | None:
-    """Refuses a change of something that changed since the client read it.
+    """Refuse a change of something that changed since the client read it.
 
     Args:
         wanted: The header `If-Match`.

@@ -37,7 +37,7 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
 @router.get(
     "/studies/{study_id}/artifacts",
     summary="List a study's files",
-    description="Those of its trials included, in the order in which they were recorded.",
+    description="Includes those of its trials, in the order in which they were recorded.",
     responses={**returns(Page[ArtifactInfo], "A page of files."), **unchanged(), **refuses(404)},
 )
 def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
@@ -170,8 +170,8 @@ def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Re
 
 
 def _unpacked_bytes(file: BinaryIO) -> int | None:
-    """How long a gzip file is when it is unpacked, counted in pieces; None where it cannot be, or is too long. It was
-    checked when it was kept, by this version of the service: others kept whatever a trial had written.
+    """Unpacked size of a gzip file, counted in pieces; None if it cannot be unpacked or is too long. This version
+    checked it when it was stored; earlier versions stored any file that a trial wrote.
     """
     size = 0
     try:

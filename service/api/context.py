@@ -41,7 +41,7 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    """Not a dependency: FastAPI takes longer to solve one than a query takes."""
+    """Return the services. Not a dependency: FastAPI takes longer to solve one than a query takes."""
     found: Services = request.app.state.services
     return found
 

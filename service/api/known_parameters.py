@@ -20,8 +20,8 @@ _MAX_SHOWN = 5
 
 
 async def check_query(request: Request) -> None:
-    """Refuses parameters that the operation does not have, and names those that it has; and those that come more than
-    once, of which only one value would count.
+    """Refuse unknown parameters, naming the known ones, and parameters given twice, of which only one value would
+    count.
 
     Raises:
         RequestValidationError: One error for each.

@@ -59,7 +59,7 @@ def list_spans(
     principal: Reader,
     trial_id: TrialId,
     name: Annotated[str, Query(min_length=1, max_length=MAX_NAME, description="The whole name.")],
-    limit: Annotated[int, Query(ge=1, le=MAX_SPANS, description="At most so many.")] = MAX_SPANS,
+    limit: Annotated[int, Query(ge=1, le=MAX_SPANS, description="Maximum number of results.")] = MAX_SPANS,
 ) -> Response:
     found = _tables(request, principal, trial_id).places(name, limit)
     return answer(request, TrialSpans(trial_id=trial_id, name=name, spans=found))

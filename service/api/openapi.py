@@ -91,10 +91,10 @@ _MEANINGS = {
     401: "No token, or one that is unknown, expired or revoked.",
     403: "The token lacks the scope that this needs, or a quota is used up.",
     404: "It does not exist, or belongs to somebody else.",
-    405: "The method is not possible here; `Allow` lists what is.",
-    406: "None of the accepted media types can be had.",
+    405: "The method is not supported here; `Allow` lists the supported ones.",
+    406: "None of the accepted media types is available.",
     408: "The request did not arrive in time.",
-    409: "The state of the thing does not allow this, or the same request is at work.",
+    409: "The state of the resource does not allow this, or the same request is in progress.",
     410: "It is recorded, but the file itself is not kept any more.",
     412: "It changed since the client read it (`If-Match`).",
     413: "The body is larger than the service accepts.",
@@ -111,10 +111,10 @@ COMMON = refuses(400, 401, 403, 413, 422, 429, 500, 503)
 
 _HEADERS = {
     "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",
-    "Location": "Where the thing is.",
-    "Retry-After": "Seconds after which to look again.",
+    "Location": "Location of the resource.",
+    "Retry-After": "Seconds until the next poll.",
     "Content-Disposition": "A name for the file.",
-    "X-Request-ID": "The request's id, as given or as made up.",
+    "X-Request-ID": "Id of the request, given by the client or generated.",
 }
 
 _IF_NONE_MATCH = {

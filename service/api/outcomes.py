@@ -41,7 +41,7 @@ OfTrial = Annotated[
 ]
 
 ExportName = StrEnum("ExportName", {exporter.name: exporter.name for exporter in EXPORTERS})  # type: ignore[misc]
-ExportName.__doc__ = "A format in which a recommendation can be had."
+ExportName.__doc__ = "Export format of the recommendation."
 _TYPES = {
     ".json": "application/json",
     ".yaml": "application/yaml",
@@ -97,7 +97,7 @@ def get_recommendation(
     request: Request,
     principal: Reader,
     study_id: StudyId,
-    format: Annotated[ExportName | None, Query(description="An export format; goes before `Accept`.")] = None,
+    format: Annotated[ExportName | None, Query(description="Export format; overrides `Accept`.")] = None,
 ) -> Response:
     service = services(request)
     check_study(service.engine, study_id, principal)
@@ -115,7 +115,7 @@ def get_recommendation(
 @router.get(
     "/exports",
     summary="List the formats of a study's recommendation",
-    description="Those that can hold it, with what each cannot express of it.",
+    description="Formats that can hold it, each with the settings that it cannot express.",
     responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404, 409)},
 )
 def list_exports(request: Request, principal: Reader, study_id: StudyId, trial: OfTrial = None) -> Response:

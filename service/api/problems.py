@@ -107,7 +107,7 @@ class RefusalError(HTTPException, SteptuneError):
 
 
 def not_found(what: str, identity: str) -> RefusalError:
-    """For what is not there, and for what belongs to somebody else: the answers cannot be told apart."""
+    """Build the answer for an id that does not exist or belongs to somebody else: the two cannot be told apart."""
     return RefusalError(
         404, f"{what}-not-found".replace(" ", "-"), f"there is no {what} {identity!r}, or it is not yours"
     )
@@ -135,7 +135,7 @@ def problem_response(request: Request, refusal: RefusalError) -> Response:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Makes every error of the application a problem."""
+    """Make every error of the application a problem."""
 
     @app.exception_handler(RefusalError)
     async def refused(request: Request, error: RefusalError) -> Response:

@@ -89,7 +89,7 @@ class _Authorised(SecurityBase):
 
 @contextmanager
 def noted_refusals(request: Request) -> Iterator[None]:
-    """Tells the audit log of a refusal."""
+    """Tell the audit log of a refusal."""
     try:
         yield
     except AccessError as error:
@@ -98,7 +98,7 @@ def noted_refusals(request: Request) -> Iterator[None]:
 
 
 def note(request: Request, **detail: object) -> None:
-    """Adds to what the audit log says about this request. Never a secret."""
+    """Add to what the audit log says about this request. Never a secret."""
     request.state.audit = {**getattr(request.state, "audit", {}), **detail}
 
 
@@ -108,4 +108,4 @@ def Requires(*scopes: Scope) -> Any:
 
 
 RequestAccess = Annotated[Access, Depends(access_of)]
-"""For endpoints of access itself."""
+"""Access of a request, for endpoints of access itself."""

@@ -64,7 +64,7 @@ class Me(Record):
     status_code=201,
     summary="Log in",
     description="Opens a session for a browser: the answer sets its cookie, which scripts cannot read.",
-    responses=returns(Me, "Who has logged in.", status=201),
+    responses=returns(Me, "The user who has logged in.", status=201),
     dependencies=[Depends(check_query)],
 )
 def open_session(request: Request, access: RequestAccess, body: LoginRequest) -> Response:
@@ -102,7 +102,7 @@ def close_session(request: Request, access: RequestAccess, principal: Anybody) -
 
 
 def start_session(request: Request, response: Response, access: Access, login: Login) -> None:
-    """Gives a browser its cookie; a session that it had before is over."""
+    """Give a browser its cookie; a session that it had before is over."""
     end_session(request, response, access)
     request.state.principal = login.principal
     request.state.is_change = True

@@ -98,7 +98,7 @@ def get_study(request: Request, principal: Reader, study_id: StudyId) -> Respons
     "",
     status_code=201,
     summary="Submit a study",
-    description="It waits for a worker that has the hardware, and takes turns with the studies of others.",
+    description="It waits for a worker with the hardware, and takes turns with other users' studies.",
     responses={**returns(StudyDetail, "The new study.", status=201, headers=("Location",)), **refuses(404, 409, 507)},
 )
 def submit_study(request: Request, principal: Submitter, body: StudyRequest, once: Once) -> Response:
@@ -168,7 +168,7 @@ def cancel_study(
     "/{study_id}/pause",
     status_code=202,
     summary="Pause a study",
-    description="Stops it until it is resumed. One that is running stops soon; nothing complete is lost.",
+    description="Stops it until it is resumed. A running study stops soon; complete trials are kept.",
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def pause_study(
@@ -182,7 +182,7 @@ def pause_study(
     "/{study_id}/resume",
     status_code=202,
     summary="Resume a study",
-    description="Lets one that was paused, interrupted or failed wait for a worker again; what is complete stays.",
+    description="Requeues a paused, interrupted or failed study; complete trials are kept.",
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def resume_study(
@@ -235,7 +235,7 @@ def _act(
     if_match: str | None,
     action: Callable[[str, int | None], object],
 ) -> Response:
-    """Does something to a study of the caller's, once."""
+    """Act once on a study of the caller's."""
 
     def work(_: str) -> Response:
         action(study_id, _checked_version(service, principal, study_id, if_match))

@@ -41,10 +41,12 @@ class TokenRequest(Body):
         default=None,
         gt=0,
         le=MAX_DAYS,
-        description="When it ends; null for the service's default. No later than the token with which it is made.",
+        description="Expiry; null for the service's default. No later than that of the token that creates it.",
         examples=[30],
     )
-    user_id: Id | None = Field(default=None, description="Whose it will be; others than you for administrators only.")
+    user_id: Id | None = Field(
+        default=None, description="Owner of the token; only administrators may name another user."
+    )
 
 
 class IssuedToken(Record):

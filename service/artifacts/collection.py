@@ -24,7 +24,7 @@ class Collected(Record):
 
 
 def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float, dry_run: bool = False) -> Collected:
-    """Removes files that are older than the grace period and to which no row refers.
+    """Remove files that are older than the grace period and to which no row refers.
 
     What `ArtifactStore.putting` is at is safe whatever the grace period; that is for those who put a file first and
     record it later.

@@ -44,22 +44,22 @@ class Files(Protocol):
     """Files by relative names such as `ab/cdef`. Errors are those of `steptune.service.connections.storage_errors`."""
 
     place: str
-    """For messages; without passwords."""
+    """Place of the database for messages, without passwords."""
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Writes a new file; it lasts once this returns."""
+        """Write a new file; it lasts once this returns."""
 
     def rename(self, name: str, target: str) -> None:
-        """Gives a file another name, replaces what has that name, and makes it the newest."""
+        """Give a file another name, replace what has that name, and make it the newest."""
 
     def take(self, path: Path, name: str) -> Path | None:
-        """Moves a local file here without copying it, and says where it is now; None where that cannot be done."""
+        """Move a local file here without copying it, and say where it is now; None where that cannot be done."""
 
     def give_back(self, name: str, path: Path) -> None:
-        """Undoes `take`."""
+        """Undo `take`."""
 
     def open(self, name: str) -> BinaryIO:
-        """Opens a file to read, to be closed by the caller."""
+        """Open a file to read, to be closed by the caller."""
 
     def local_path(self, name: str) -> Path | None:
         """Path on this machine; None if it is not here."""
@@ -68,7 +68,7 @@ class Files(Protocol):
         """Entry of one file in a listing, None where there is none."""
 
     def delete(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Remove a file, if it is there."""
 
     def list(self) -> Iterator[StoredFile]:
         """All files, those still being written too."""
@@ -215,7 +215,7 @@ class RemoteFiles:
         return None
 
     def give_back(self, name: str, path: Path) -> None:
-        raise AssertionError("nothing is taken here")
+        raise AssertionError("this store accepts no files")
 
     def open(self, name: str) -> BinaryIO:
         with self._reached():
@@ -277,6 +277,6 @@ def _will_pass(error: Exception) -> bool:
 
 
 def copy_out(source: BinaryIO, target: Path) -> None:
-    """Writes an opened file to a local path."""
+    """Write an opened file to a local path."""
     with storage_errors(str(target)), target.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)

@@ -42,7 +42,7 @@ class CollectionLock(Protocol):
 
 
 class FileLock:
-    """For processes that share a file system. Threads exclude each other too.
+    """Lock for processes that share a file system. Threads exclude each other too.
 
     Args:
         path: A file that nothing else locks; made when it is first needed.
@@ -85,7 +85,9 @@ def _lock_now(descriptor: int) -> bool:
 
 
 class PostgresLock:
-    """For processes on several hosts, which share a PostgreSQL database: a session lock on a connection of its own."""
+    """Lock for processes on several hosts, which share a PostgreSQL database: a session lock on a connection of its
+    own.
+    """
 
     def __init__(self, url: str) -> None:
         self._engine = create_engine_for(url, poolclass=NullPool)

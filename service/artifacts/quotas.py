@@ -10,7 +10,7 @@ from steptune.tuner.errors import QuotaExceededError
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:
-    """Checks what a user keeps, in the transaction that has just added to it.
+    """Check what a user keeps, in the transaction that has just added to it.
 
     Args:
         session: With the new row.

@@ -42,7 +42,7 @@ def trace_kind(rank: int) -> str:
 
 
 def release_traces(engine: Engine) -> int:
-    """Forgets the traces of ended studies that are neither baseline's, incumbents' nor finalists'; returns how many."""
+    """Forget the traces of ended studies that are neither baseline's, incumbents' nor finalists'; return how many."""
     kept = or_(
         TrialRow.candidate_key == BASELINE.key,
         TrialRow.candidate_key == RecommendationRow.candidate_key,
@@ -62,7 +62,7 @@ def release_traces(engine: Engine) -> int:
 
 
 def apply_quotas(engine: Engine, settings: Settings) -> int:
-    """Forgets the oldest traces of whoever takes more than they may; returns how many."""
+    """Forget the oldest traces of whoever takes more than they may; return how many."""
     return sum(_shed(engine, scope) for scope in _scopes(engine, settings))
 
 
@@ -126,7 +126,7 @@ def _traces_of_ended_studies() -> Select[int, str, int]:
 
 
 def _shed(engine: Engine, scope: _Scope) -> int:
-    """Forgets traces within a scope, until it takes no more than it may or none is left that may go."""
+    """Forget traces within a scope, until it takes no more than it may or none is left that may go."""
     total = 0
     while (excess_bytes := _excess(engine, scope)) > 0 and (removed := _shed_some(engine, scope, excess_bytes)):
         total += removed
@@ -134,7 +134,7 @@ def _shed(engine: Engine, scope: _Scope) -> int:
 
 
 def _excess(engine: Engine, scope: _Scope) -> int:
-    """In a transaction of its own: it sees what was shed before."""
+    """Excess over the quota, in a transaction of its own, which sees what was removed before."""
     with reading(engine) as session:
         return _usage(session, scope) - scope.limit_bytes
 
@@ -159,7 +159,7 @@ def _shed_some(engine: Engine, scope: _Scope, excess_bytes: int) -> int:
 
 
 def _num_references(session: Session, scope: _Scope, digests: set[str]) -> Counter[str]:
-    """How many rows within a scope refer to each: it takes nothing there when none does."""
+    """Number of rows within a scope that refer to each digest: without any it takes no space there."""
     artifacts = select(ArtifactRow.digest, func.count()).join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
     artifacts = artifacts.where(ArtifactRow.digest.in_(digests), scope.studies).group_by(ArtifactRow.digest)
     uploads = select(WorkloadSourceRow.digest, func.count()).where(WorkloadSourceRow.digest.in_(digests), scope.sources)
@@ -177,7 +177,7 @@ def _forget(engine: Engine, traces: Select[int, str, int]) -> int:
 
 
 def _delete(session: Session, chosen: Sequence[int]) -> None:
-    """Deletes rows of artifacts; the pages that offer them change."""
+    """Delete rows of artifacts; the pages that offer them change."""
     of_chosen = ArtifactRow.artifact_id.in_(chosen)
     count_change(session, StudyRow.study_id.in_(select(ArtifactRow.study_id).where(of_chosen)))
     session.execute(delete(ArtifactRow).where(of_chosen))

@@ -29,7 +29,7 @@ class Kept(Record):
 
 
 class ArtifactTooLargeError(StoreError):
-    """More bytes came than were allowed."""
+    """An artifact has more bytes than allowed."""
 
 
 class ArtifactGoneError(StoreError):
@@ -59,8 +59,8 @@ class ArtifactStore:
     def putting(
         self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None
     ) -> Iterator[Kept]:
-        """Keeps a file, complete or not at all. Record the row that refers to it within the context: until its
-        end garbage collection stays away.
+        """Keep a file, complete or not at all. Record the row that refers to it within the context: until its end
+        garbage collection stays away.
 
         Args:
             source: A path, or the content in pieces.
@@ -90,7 +90,7 @@ class ArtifactStore:
             return kept
 
     def _receive(self, source: Path | Iterable[bytes], incoming: str, move: bool, limit: int | None) -> Kept:
-        """Brings the content here under a name that nobody reads; a source that could not be kept stays."""
+        """Bring the content here under a name that nobody reads; a source that could not be kept stays."""
         measured = _Measured(limit)
         taken = self._files.take(source, incoming) if isinstance(source, Path) and move else None
         if isinstance(source, Path) and taken is not None:
@@ -159,7 +159,7 @@ class ArtifactStore:
     # --- forgetting ------------------------------------------------------------------------------
 
     def delete(self, digest: str) -> None:
-        """Forgets a file, if it is there. Make sure that no row refers to it."""
+        """Forget a file, if it is there. Make sure that no row refers to it."""
         self._files.delete(_name(digest))
 
     def list(self) -> Iterator[StoredFile]:
@@ -187,7 +187,7 @@ class ArtifactStore:
         return found is not None and found.modified_s < than_s
 
     def delete_abandoned(self, before_s: float) -> int:
-        """Removes what was half written by processes that died before a time; returns how many files."""
+        """Remove what was half written by processes that died before a time; return how many files."""
         abandoned = [f for f in self._files.list() if f.name.startswith(f"{INCOMING}/") and f.modified_s < before_s]
         for file in abandoned:
             self._files.delete(file.name)

@@ -44,7 +44,7 @@ class Manifest(Record):
     created_at: str
     database: BackedUpFile
     artifacts: tuple[BackedUpFile, ...] | None
-    """None where they were left out."""
+    """Artifacts of the archive; None where they were left out."""
     missing: tuple[str, ...] = ()
     """Digests that rows refer to, but whose files were not there."""
 
@@ -78,7 +78,7 @@ class BackupReader:
         self.manifest = self._read_manifest()
 
     def database(self, target: Path) -> None:
-        """Unpacks the database, which must be what the manifest says."""
+        """Unpack the database, which must be what the manifest says."""
         source = self._next(DATABASE, self.manifest.database.size_bytes)
         digest = hashlib.sha256()
         with storage_errors(str(target)), target.open("wb") as sink:
@@ -86,7 +86,7 @@ class BackupReader:
                 digest.update(chunk)
                 sink.write(chunk)
         if digest.hexdigest() != self.manifest.database.sha256:
-            raise self.damaged("the database is not what was backed up")
+            raise self.damaged("the database differs from the one that was backed up")
 
     def artifacts(self) -> Iterator[tuple[BackedUpFile, Iterator[bytes]]]:
         """Each file with its content in pieces, to be read before the next is asked for."""

@@ -49,7 +49,7 @@ class RestoreReport(Record):
 
 
 def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: bool = False) -> BackupReport:
-    """Writes a database, as it is at one moment, and the files that its rows refer to into one file.
+    """Write a database, as it is at one moment, and the files that its rows refer to into one file.
 
     Args:
         artifacts: None leaves the files out.
@@ -89,7 +89,7 @@ def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: boo
 
 
 def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = False) -> RestoreReport:
-    """Puts a backup back: its artifacts first, then the database as one step.
+    """Put a backup back: its artifacts first, then the database as one step.
 
     Args:
         force: Replace what the database holds.

@@ -24,7 +24,7 @@ REPLACED = "steptune_replaced"
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Writes the database into a file; returns the digests that its rows refer to at that moment."""
+    """Write the database into a file; return the digests that its rows refer to at that moment."""
     tool = _tool("pg_dump")
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         digests = referenced_digests(connection)
@@ -36,7 +36,7 @@ def dump(engine: Engine, target: Path) -> set[str]:
 
 
 def load(engine: Engine, source: Path) -> None:
-    """Replaces what a database holds.
+    """Replace what a database holds.
 
     Raises:
         StoreError: The tool refuses the file, or the database refuses the user; what was there is there still.
@@ -54,7 +54,7 @@ def load(engine: Engine, source: Path) -> None:
 
 
 def _set_aside(engine: Engine) -> str:
-    """Moves what is there out of the way; returns the schema in which it was."""
+    """Move what is there out of the way; return the schema in which it was."""
     with writing(engine) as session:
         connection = session.connection()
         schema = str(connection.scalar(select(func.current_schema())))
@@ -76,7 +76,7 @@ def _set_aside(engine: Engine) -> str:
 
 
 def _replace(engine: Engine, schema: str, *, drop: bool) -> None:
-    """Forgets what was set aside, or brings it back."""
+    """Forget what was set aside, or bring it back."""
     with writing(engine) as session:
         connection = session.connection()
         if REPLACED in inspect(connection).get_schema_names():
@@ -103,7 +103,7 @@ def _tool(name: str) -> str:
 
 
 def _run(engine: Engine, command: list[str], *, connect: bool = True) -> None:
-    """Runs a tool on the database; the password is not on the command line, which others can read."""
+    """Run a tool on the database; the password is not on the command line, which others can read."""
     from psycopg.conninfo import make_conninfo
 
     variables = dict(os.environ)

@@ -14,7 +14,7 @@ from steptune.tuner.errors import StoreError
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Copies the database into a file; returns the digests that its rows refer to."""
+    """Copy the database into a file; return the digests that its rows refer to."""
     with (
         storage_errors(place_of(engine)),
         closing(engine.raw_connection()) as source,
@@ -31,7 +31,7 @@ def dump(engine: Engine, target: Path) -> set[str]:
 
 
 def load(engine: Engine, source: Path) -> None:
-    """Replaces what a database holds, also while others have it open.
+    """Replace what a database holds, also while others have it open.
 
     Raises:
         StoreError: The copy is damaged.

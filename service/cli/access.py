@@ -35,7 +35,7 @@ def opened_access(database: str | None) -> Iterator[Access]:
 
 
 def record(access: Access, action: str, target: str, **detail: object) -> None:
-    """Tells the audit log what was done at the command line, and by whom as the system knows them."""
+    """Tell the audit log what was done at the command line, and by whom as the system knows them."""
     access.audit.record(
         None, action=action, target=target, outcome="done", detail={"system_user": _system_user(), **detail}
     )

@@ -41,7 +41,7 @@ def print_answer(
     *,
     database: str | None = None,
 ) -> None:
-    """Prints at most `SCREEN_LINES` lines; `steptune show STUDY --all` prints everything else.
+    """Print at most `SCREEN_LINES` lines; `steptune show STUDY --all` prints everything else.
 
     Args:
         results: Where the study's files were written just now; None where they were not.

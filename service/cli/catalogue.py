@@ -22,7 +22,7 @@ from steptune.tuner.workloads.zoo import ZOO
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command()(zoo)
     app.command()(strategies)
 

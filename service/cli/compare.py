@@ -25,7 +25,7 @@ SIDE = (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(compare)
 
 

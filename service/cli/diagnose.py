@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command(cls=CommandOrWorkload)(profile)
     app.command()(doctor)
 
@@ -170,12 +170,14 @@ def doctor(
     ranks: Annotated[
         int | None,
         typer.Option(
-            min=2, help="With --topology: so many ranks; default one on every GPU, on a CPU two.", show_default=False
+            min=2,
+            help="With --topology: number of ranks (default: one on every GPU, two on a CPU).",
+            show_default=False,
         ),
     ] = None,
     device: Device = None,
     remeasure_links: Annotated[
-        bool, typer.Option("--remeasure-links", help="With --topology: measure anew what is known.")
+        bool, typer.Option("--remeasure-links", help="With --topology: repeat known measurements.")
     ] = False,
     database: Database = None,
     as_json: AsJson = False,

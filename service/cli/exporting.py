@@ -50,7 +50,7 @@ class Exported:
 def export_local(
     store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Writes one format, or all that can hold the recommendation and the report; `-` is standard output.
+    """Write one format, or all that can hold the recommendation and the report; `-` is standard output.
 
     Args:
         trial: Whose configuration is exported; None exports the recommended one.
@@ -81,7 +81,7 @@ def export_local(
 def export_remote(
     client: Client, study_id: str, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Writes one format, or all that can hold the recommendation; `-` is standard output.
+    """Write one format, or all that can hold the recommendation; `-` is standard output.
 
     Args:
         trial: Whose configuration is exported; None exports the recommended one.

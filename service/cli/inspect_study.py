@@ -25,7 +25,7 @@ from steptune.tuner.records import Recommendation, Study, StudyState, Verdict
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command()(show)
     app.command("list")(list_studies)
     app.command()(export)
@@ -44,7 +44,7 @@ def resolve(store: SqlStudyStore, study_id: str) -> Study:
 def show(
     study_id: StudyId = "last",
     everything: Annotated[
-        bool, typer.Option("--all", help="Also where the step goes, all trials, and what was not tried and why.")
+        bool, typer.Option("--all", help="Also the breakdown, all trials, and the untried choices with reasons.")
     ] = False,
     plan: Annotated[
         bool,

@@ -73,7 +73,7 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command; errors for people are one message and status 2, with a traceback under `--debug`."""
+    """Run the command; errors for people are one message and status 2, with a traceback under `--debug`."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]

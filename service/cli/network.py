@@ -23,7 +23,7 @@ MARKS = {
 
 
 def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> None:
-    """Examines the host under `root`, where that is given, and the logs; prints what it found.
+    """Examine the host under `root`, where that is given, and the logs; print what it found.
 
     Raises:
         typer.Exit: With status 1 where there is a problem, or something could not be examined.

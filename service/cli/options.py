@@ -126,7 +126,7 @@ def _known_device(name: str | None) -> str | None:
 
 
 def parse_names(values: list[str] | None) -> tuple[str, ...]:
-    """Names that were given one by one, or with commas between them."""
+    """Names given one by one, or separated by commas."""
     return tuple(name.strip() for value in values or [] for name in value.split(",") if name.strip())
 
 

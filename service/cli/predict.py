@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(predict)
 
 
@@ -93,7 +93,7 @@ def _print(found: Extrapolation, unit: SampleUnit) -> None:
     )
     output.print()
     if found.best is None:
-        output.print("nothing that drops no information can be run there")
+        output.print("no way to communicate without loss of information can run there")
     else:
         output.print(Text("best: ", style="green").append(_sentence(found.best, unit)))
     if found.best_lossy is not None:

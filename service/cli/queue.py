@@ -18,7 +18,7 @@ from steptune.tuner.records import StudyState, Verdict
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     for command in (studies, cancel, pause):
         app.command()(command)
     app.command("continue")(continue_)

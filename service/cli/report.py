@@ -13,7 +13,7 @@ from steptune.service.cli.options import AsJson, Database, StudyId
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(report)
 
 

@@ -17,12 +17,12 @@ _SECRETS = "Secrets are read from the environment only."
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command. Its options are the settings, so that none can be forgotten."""
+    """Add the command. Its options are the settings, so that none can be forgotten."""
     app.command()(_command())
 
 
 def serve(settings: Settings) -> None:
-    """Serves until it is told to stop.
+    """Serve until it is told to stop.
 
     Raises:
         StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.

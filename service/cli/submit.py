@@ -36,7 +36,7 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command(cls=CommandOrWorkload)(submit)
 
 
@@ -96,7 +96,7 @@ def submit(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
+            help="Memory limit per rank, like 8g (default: 90 % of free memory).",
             show_default=False,
         ),
     ] = None,
@@ -203,7 +203,7 @@ def _given(
 
 
 def _check_alone(path: Path) -> None:
-    """Refuses to send a file without the modules beside it that it imports.
+    """Refuse to send a file without the modules beside it that it imports.
 
     Raises:
         ChoiceError: Names the first one, and how to send it.

@@ -31,7 +31,7 @@ _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
 
 
 def print_summary(console: Console, source: TrialSource, study_id: str) -> None:
-    """Prints headline, breakdown, accepted changes, what else was tried, and what was not."""
+    """Print headline, breakdown, accepted changes, what else was tried, and what was not."""
     recommendation = source.recommendation(study_id)
     console.print(_headline(source, study_id))
     breakdown = get_breakdown_info(source, study_id)

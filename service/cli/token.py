@@ -21,7 +21,7 @@ USUAL_SCOPES = frozenset({Scope.READ, Scope.SUBMIT})
 
 @app.command()
 def create(
-    user: Annotated[str, typer.Option("--user", help="Whose it is; `steptune user create` makes one.")],
+    user: Annotated[str, typer.Option("--user", help="Owner of the token; `steptune user create` makes one.")],
     name: Annotated[str, typer.Option("--name", help="Purpose of the token.")] = "",
     scopes: Annotated[
         str | None,
@@ -30,7 +30,7 @@ def create(
         ),
     ] = None,
     days: Annotated[
-        float | None, typer.Option("--days", help="After how many days it ends; default the setting token_days.")
+        float | None, typer.Option("--days", help="Lifetime in days (default: the setting token_days).")
     ] = None,
     never_expires: Annotated[bool, typer.Option("--never-expires", help="It ends only when revoked.")] = False,
     database: Database = None,

@@ -20,7 +20,7 @@ from steptune.tuner.records import Topology
 def doctor_topology(
     *, num_ranks: int | None, device: str | None, database: str | None, remeasure: bool, as_json: bool
 ) -> None:
-    """Measures the links, or checks those that are known, and prints them.
+    """Measure the links, or check those that are known, and print them.
 
     Raises:
         typer.Exit: With status 1 where ranks are in an order that costs.

@@ -97,7 +97,7 @@ class _Tune(CommandOrWorkload):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command(cls=_Tune, context_settings={"allow_extra_args": True})(tune)
     app.command()(resume)
 
@@ -142,13 +142,13 @@ def tune(
     remeasure_links: Annotated[
         bool,
         typer.Option(
-            "--remeasure-links", help="Measure the links between ranks anew, though an earlier study has measured them."
+            "--remeasure-links", help="Measure the links between ranks again, even if an earlier study measured them."
         ),
     ] = False,
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            help="Memory limit per rank, like 8g (default: 90 % of what is free).",
+            help="Memory limit per rank, like 8g (default: 90 % of free memory).",
             show_default=False,
         ),
     ] = None,
@@ -287,7 +287,7 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Refuses what cannot be run here before anything is stored."""
+    """Refuse what cannot be run here before anything is stored."""
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -526,7 +526,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
 
 
 def _begin(study: Study, store: SqlStudyStore, runner: LocalRunner, status: Status) -> None:
-    """Records a study, once its workload could be loaded here."""
+    """Record a study, once its workload could be loaded here."""
     with status:
         runner.check()
     store.create_study(study)

@@ -23,7 +23,9 @@ Priority = Annotated[
 MaxRunning = Annotated[
     str | None, typer.Option("--max-running", help="Studies that may run at once.", metavar="NUMBER|default")
 ]
-MaxQueued = Annotated[str | None, typer.Option("--max-queued", help="Studies that may wait.", metavar="NUMBER|default")]
+MaxQueued = Annotated[
+    str | None, typer.Option("--max-queued", help="Maximum number of waiting studies.", metavar="NUMBER|default")
+]
 MaxDeviceHours = Annotated[
     str | None, typer.Option("--max-device-hours", help="Device hours in 30 days.", metavar="NUMBER|default")
 ]

@@ -19,7 +19,7 @@ from steptune.tuner.speeds import answer_of, contribution_of, proven_gain
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(watch)
 
 
@@ -36,7 +36,7 @@ def watch(
 
 
 def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_json: bool) -> None:
-    """Shows progress, then the answer.
+    """Show progress, then the answer.
 
     Raises:
         BaselineError: The study failed.

@@ -24,7 +24,7 @@ from steptune.tuner.hardware import check_platform
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(worker)
 
 
@@ -41,9 +41,7 @@ def worker(
         str | None,
         typer.Option(help="Cores to use, like 0-3,6; default all of this process's. Together they are one device."),
     ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="GPUs to use, like 0,1, or `none`; default all that there are.")
-    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs to use, like 0,1, or `none` (default: all).")] = None,
     name: Annotated[str, typer.Option(help="Name of this worker, for people.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Stop when there is nothing to run.")] = False,
     runner: RunnerName = "local",

@@ -74,7 +74,7 @@ class Client:
         self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries, transport=transport)
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Close its connections."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class Client:
         return self._transport.url
 
     def me(self) -> Caller:
-        """Whose token this is, and what it may do."""
+        """Return the owner of this token, and their permissions."""
         return self._transport.get("/me", Caller)
 
     # --- workloads -------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Client:
             return self._send_file(packed, workload_of(manifest.command), ""), sent
 
     def name_workload(self, entry: str, *, name: str = "") -> WorkloadInfo:
-        """Names a workload that workers have: `zoo:NAME`, or `package.module:Class`."""
+        """Name a workload that workers have: `zoo:NAME`, or `package.module:Class`."""
         return self._transport.post("/workloads", WorkloadInfo, {"entry": entry, "name": name})
 
     def workloads(self) -> Iterator[WorkloadInfo]:
@@ -149,7 +149,7 @@ class Client:
     # --- studies ---------------------------------------------------------------------------------
 
     def submit(self, workload: str | None = None, *, workload_id: str | None = None, **request: Any) -> StudyDetail:
-        """Submits a study.
+        """Submit a study.
 
         Args:
             workload: What workers have: `zoo:NAME`, or `package.module:Class`; or
@@ -173,23 +173,23 @@ class Client:
         return self._transport.patch(f"/studies/{study_id}", StudyDetail, changes)
 
     def cancel(self, study_id: str) -> StudyDetail:
-        """Ends it for good; one that runs recommends the best so far."""
+        """End it for good; one that runs recommends the best so far."""
         return self._transport.post(f"/studies/{study_id}/cancel", StudyDetail)
 
     def pause(self, study_id: str) -> StudyDetail:
-        """Stops it until it is resumed."""
+        """Stop it until it is resumed."""
         return self._transport.post(f"/studies/{study_id}/pause", StudyDetail)
 
     def resume(self, study_id: str) -> StudyDetail:
-        """Lets it wait for a worker again."""
+        """Let it wait for a worker again."""
         return self._transport.post(f"/studies/{study_id}/resume", StudyDetail)
 
     def delete(self, study_id: str) -> None:
-        """With all that was measured in it."""
+        """Delete the study with all its measurements."""
         self._transport.delete(f"/studies/{study_id}")
 
     def wait(self, study_id: str, timeout_s: float | None = None) -> StudyDetail:
-        """Waits until a study has ended, and gives it.
+        """Wait until a study has ended, and give it.
 
         Raises:
             TimeoutError: It has not within the time.
@@ -246,7 +246,7 @@ class Client:
     # --- trials ----------------------------------------------------------------------------------
 
     def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:
-        """In the order in which they began."""
+        """Return the trials in the order in which they began."""
         return self._all(f"/studies/{study_id}/trials", Page[TrialSummary], state=state)
 
     def trial(self, trial_id: str) -> TrialDetail:
@@ -283,7 +283,7 @@ class Client:
         return self._all(f"/studies/{study_id}/artifacts", Page[ArtifactInfo])
 
     def download(self, artifact_id: int, target: Path | str) -> Path:
-        """Writes a file as it is kept; traces and timelines are gzip files.
+        """Write a file as it is kept; traces and timelines are gzip files.
 
         Raises:
             StoreError: It cannot be written.
@@ -291,7 +291,7 @@ class Client:
         return self._download(f"/artifacts/{artifact_id}", Path(target))
 
     def download_trace(self, trial_id: str, target: Path | str) -> Path:
-        """Writes the trace of a trial (gzipped JSON); errors as `download`."""
+        """Write the trace of a trial (gzipped JSON); errors as `download`."""
         return self._download(f"/trials/{trial_id}/trace", Path(target))
 
     def workers(self) -> Iterator[WorkerSummary]:

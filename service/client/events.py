@@ -16,7 +16,7 @@ SILENCE_S = 45.0
 """The service sends something every 15 seconds; after this long the connection is dead."""
 RETRY_S = 1.0
 MAX_FAILURES = 10
-"""In a row; a stream that comes back starts counting anew."""
+"""Failures in a row after which a stream is given up; a stream that comes back starts counting anew."""
 
 
 def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None]:

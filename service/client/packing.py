@@ -78,7 +78,7 @@ def pack(
     wanted: Callable[[Path], bool] = lambda path: True,
     beside: Mapping[str, bytes] | None = None,
 ) -> Packed:
-    """Writes a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
+    """Write a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
 
     Args:
         wanted: Of its files and folders.

@@ -65,24 +65,24 @@ class Transport:
         self._http.close()
 
     def get(self, path: str, kind: type[Answer], **query: Any) -> Answer:
-        """Reads something."""
+        """Read something."""
         return self._decoded(self._send("GET", path, query), kind)
 
     def get_text(self, path: str, **query: Any) -> str:
-        """Reads a text."""
+        """Read a text."""
         return self._send("GET", path, query, headers={"Accept": "*/*"}).text
 
     def get_bytes(self, path: str, **query: Any) -> bytes:
-        """Reads a file."""
+        """Read a file."""
         return self._send("GET", path, query, headers={"Accept": "*/*"}).content
 
     def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
-        """Has something done, once: the key makes it safe to send the request again."""
+        """Post a request once: the key makes it safe to send it again."""
         content = {"json": body} if body is not None else {}
         return self._decoded(self._send("POST", path, {}, headers=_once(key), content=lambda: content), kind)
 
     def post_form(self, path: str, kind: type[Answer], form: Callable[[], dict[str, Any]]) -> Answer:
-        """Sends a file; `form` gives httpx's arguments anew for each time it is sent."""
+        """Send a file; `form` gives httpx's arguments anew for each time it is sent."""
         return self._decoded(self._send("POST", path, {}, headers=_once(None), content=form), kind)
 
     def patch(self, path: str, kind: type[Answer], body: Any, version: str | None = None) -> Answer:
@@ -91,7 +91,7 @@ class Transport:
         return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
 
     def delete(self, path: str) -> None:
-        """Deletes something; where the answer to that was lost, it is gone already when asked again."""
+        """Delete something; where the answer to that was lost, it is gone already when asked again."""
         self._send("DELETE", path, {}, gone_is_fine=True)
 
     @contextmanager

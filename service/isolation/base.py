@@ -107,7 +107,7 @@ class Level(abc.ABC):
         """Parts that the machine lacks as far as looking tells, with the way out."""
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:
-        """Tries the level out, once in a process."""
+        """Try the level out, once in a process."""
         return _probe(self, python)
 
 

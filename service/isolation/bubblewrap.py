@@ -40,7 +40,7 @@ from steptune.tuner.trials.study_files import StudyFiles
 
 TEMPORARY = "/tmp"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Without a network, names of hosts lead nowhere: ranks of one machine meet on the loopback device."""
+"""Loopback device, on which ranks of one machine meet: without a network, host names do not resolve."""
 _AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
@@ -127,7 +127,7 @@ class Bubblewrap(Level):
 
 
 def _check_readable(paths: Sequence[Path]) -> None:
-    """Refuses, before anything is run, what the server's user could see and not read."""
+    """Refuse, before anything is run, what the server's user could see and not read."""
     for path in paths:
         if not path.exists():
             raise IsolationUnavailableError(f"{path} does not exist: correct STEPTUNE_READABLE")

@@ -29,7 +29,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def fellows(owner: str | None, uid: int | None) -> Iterator[Callable[[], Sequence[Taker]]]:
-    """Says who this study's submitter is, and finds the other studies that are theirs.
+    """Say who this study's submitter is, and find the other studies that are theirs.
 
     Args:
         owner: None is nobody's: such studies have no fellows.

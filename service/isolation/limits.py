@@ -106,7 +106,7 @@ def _tasks_of(uid: int) -> int:
 
 
 def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> None:
-    """Refuses, before anything is run, what an ordinary user cannot read."""
+    """Refuse, before anything is run, what an ordinary user cannot read."""
     paths = [*trial_folders(), *interpreter_paths(request.python, environment, ()), request.study_directory]
     reference = parse_reference(request.workload)
     if reference.kind == "file" and not reference.path.is_relative_to(request.study_directory):

@@ -1,4 +1,4 @@
-"""No isolation: trials are as free as the user who starts them."""
+"""No isolation: trials have all rights of the user who starts them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from steptune.tuner.trials.sandbox import Sandbox
 
 
 class NoIsolation(Level):
-    """For the user's own code on the user's own machine."""
+    """Isolation for the user's own code on the user's own machine: none."""
 
     name = "none"
-    limits = "nothing but deadlines and the memory of each process"
+    limits = "only deadlines and the memory of each process"
 
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
         return contextlib.nullcontext(Sandbox())

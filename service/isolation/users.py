@@ -81,7 +81,7 @@ def _free_user(directory: Path) -> Iterator[int]:
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes a folder that no other user may enter.
+    """Make a folder that no other user may enter.
 
     Raises:
         IsolationUnavailableError: Somebody else has it.
@@ -93,7 +93,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Holds the lock of a file until the stack ends, which removes it; False where somebody else has it."""
+    """Hold the lock of a file until the stack ends, which removes it; False where somebody else has it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, descriptor)
     try:
@@ -128,7 +128,7 @@ def become(uid: int) -> tuple[str, ...]:
 
 
 def kill_all_of(uid: int) -> None:
-    """Kills every process of a user at one stroke: only one of the same user can do that."""
+    """Kill every process of a user at one stroke: only one of the same user can do that."""
     with contextlib.suppress(DisturbedError):
         run_as(become(uid), "/bin/sh", "-c", "kill -9 -1")
 
@@ -142,7 +142,7 @@ _REMOVE = """xargs -0r sh -c 'chmod -R u+rwX -- "$@"; rm -rf -- "$@"' sh"""
 
 
 def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> None:
-    """Removes what a user has left where everybody may write: files, and shared memory of System V.
+    """Remove what a user has left where everybody may write: files, and shared memory of System V.
 
     What lies in a folder that only some may write was put there on purpose: a study's directory may be below `/tmp`.
 
@@ -161,7 +161,7 @@ def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> 
 
 
 def give(directory: Path, uid: int) -> None:
-    """Makes a user the owner of a directory and of all that is in it, without following any link.
+    """Make a user the owner of a directory and of all that is in it, without following any link.
 
     A file with several names may be somebody else's too, and is left alone. Our group keeps its access.
     """
@@ -181,7 +181,7 @@ def give(directory: Path, uid: int) -> None:
 
 
 def take_back(directory: Path) -> None:
-    """Undoes `give`, whoever of the users it was given to. None of that user's processes may be left."""
+    """Undo `give`, whoever of the users it was given to. None of that user's processes may be left."""
     directory = directory.absolute()
     uid = directory.stat().st_uid
     if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:

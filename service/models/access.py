@@ -15,7 +15,7 @@ def _user_key() -> ForeignKey:
 
 
 class UserRow(Base):
-    """Somebody who submits studies, with what they may use. NULL stands for "as the settings say"."""
+    """User who submits studies, with their quotas. NULL stands for "as the settings say"."""
 
     __tablename__ = "users"
 
@@ -27,7 +27,7 @@ class UserRow(Base):
     max_running: Mapped[int | None]
     max_queued: Mapped[int | None]
     max_device_hours: Mapped[float | None]
-    """Over the last 30 days."""
+    """Maximum device hours over the last 30 days."""
     max_artifact_bytes: Mapped[int | None]
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]

@@ -48,7 +48,7 @@ class QueueEntryRow(Base):
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     waits_since: Mapped[datetime | None] = mapped_column(index=True)
-    """Since when it has waited for hosts that a cluster's present nodes can give; NULL where it does not."""
+    """Start of its wait for hosts that a cluster's present nodes can give; NULL where it does not wait."""
     asked_by: Mapped[str | None]
     """The worker that last asked for them."""
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
@@ -63,7 +63,7 @@ class DeletedUsageRow(Base):
     owner_id: Mapped[str] = mapped_column(ForeignKey("users.user_id", ondelete="CASCADE"), index=True)
     device_seconds: Mapped[float]
     ended_at: Mapped[datetime] = mapped_column(index=True)
-    """When the study ended; when it was deleted, if it had not."""
+    """End of the study, or its deletion if it had not ended."""
 
 
 class WorkerRow(Base):
@@ -71,7 +71,7 @@ class WorkerRow(Base):
 
     worker_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
-    """Given by who started it, or made up; never a host's name."""
+    """Name given by the user who started it, or made up; never a host's name."""
     host_id: Mapped[str]
     """Id of the machine, hashed: workers on one host share its devices."""
     state: Mapped[str]
@@ -82,7 +82,7 @@ class WorkerRow(Base):
     """Slots that it may claim, as JSON: [["core", 0], ["cuda", 1]]."""
     isolation: Mapped[str]
     cluster: Mapped[str] = mapped_column(server_default="")
-    """Whose hosts it reserves; empty for none, and until the cluster has told its identity."""
+    """Cluster whose hosts it reserves; empty for none, and until the cluster has sent its identity."""
     version: Mapped[str]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime] = mapped_column(index=True)

@@ -133,9 +133,9 @@ class BreakdownRow(Base):
     category: Mapped[str] = mapped_column(primary_key=True, index=True)
     num_steps: Mapped[int]
     ns: Mapped[int]
-    """Over the whole profiled stretch of `num_steps` steps."""
+    """Nanoseconds over the whole profiled stretch of `num_steps` steps."""
     rescaled_ns: Mapped[int | None]
-    """Per step, rescaled to the unprofiled step; NULL where that is unknown."""
+    """Nanoseconds per step, rescaled to the unprofiled step; NULL where that is unknown."""
 
 
 class KernelStatsRow(Base):
@@ -260,7 +260,7 @@ class ArtifactRow(Base):
 
 
 class EventRow(Base):
-    """Something that happened. Rows are only ever added, and numbers are never used again."""
+    """Row of an event. Rows are only ever added, and numbers are never used again."""
 
     __tablename__ = "events"
     __table_args__ = (

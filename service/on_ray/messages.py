@@ -9,7 +9,7 @@ STRICT_SPREAD = "STRICT_SPREAD"
 
 
 class AgentOrder(Record):
-    """Everything that the agent of a host needs; the last three are known when the host is."""
+    """Order to the agent of a host; the last three are known when the host is."""
 
     port: int
     secret: str
@@ -82,7 +82,7 @@ class Reserved(_Event):
 
 
 class Failed(_Event):
-    """There is no reservation.
+    """The reservation failed: it does not exist.
 
     Attributes:
         lasting: Whether asking again is of no use.

@@ -34,7 +34,7 @@ HEAD = "node:__internal_head__"
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""So long may agents take to remove their files after the study, and once more where its driver did not tell them."""
+"""Time for agents to remove their files after the study, and once more where its driver did not tell them."""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""
@@ -218,7 +218,7 @@ class Reservation:
 
 def _prospect(possible: bool) -> str:
     if possible:
-        return "it can be met when others give back theirs"
+        return "the hosts are free when other users release them"
     return "its present nodes can never meet that, whoever ends; nodes have to be added, or less asked for"
 
 

@@ -16,12 +16,12 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("studies_page", "/", "Studies, with what they found"),
+    Page("studies_page", "/", "Studies, with their results"),
     Page("submit_page", "/submit", "The form for a new study"),
-    Page("study_page", "/studies/{study_id}", "What a study found, and why"),
-    Page("scaling_page", "/studies/{study_id}/scaling", "What a study's training would take on more hosts"),
+    Page("study_page", "/studies/{study_id}", "Results of a study, with the reasons"),
+    Page("scaling_page", "/studies/{study_id}/scaling", "Predicted training time of a study on more hosts"),
     Page("trial_page", "/trials/{trial_id}", "Where the time of a trial went"),
     Page("compare_page", "/compare", "Two trials or studies side by side"),
-    Page("fleet_page", "/fleet", "All studies: what limits them, and what pays"),
+    Page("fleet_page", "/fleet", "All studies: bottlenecks, and strategies that pay"),
 )
 ROUTERS = tuple(module.router for module in (static, studies, study, scaling, trials, compare, fleet, submit))

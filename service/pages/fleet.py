@@ -16,7 +16,7 @@ from steptune.service.queries.versions import fleet_version
 from steptune.tuner.records import StudyState
 
 NUM_RESERVATIONS = 50
-"""Most studies that hold devices, and most that wait, that the page shows."""
+"""Maximum studies that hold devices, and that wait, on the page."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 

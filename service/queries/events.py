@@ -50,7 +50,7 @@ class OwnedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """How far the events of all studies can be told in the order of their numbers.
+    """Last event up to which the events of all studies can be delivered in order.
 
     Attributes:
         newest: The highest number that is committed.
@@ -100,7 +100,7 @@ def events_after(
     study_id: str | None = None,
     owner_id: str | None = None,
 ) -> list[OwnedEvent]:
-    """At most `limit` events with numbers above `after`, in order.
+    """Return at most `limit` events with numbers above `after`, in order.
 
     Args:
         until: The last number that is wanted.

@@ -21,7 +21,7 @@ from steptune.service.models import HardwareProfileRow, QueueEntryRow, Recommend
 from steptune.service.queries.versions import block_of, block_versions
 
 NUM_OWNERS = 64
-"""Whose sums are kept in a process; those of who asked longest ago go first."""
+"""Owners whose sums are kept in a process; the least recently used go first."""
 _decode = msgspec.json.Decoder(tuple[float, ...]).decode
 _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_s, 0.0)
 
@@ -118,7 +118,7 @@ def _members(owned: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _values(column: Any, dialect: str) -> ColumnElement[str]:
-    """Those of a group that are known, as JSON; NULL or an empty list where there are none."""
+    """Known values of a group, as JSON; NULL or an empty list where there are none."""
     gathered = func.json_group_array(column) if dialect == "sqlite" else func.json_agg(column)
     return cast(gathered.filter(column.is_not(None)), Text)
 

@@ -51,7 +51,7 @@ def take(
     forget_before: datetime,
     stale_before: datetime,
 ) -> Taken | Earlier:
-    """Takes a key, or says who has it.
+    """Take a key, or say who has it.
 
     Args:
         forget_before: Keys of this age are free again.
@@ -75,14 +75,14 @@ def take(
 
 
 def keep(engine: Engine, user_id: str, key: str, status: int, headers: str, body: bytes) -> None:
-    """Keeps the answer of a request that has the key."""
+    """Keep the answer of a request that has the key."""
     mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key)
     with writing(engine) as session:
         session.execute(update(IdempotencyKeyRow).where(*mine).values(status=status, headers=headers, body=body))
 
 
 def give_back(engine: Engine, user_id: str, key: str) -> None:
-    """Frees the key of a request that was refused: it may be sent again."""
+    """Free the key of a request that was refused: it may be sent again."""
     mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key, IdempotencyKeyRow.status.is_(None))
     with writing(engine) as session:
         session.execute(delete(IdempotencyKeyRow).where(*mine))

@@ -17,7 +17,9 @@ from steptune.tuner.store_rules import decode
 def list_findings(
     engine: Engine, study_id: str, *, limit: int, after: tuple[int, int] | None
 ) -> list[tuple[int, int, TrialFinding]]:
-    """With the trial's sequence and the finding's number: the newest trial first. `after` is such a pair."""
+    """List findings with the trial's sequence and the finding's number, the newest trial first. `after` is such a
+    pair.
+    """
     query = (
         select(TrialRow.sequence, FindingRow.number, FindingRow.trial_id, FindingRow.record)
         .join(FindingRow, FindingRow.trial_id == TrialRow.trial_id)
@@ -37,7 +39,7 @@ def list_findings(
 
 
 def list_decisions(engine: Engine, study_id: str, *, limit: int, after: int | None) -> list[tuple[int, Any]]:
-    """With their sequence, in the order of the search; one more than `limit` where there are more."""
+    """List decisions with their sequence, in the order of the search; one more than `limit` where there are more."""
     query = (
         select(DecisionRow.sequence, DecisionRow.record)
         .where(DecisionRow.study_id == study_id)

@@ -27,7 +27,7 @@ def list_numbered(
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
-    """From the rows, which are few; the record holds every step."""
+    """Build the breakdown from the rows, which are few; the record holds every step."""
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:
         rows = packed_rows(connection, _BREAKDOWN, {"trial_id": trial_id})

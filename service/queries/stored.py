@@ -37,7 +37,7 @@ def message(kind: type[AnyRecord], source: object, **given: Any) -> AnyRecord:
 
 
 def iso(time: datetime | str) -> str:
-    """In UTC. Text without a zone is in UTC already."""
+    """Write a time in UTC. Text without a zone counts as UTC."""
     if isinstance(time, str):
         if len(time) == 32 and time.endswith("+00:00"):  # as PostgreSQL writes it
             return time

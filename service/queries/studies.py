@@ -39,7 +39,7 @@ class StudyFilter:
 
 
 class Owner(NamedTuple):
-    """Whose something is; None for the command line's."""
+    """Owner of a row; None for the command line's."""
 
     exists: bool
     owner_id: str | None
@@ -73,7 +73,7 @@ def study_owner(engine: Engine, study_id: str) -> Owner:
 
 
 def owners_of(engine: Engine, study_ids: Sequence[str]) -> dict[str, str | None]:
-    """Whose these studies are."""
+    """Owners of these studies."""
     query = select(StudyRow.study_id, StudyRow.owner_id).where(StudyRow.study_id.in_(study_ids))
     with reading(engine) as session:
         return {row[0]: row[1] for row in session.execute(query)}
@@ -95,7 +95,7 @@ def change_study(
     tags: Sequence[str] | None = None,
     notes: str | None = None,
 ) -> None:
-    """Changes what is not None.
+    """Change what is not None.
 
     Args:
         version: At which the study must be; None for any.

@@ -38,7 +38,9 @@ _COLUMNS = (
 def list_trials(
     engine: Engine, study_id: str, *, state: str | None, limit: int, after: int | None
 ) -> list[TrialSummary]:
-    """In the order in which they began, from the sequence above `after`; one more than `limit` where there are more."""
+    """List trials in the order in which they began, from the sequence above `after`; one more than `limit` if there are
+    more.
+    """
     given = {"study_id": study_id, "state": state, "after": after, "limit": limit + 1}
     given = {name: value for name, value in given.items() if value is not None}
     with querying(engine) as connection:

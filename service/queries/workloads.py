@@ -70,7 +70,7 @@ def find_workload(engine: Engine, source_id: str) -> WorkloadInfo | None:
 
 
 def delete_workload(engine: Engine, source_id: str) -> None:
-    """Forgets a workload; garbage collection removes what was uploaded.
+    """Forget a workload; garbage collection removes what was uploaded.
 
     Raises:
         StateConflictError: Studies refer to it.

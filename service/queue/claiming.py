@@ -119,7 +119,7 @@ def runs_scripts(isolation: str) -> bool:
 
 
 def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, without: str | None = None) -> int:
-    """How many of its devices a worker could claim now; 0 where any of its cores is taken.
+    """Number of its devices that a worker could claim now; 0 where any of its cores is taken.
 
     Args:
         without: A study whose devices count as free.

@@ -51,7 +51,7 @@ def source_of(session: Session, entry: QueueEntryRow) -> Source | None:
 
 
 def keep_source(session: Session, source_id: str | None) -> None:
-    """Lets nobody delete what was uploaded until the transaction ends.
+    """Let nobody delete what was uploaded until the transaction ends.
 
     Raises:
         WorkloadNotFoundError: It is deleted already.
@@ -71,7 +71,7 @@ def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
 
 
 def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
-    """Refuses to stop or to forget what a command is running.
+    """Refuse to stop or to forget what a command is running.
 
     Raises:
         StateConflictError: One is.
@@ -90,8 +90,8 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Counts the time in which a claim had the hosts that it has, up to the end of its lease, for the devices of all of
-    them; none for one that waited for a reservation.
+    """Count the time in which a claim held its hosts, up to the end of its lease, for all their devices; none for a
+    claim that waited for a reservation.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
@@ -99,7 +99,9 @@ def account(entry: QueueEntryRow, now: datetime) -> None:
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
-    """Nobody holds the study from now on, and none of its trials runs; whoever still thinks so has an old number."""
+    """End a claim: nobody holds the study from now on, and none of its trials runs; a former holder has an outdated
+    number.
+    """
     now = database_now(session)
     account(entry, now)
     entry.fence += 1
@@ -116,7 +118,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    """Changes the state. A study that has ended so already has said why, and nobody listens any more."""
+    """Change the state. A study that has ended so already has said why, and nobody listens any more."""
     if state in ENDED and study.state == state.value:
         return
     if write_state(session, study, state, message):

@@ -15,7 +15,7 @@ SCRIPT = "script"
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which the queue has a study in hand."""
 AND = " and "
-"""Between the places of several hosts."""
+"""Separator between the places of several hosts."""
 OVER_HOSTS = " over hosts"
 """Follows the device kind that a study over several hosts requires: versions that know one host only compare the whole
 text with their own kind, and leave such a study alone."""
@@ -29,7 +29,7 @@ class Quotas(Record):
     max_running: int | None = None
     max_queued: int | None = None
     max_device_hours: float | None = None
-    """Over the last 30 days."""
+    """Maximum device hours over the last 30 days."""
 
 
 class QueueEntry(Record):
@@ -67,7 +67,7 @@ class QueueEntry(Record):
     """Devices times the time that workers held it, up to the end of the last claim."""
     queued_at: datetime
     claimed_at: datetime | None
-    """Since when it has the devices that it has; None while it waits for a reservation."""
+    """Time at which it got its present devices; None while it waits for a reservation."""
     ended_at: datetime | None
 
     @property
@@ -98,13 +98,13 @@ class WorkerInfo(Record):
     started_at: datetime
     heartbeat_at: datetime
     cluster: str = ""
-    """Whose hosts it reserves; empty for none, and while it is not known."""
+    """Cluster whose hosts it reserves; empty for none, and while it is not known."""
     study_id: str | None = None
     """The study that it holds."""
 
     @property
     def num_devices(self) -> int:
-        """All cores of a worker are one device."""
+        """Number of devices of a worker; all its cores are one device."""
         return sum(slot.kind == CUDA for slot in self.slots) if self.device_kind == CUDA else 1
 
 
@@ -118,7 +118,7 @@ class WorkerOffer(Record):
     name: str
     host_id: str
     profile: HardwareProfile
-    """With all of its devices."""
+    """Profile of the trial, with all of its devices."""
     cores: tuple[int, ...]
     gpus: tuple[int, ...] = ()
     isolation: str = "none"

@@ -58,11 +58,11 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
-"""A worker that was not heard of for so long is taken for dead."""
+"""Time without a heartbeat after which a worker is taken for dead."""
 HOSTS_WAIT_S = 600.0
 """A study that has waited so long for hosts that others of its cluster take goes first there."""
 MAX_LOSSES = 5
-"""Workers that may die with a study, one after the other without a trial completed, before it is given up."""
+"""Consecutive workers that may die with a study, without a complete trial, before it is given up."""
 FORGET_WORKERS = timedelta(days=1)
 
 
@@ -106,7 +106,7 @@ class StudyQueue:
         required_hardware: str | None = None,
         num_devices: int = 1,
     ) -> QueueEntry:
-        """Records a new study, which waits for a worker from now on.
+        """Record a new study, which waits for a worker from now on.
 
         Args:
             source_id: What was uploaded; None for a zoo entry or a module on the workers.
@@ -155,7 +155,9 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def entries(self, study_ids: Sequence[str]) -> list[QueueEntry]:
-        """How several studies stand, in this order; those that were not submitted to the service are left out."""
+        """States of several studies in the queue, in this order; without those that were not submitted to the
+        service.
+        """
         with reading(self._engine) as session:
             return self._entries(session, study_ids)
 
@@ -179,7 +181,7 @@ class StudyQueue:
             return self._entries(session, study_ids)
 
     def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """Ends a study for good. One that is running stops soon, and recommends the best so far.
+        """End a study for good. One that is running stops soon, and recommends the best so far.
 
         Args:
             version: At which the study must be; None for any.
@@ -192,7 +194,7 @@ class StudyQueue:
         return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
 
     def pause(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """Stops a study until it is resumed. One that is running stops soon.
+        """Stop a study until it is resumed. One that is running stops soon.
 
         Args:
             version: At which the study must be; None for any.
@@ -205,7 +207,7 @@ class StudyQueue:
         return self._stop(study_id, "pause", StudyState.PAUSED, version)
 
     def resume(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """Lets a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+        """Let a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
 
         Args:
             version: At which the study must be; None for any.
@@ -234,7 +236,7 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def delete(self, study_id: str, version: int | None = None) -> None:
-        """Forgets a study and everything measured in it; the device time that it took still counts.
+        """Forget a study and everything measured in it; the device time that it took still counts.
 
         Args:
             version: At which the study must be; None for any.
@@ -255,8 +257,8 @@ class StudyQueue:
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
     def take_over(self, study_id: str) -> None:
-        """Makes a study the command line's, which runs it from now on; none of the service's workers will. One that was
-        never submitted is the command line's already.
+        """Hand a study over to the command line: none of the service's workers runs it from now on. No effect if it was
+        never submitted.
 
         Raises:
             StateConflictError: It is running in the service, or waits there for a worker.
@@ -361,7 +363,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Tells what a study waits for whose devices a cluster has not reserved yet.
+        """Tell what a study waits for whose devices a cluster has not reserved yet.
 
         Args:
             cluster: Its identity; empty where it could not be asked.
@@ -383,7 +385,7 @@ class StudyQueue:
             return holds_hosts(session, cluster, database_now(session))
 
     def wait_anew(self, lease: Lease) -> None:
-        """Counts the time that a study has waited for hosts from now on: no other study of the service had them.
+        """Count the time that a study has waited for hosts from now on: no other study of the service had them.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -395,8 +397,8 @@ class StudyQueue:
                 entry.waits_since = database_now(session)
 
     def begin(self, lease: Lease, place: str, *, cluster: str = "") -> str:
-        """A cluster has reserved the devices of a study, which runs, and uses device time, from now on; or it has lost
-        or replaced some of them, whose time counts until then.
+        """Begin a study whose devices a cluster has reserved: it runs, and uses device time, from now on. Also called
+        when the cluster has lost or replaced some of them, whose time counts until then.
 
         Args:
             place: Hosts and devices.
@@ -433,7 +435,7 @@ class StudyQueue:
             return ""
 
     def bury(self, study_id: str | None = None) -> None:
-        """Ends the claims of workers that died, of one study or of all, without waiting for another worker: what was
+        """End the claims of workers that died, of one study or of all, without waiting for another worker: what was
         asked of them is done, and what nobody asked anything of waits again.
         """
         with writing(self._engine) as session:
@@ -447,7 +449,7 @@ class StudyQueue:
             return session.scalar(alive) or 0
 
     def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
-        """Extends a lease, and the life of its worker.
+        """Extend a lease, and the life of its worker.
 
         Args:
             draining: The worker takes no further study.
@@ -468,7 +470,7 @@ class StudyQueue:
     def release(
         self, lease: Lease, state: StudyState, message: str = "", *, failed: bool = False, lost: bool = False
     ) -> None:
-        """Ends a claim; the devices are free. What the user asks of a study that stops counts for more than the state
+        """End a claim; the devices are free. What the user asks of a study that stops counts for more than the state
         that a worker gives it: the worker may not have heard of it.
 
         Args:
@@ -549,7 +551,7 @@ class StudyQueue:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
-        """Makes a study the worker's, unless somebody is changing it at this moment."""
+        """Make a study the worker's, unless somebody is changing it at this moment."""
         query = select_entries([candidate.study_id]).where(claimable(now))
         found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
         if found is None:
@@ -629,9 +631,10 @@ def _one_claim_at_a_time(session: Session) -> None:
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Only rows that are locked are looked at again where another transaction has changed them since."""
+"""Lock options: PostgreSQL re-checks only locked rows that another transaction has changed since, so both are locked.
+"""
 _SAME = QueueEntryRow.version
-"""A heartbeat is no change that a reader sees."""
+"""Version column, which a heartbeat does not change because no reader sees it."""
 
 
 def _given_up(num_lost: int, message: str) -> str:

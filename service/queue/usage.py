@@ -91,7 +91,7 @@ def num_hosts(session: Session) -> ColumnElement[int]:
 
 
 def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
-    """Keeps what a study used that is about to be deleted, and forgets what is too old to count."""
+    """Keep what a study used that is about to be deleted, and forget what is too old to count."""
     session.execute(delete(DeletedUsageRow).where(DeletedUsageRow.ended_at <= now - RECENT))
     if study.owner_id is not None and entry.device_seconds > 0:
         session.add(

@@ -28,7 +28,7 @@ def waits_for(
     quotas: Quotas,
     now: datetime,
 ) -> list[str]:
-    """For each study what it waits for; empty where it runs, or has ended.
+    """Return what each study waits for; empty where it runs, or has ended.
 
     Args:
         workers: All that the service knows.

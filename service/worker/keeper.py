@@ -23,12 +23,12 @@ SAFE_SHARE = 0.85
 """Safe share of a lease; the rest is for killing what runs."""
 RETRY_S = 0.5
 WATCH_S = 1.0
-"""Between looks at the clock: a thread that waits does not wait while the machine is suspended."""
+"""Interval between looks at the clock: a waiting thread does not count the time for which the machine is suspended."""
 Answer = TypeVar("Answer")
 
 
 class LeaseKeeper:
-    """For one claim, from the claim to its release. Use as a context.
+    """Keeper of one claim's lease, from the claim to its release. Use as a context.
 
     Args:
         kill: Kills all processes of trials; called from the keeper's thread.
@@ -90,7 +90,7 @@ class LeaseKeeper:
             raise LeaseLostError(self._lost or _cut_off(self._lease))
 
     def check(self) -> None:
-        """Called again and again while trials run.
+        """Check the lease; called repeatedly while trials run.
 
         Raises:
             LeaseLostError: The lease is over; again at every call.
@@ -105,7 +105,7 @@ class LeaseKeeper:
             raise _interrupt(self._requested)
 
     def check_between_trials(self) -> None:
-        """Called before trials begin.
+        """Check the lease before trials begin.
 
         Raises:
             As `check`; StudyInterrupt also where the worker shall end.
@@ -116,7 +116,7 @@ class LeaseKeeper:
             raise _interrupt("")
 
     def persist(self, ask: Callable[[], Answer]) -> Answer:
-        """Asks the database, again where it is busy or restarts, as long as the lease lasts.
+        """Ask the database, again where it is busy or restarts, while the lease lasts.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -152,7 +152,7 @@ class LeaseKeeper:
                 return
 
     def _lose(self, why: str) -> None:
-        """Nothing more is measured on devices that are another's."""
+        """Give up the claim: nothing more is measured on devices that are another's."""
         self._lost = self._lost or why
         if not self._ended.is_set():
             self._kill()

@@ -60,23 +60,23 @@ from steptune.tuner.trials.runner import LocalRunner
 logger = logging.getLogger("steptune.worker")
 
 HOUSE_S = 3600.0
-"""Between two times that a worker with nothing else to do removes what is expired."""
+"""Interval at which an idle worker removes what is expired."""
 HOUSE_LATE_S = 24 * 3600.0
 """One that always has studies lets them wait for it after so long."""
 GIVE_WAY_S = 5.0
-"""Between two times that a worker whose study waits for hosts looks whether another one could run."""
+"""Interval at which a worker whose study waits for hosts checks whether another one could run."""
 ALONE_S = 60.0
 """A study whose hosts no other study of the service has had for so long waits for others than those."""
 LOOKS_PER_S = 20.0
-"""How often all idle workers together look at the queue: each looks the less often the more there are."""
+"""Rate at which all idle workers together poll the queue: each polls less often the more there are."""
 LONGEST_POLL_S = 15.0
-"""And yet each so often: only one of them may have what a study needs."""
+"""Longest interval between polls: only one of the workers may have what a study needs."""
 PROGRESS_S = 10.0
-"""Between two events that say what is going on; news of the search are told at once."""
+"""Interval between progress events; news of the search are sent at once."""
 LOOK_S = 0.2
 """Interval at which a waiting worker checks whether it was told to stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
-"""No worker breaks down with these, however often: space comes, and a store can be reached again."""
+"""Transient errors, which never count as a breakdown of the worker: space comes, and a store can be reached again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class Worker:
         self._asked_at_s = self._alone_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
-        """No further study; the trials that run may end within this time, then the study is given back.
+        """Stop after the running trials, which may end within this time; then give the study back.
 
         Called from signal handlers: sets values and takes no lock.
         """
@@ -150,7 +150,7 @@ class Worker:
             self._keeper.drain(self._stop_at_s)
 
     def run(self) -> None:
-        """Until it is told to stop."""
+        """Run studies until told to stop."""
         self._register()
         logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
         while self._stop_at_s is None:
@@ -167,7 +167,7 @@ class Worker:
         try:
             self._queue.leave(self._offer.worker_id)
         except StoreError as error:
-            logger.warning("could not say goodbye: %s", error)
+            logger.warning("failed to deregister the worker: %s", error)
 
     # --- between studies -------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Worker:
             self._poll_s = max(self._settings.poll_s, min(LONGEST_POLL_S, self._queue.num_idle() / LOOKS_PER_S))
 
     def _rest(self) -> None:
-        """Takes nothing for a while where this machine ails."""
+        """Take nothing for a while where this machine ails."""
         while self._stop_at_s is None and (left := self._rests.left_s()) > 0:
             self._wait(min(left, self._settings.poll_s))
             try:
@@ -215,9 +215,9 @@ class Worker:
         try:
             report = keep_house(self._engine, self._artifacts, self._settings)
         except StoreError as error:
-            logger.warning("could not remove what is expired: %s", error)
+            logger.warning("failed to remove expired data: %s", error)
         else:
-            logger.info("removed what is expired: %s", report)
+            logger.info("removed expired data: %s", report)
 
     def _register(self) -> None:
         while self._stop_at_s is None:
@@ -242,7 +242,7 @@ class Worker:
     # --- a study ---------------------------------------------------------------------------------
 
     def _work(self, claim: Claim, claimed_s: float) -> None:
-        """Runs a study and ends the claim; whatever happens, the worker goes on."""
+        """Run a study and end the claim; whatever happens, the worker goes on."""
         study_id = claim.lease.study_id
         logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
         settings = self._settings
@@ -280,7 +280,7 @@ class Worker:
         self._rests.learn(claim.owner_id, failed=end.failed)
 
     def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
-        """Runs a study.
+        """Run a study.
 
         Raises:
             LeaseLostError: The study is another worker's, or nobody's.
@@ -413,8 +413,8 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """Ends the wait for hosts where another study can run meanwhile, or goes first, or another worker is idle:
-        the first host is the worker's own, and that one's may be free.
+        """End the wait for hosts where another study can run meanwhile, or go first, or another worker is idle: the
+        first host is the worker's own, and that one's may be free.
 
         Raises:
             HostsUnavailableError: One can, does, or is.
@@ -435,7 +435,7 @@ class Worker:
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
-        """Where a study measures: the devices of its claim, or those that a cluster has reserved, as the queue is told.
+        """Place where a study measures: the devices of its claim, or those reserved by a cluster, as the queue is told.
 
         Raises:
             HostsUnavailableError: The study may not start now, although its hosts are there.
@@ -488,7 +488,7 @@ class _Watcher:
         self._publish(view)
 
     def say(self, text: str) -> None:
-        """Publishes what the study waits for before anything runs."""
+        """Publish what the study waits for before anything runs."""
         logger.info("study %s: %s", self._study.study_id, text)
         settings = self._study.settings
         self._publish(
@@ -502,7 +502,7 @@ class _Watcher:
         )
 
     def keep_files(self) -> None:
-        """Keeps what can be kept now; what cannot is tried again with the next trial.
+        """Keep what can be kept now; what cannot is tried again with the next trial.
 
         Raises:
             LeaseLostError: The lease is over.

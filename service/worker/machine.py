@@ -29,7 +29,7 @@ from steptune.tuner.trials.scratch import scratch_directory
 NO_GPUS = "none"
 WHOLE_GPUS = "workers claim whole GPUs"
 NVIDIA_SMI_TIMEOUT_S = 60
-"""Without persistence mode the driver initialises every device for it."""
+"""Timeout of nvidia-smi: without persistence mode it makes the driver initialise every device."""
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Binds this process, and so all that it starts, to these cores; None keeps those that it has.
+    """Bind this process, and all that it starts, to these cores; None keeps the present ones.
 
     Raises:
         ChoiceError: Some of them are not this process's.
@@ -67,7 +67,7 @@ def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def use_gpus(gpus: str | None) -> None:
-    """Shows only these GPUs to all that this process starts; None all of them, "none" none."""
+    """Show only these GPUs to all that this process starts; None all of them, "none" none."""
     if gpus is not None:
         os.environ[VISIBLE_DEVICES] = "" if gpus == NO_GPUS else ",".join(str(n) for n in parse_numbers(gpus))
 
@@ -160,7 +160,7 @@ def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], pyt
 
 
 def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
-    """Through a trial server: this process has no torch."""
+    """Describe the workload through a trial server: this process has no torch."""
     with (
         scratch_directory() as folder,
         isolated_runner(

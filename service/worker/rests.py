@@ -1,4 +1,4 @@
-"""Whose studies a worker leaves alone for a while, after one that the worker or its surroundings failed.
+"""Owners whose studies a worker leaves alone for a while, after one that the worker or its environment failed.
 
 User code can bring that about: it may kill its own trial server. So the studies of its user wait, longer each time in a
 row, and nobody else's; only where studies of several users fail one after the other does the machine ail, and the
@@ -44,7 +44,7 @@ class Rests:
         return frozenset(owner_id for owner_id, (_, until_s) in self._pauses.items() if until_s > now)
 
     def next_s(self) -> float:
-        """How long until the first of those may go on; infinity where none waits."""
+        """Seconds until the first of those may go on; infinity where none waits."""
         now = now_s()
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 

@@ -13,7 +13,7 @@ from steptune.tuner.records import Study
 
 
 def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, folder: Path) -> str:
-    """Brings what was uploaded into a folder, anew: user code may have changed what was there.
+    """Bring what was uploaded into a folder, anew: user code may have changed what was there.
 
     Returns:
         The reference of the workload on this machine; of a script its command, which runs in the folder.

@@ -50,7 +50,7 @@ class Supervisor:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Lets the trials that run end within this time; then the worker gives its study back and ends."""
+        """Let the running trials end within this time; the worker then gives its study back and ends."""
         with self._lock:
             self._stopping.set()
             process = self._process

@@ -7,7 +7,7 @@ from steptune.service.worker.clock import now_s
 TURN_S = 60.0
 """A study that was asked for so long ago is asked for again, although another one waits in its place."""
 PAUSE_S = 5.0
-"""Between two times that a worker asks for the same study's hosts."""
+"""Interval at which a worker asks for the same study's hosts."""
 
 
 class Waits:
@@ -18,12 +18,12 @@ class Waits:
         """Time of the last request for a study's hosts, by study; the one longest ago first."""
 
     def add(self, study_id: str) -> None:
-        """Its hosts were not there."""
+        """Add a study whose hosts were not available."""
         self.forget(study_id)
         self._tried_s[study_id] = now_s()
 
     def forget(self, study_id: str) -> None:
-        """It waits no longer."""
+        """Forget a study that waits no longer."""
         self._tried_s.pop(study_id, None)
 
     @property

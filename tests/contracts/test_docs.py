@@ -52,6 +52,13 @@ def test_a_docstring_that_goes_on_from_its_name_is_found(text, found):
     assert runpy.run_path(str(DOCS / "docstrings.py"))["dependent"](text) is found
 
 
+def test_product_docstrings_do_not_begin_with_a_clause_either():
+    script = runpy.run_path(str(DOCS / "docstrings.py"))
+    text = "Where a step begins."
+    assert script["dependent"](text, script["BEGINNINGS"] + script["CLAUSES"])
+    assert not script["dependent"](text)
+
+
 # --- generated pages --------------------------------------------------------------------------
 
 

@@ -443,7 +443,7 @@ UNSUPPORTED = [
         "would take 64 s",
     ),
     ("activation_checkpointing", {"every": 1}, CPU, changed(model={"num_blocks": 0}), "Workload.blocks"),
-    ("fused_kernels", {"window_attention": True}, CUDA, EVERYTHING, "window_attention: the model was not looked at"),
+    ("fused_kernels", {"window_attention": True}, CUDA, EVERYTHING, "window_attention: the model was not inspected"),
     (
         "fused_kernels",
         {"window_attention": True},

@@ -236,7 +236,7 @@ def changed(contents: dict[str, bytes], name: str) -> dict[str, bytes]:
 
 
 DAMAGES: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
-    "the database is not what was backed up": lambda c: changed(c, "database"),
+    "the database differs from the one that was backed up": lambda c: changed(c, "database"),
     "artifact .* is not what was backed up": lambda c: changed(c, list(c)[2]),
     "'database' has .* bytes instead of": lambda c: c | {"database": b"short"},
     "'manifest.json' should come next, and 'database' does": lambda c: dict(list(c.items())[1:]),

@@ -99,13 +99,13 @@ class TestVerdict:
             ),
             (
                 DeviceReading(limits=limits_of(POWER_CAP | HARDWARE | HARDWARE_THERMAL)),
-                "the device's clock was held down: hardware slowdown, hardware thermal slowdown",
+                "the device's clock was throttled: hardware slowdown, hardware thermal slowdown",
             ),
             (
                 DeviceReading(limits=limits_of(SOFTWARE_THERMAL), temperature_c=85),
-                "the device's clock was held down: software thermal slowdown (at 85 °C)",
+                "the device's clock was throttled: software thermal slowdown (at 85 °C)",
             ),
-            (DeviceReading(limits=limits_of(BRAKE)), "the device's clock was held down: hardware power brake"),
+            (DeviceReading(limits=limits_of(BRAKE)), "the device's clock was throttled: hardware power brake"),
             (DeviceReading(foreign_share=0.3), "others used 30% of the device"),
             (DeviceReading(power_limit_w=350.0), "the device's power limit was changed from 700 W to 350 W"),
         ],

@@ -79,7 +79,7 @@ def test_without_gpus_there_is_nothing_to_share(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(DEVICES_VARIABLE, "2")
     with pytest.raises(PlatformError, match="no GPU is visible here: unset it"):
         ranks_per_device(0)
-    with pytest.raises(PlatformError, match="not on GPUs that is trained: unset it"):
+    with pytest.raises(PlatformError, match="training does not run on GPUs: unset it"):
         describe_hardware("cpu")
 
 

@@ -440,12 +440,12 @@ class TestRepairs:
     def test_a_broken_head_costs_only_what_it_describes(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text(EVENTS, **TOP).replace(b'"rank"', b'rank"'))
         assert (len(trace), trace.rank) == (4, None)
-        assert trace.losses == ("what stands beside the events (devices, ranks) could not be read",)
+        assert trace.losses == ("the fields beside the events (devices, ranks) could not be read",)
 
     def test_a_broken_tail_costs_no_event(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text(EVENTS, **TOP).replace(b'"t.json"', b'"t.json'))
         assert (len(trace), trace.rank) == (4, 3)
-        assert trace.losses == ("what stands after the events could not be read",)
+        assert trace.losses == ("the fields after the events could not be read",)
 
 
 class TestRefused:

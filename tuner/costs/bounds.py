@@ -92,12 +92,12 @@ def jointly(*changes: Savings) -> Savings:
 
 
 def total(savings: Savings) -> float:
-    """Share of the step that is saved in all categories."""
+    """Add the savings of several changes: in each category the change that leaves the least counts."""
     return min(1.0, sum(savings.values()))
 
 
 def part_of(savings: Savings, part: float) -> Savings:
-    """This part of the savings in every category."""
+    """Return this part of the savings in every category."""
     return {name: part * share for name, share in savings.items()}
 
 

@@ -107,7 +107,7 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.COMMUNICATION,
         group="communication",
         title="exposed communication",
-        counts="collectives while nothing is computed",
+        counts="collectives without compute at the same time",
     ),
     CategoryInfo(
         category=Category.PIPELINE_BUBBLE,
@@ -119,19 +119,19 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.COPY_H2D,
         group="input/output",
         title="copies to the device",
-        counts="host-to-device copies that nothing hides",
+        counts="exposed host-to-device copies",
     ),
     CategoryInfo(
         category=Category.COPY_D2H,
         group="input/output",
         title="copies to the host",
-        counts="device-to-host copies that nothing hides",
+        counts="exposed device-to-host copies",
     ),
     CategoryInfo(
         category=Category.COPY_D2D,
         group="compute",
         title="copies on the device",
-        counts="device-to-device copies and memsets that nothing hides",
+        counts="exposed device-to-device copies and memsets",
     ),
     CategoryInfo(
         category=Category.DATA_WAIT,
@@ -156,7 +156,7 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.ALLOCATION,
         group="gaps",
         title="allocation",
-        counts="the device idles during cudaMalloc, cudaFree and their kin",
+        counts="the device idles during cudaMalloc, cudaFree and similar calls",
         host=True,
     ),
     CategoryInfo(

@@ -41,7 +41,7 @@ from steptune.tuner.training.compression.own_cost import own_costs
 
 MIB = 2**20
 SLACK = 1.5
-"""A bound allows a cost to be so many times smaller than the model of links that were fitted without error says."""
+"""Factor by which a bound allows a cost to be smaller than the fitted model of links says."""
 COPIED_PARTS = 5
 """Sizes of the gradients that two levels write and read to pad a bucket, to fill it and to take it out again."""
 
@@ -56,8 +56,8 @@ class Reduction(NamedTuple):
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Any) -> Reduction | None:
-    """Reduction with the incumbent's exchange, but for these fields of it; None where the links are not known, and
-    where ranks exchange something else: activations of a model that is laid over them, or weights every so many steps.
+    """Reduction with the incumbent's exchange, these fields replaced; None where the links are not known, or ranks
+    exchange something else: activations of a model sharded across them, or weights every few steps.
 
     Args:
         compressing: With what compressing takes by itself, which is no part of a bound.
@@ -84,7 +84,7 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Any
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Share as in `saved`, if the model is wrong to the advantage of what is to be tried.
+    """Share as in `saved`, if the model errs in favour of the change that is tried.
 
     Links that were measured beside other load have a large error of their fit, which either cost may have.
     """
@@ -101,7 +101,7 @@ def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> flo
 
 def _fit_error(situation: Situation) -> float:
     topology = situation.environment.topology
-    assert topology is not None, "costs are of known links"
+    assert topology is not None, "costs require known links"
     links = (topology.inside, topology.between, topology.whole)
     return max(link.fit_residual for link in links if link is not None)
 
@@ -193,7 +193,7 @@ def _bucket_ns(
 def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]) -> list[float]:
     """Time of compressing by itself, for each bucket."""
     method, topology = exchange.compression, situation.environment.topology
-    assert topology is not None, "costs are of known links"
+    assert topology is not None, "costs require known links"
     if method is None:
         return [0.0] * len(sizes)
     parts = (topology.ranks_per_host or 1) if exchange.levels == 2 else 1

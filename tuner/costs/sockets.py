@@ -13,7 +13,7 @@ and made messages of 1 MiB four times slower."""
 
 
 def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:
-    """The links as they are expected to be with another number of sockets than they were measured with, today's."""
+    """Links as expected with another number of sockets than today's, with which they were measured."""
     times = sockets / measured_with
     if topology.num_hosts == 1 or times == 1.0:
         return topology

@@ -33,8 +33,8 @@ from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerI
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 VERSION = "accelerate 1.15.0"
-_IN_CODE = "no key of the YAML; the accelerate_python export says it"
-_IN_YAML = "the YAML says it (export accelerate, or accelerate_fsdp1)"
+_IN_CODE = "not a key of the YAML; the accelerate_python export sets it"
+_IN_YAML = "set in the YAML (export accelerate, or accelerate_fsdp1)"
 _NO_ZERO1 = "Accelerate has no ZeRO-1 of its own; export deepspeed"
 _NOWHERE = "Accelerate has no setting for it; steptune.apply runs it"
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
@@ -73,7 +73,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     else:
         keys["dynamo_use_dynamic"] = choice["dynamic"]
     if regional:
-        differs["scope"] = "it compiles what stands beside the repeated blocks too"
+        differs["scope"] = "it also compiles the modules outside the repeated blocks"
     return Said(sections={"dynamo_config": keys}, differs=differs)
 
 
@@ -162,7 +162,9 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Not said in this file: the other one says it, as far as its own rule does."""
+    """Return a rule that lists every setting as missing here, with these words, and keeps the differences that the
+    other file's rule states.
+    """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
         there = rule(choice, recommendation)
@@ -244,7 +246,9 @@ def _distributed_type(recommendation: Recommendation) -> str:
 
 
 class AccelerateYaml(_Yaml):
-    """For a recommendation without sharding, a configuration without FSDP."""
+    """Complete choice of every strategy. One that this version knows and the writer did not keeps its current
+    setting.
+    """
 
     name = "accelerate"
     summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
@@ -284,7 +288,7 @@ class AccelerateFsdp1Yaml(_Yaml):
 
 
 def _said_in_yaml(rule: Rule) -> Rule:
-    """Not said in code, and without a YAML nowhere."""
+    """Return a rule for settings that the YAML expresses; ZeRO-1, which has no YAML, loses them."""
     beside = _said_beside(_IN_YAML, rule)
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -296,7 +300,7 @@ def _said_in_yaml(rule: Rule) -> Rule:
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
-    """The part of the YAML that holds it."""
+    """Part of the YAML for sharding."""
     sharding = sharding_of(recommendation)
     if not sharding.shards:
         return Said()
@@ -304,7 +308,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """TF32 is code; the rest is the YAML's."""
+    """Settings for precision: TF32 is code; the rest is the YAML's."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
@@ -356,7 +360,7 @@ class AccelerateCode(TranslatingExporter):
 
 
 def _handlers(sections: Sections) -> str:
-    """The arguments of DistributedDataParallel reach it through the Accelerator."""
+    """Settings for DistributedDataParallel, which reach it through the Accelerator."""
     if not sections.get("DDP"):
         return ""
     arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")

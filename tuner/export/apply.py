@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 UNFINISHED = ".steptune_unfinished"
-"""In a workload's directory while `prepare` runs: what an interruption left behind is prepared anew."""
+"""Mark in a workload's directory while `prepare` runs: leftovers of an interrupted run are prepared anew."""
 
 
 def apply(
@@ -46,7 +46,7 @@ def apply(
     device: str | torch.device | None = None,
     directory: str | Path | None = None,
 ) -> TrainingJob:
-    """Builds the training job that a recommendation describes, by the same code as its trials.
+    """Build the training job that a recommendation describes, by the same code as its trials.
 
         job = steptune.apply("steptune.json", MyWorkload())
         for batch in job.loader:
@@ -155,7 +155,7 @@ def _complete_choices(recommendation: Recommendation, workload: Workload) -> dic
 
 
 def _check_choice(name: str, choice: Choice, strategies: Sequence[Strategy], workload: Workload) -> None:
-    """Refuses a choice that this version, or the workload, does not have."""
+    """Refuse a choice that this version or the workload does not have."""
     if is_knob(name) and name not in [strategy.name for strategy in strategies]:
         raise RecommendationError(
             f"the recommendation sets {name.removeprefix(PREFIX)} to {choice.get('value')!r}, which "
@@ -250,7 +250,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
 
 
 def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[str, Choice], num_ranks: int) -> None:
-    """Gives the workload its directory, prepared."""
+    """Give the workload its directory, prepared."""
     prepares = type(workload).prepare is not Workload.prepare
     needs = prepares or Settings(choices)[DatasetCacheSetting].where == "disk"
     if directory is None:

@@ -65,7 +65,7 @@ class Exporter(ABC):
         return ()
 
     def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Strategies that the target follows otherwise than it was measured."""
+        """Strategies that the target applies differently from the measured run."""
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
@@ -108,7 +108,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """The quantity of the ratio."""
+    """Quantity of the ratio."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 

@@ -1,4 +1,4 @@
-"""Calls of exported code in a training loop of another library, where PyTorch has no words for it."""
+"""Calls of exported code in another library's training loop, where PyTorch has no function for it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bo
 
 
 def _fingerprint(dataset: Any) -> str:
-    """Name for the number of samples and what is stored of the first one."""
+    """Name derived from the number of samples and the contents of the first one."""
     import torch
 
     from steptune.tuner.training.structure import flatten

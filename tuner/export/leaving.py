@@ -22,12 +22,14 @@ HOLDING = ("reducer", "logger", "process_group", "_comm_hooks")
 
 
 def let_go_at_exit(model: torch.nn.Module) -> None:
-    """Before the interpreter is torn down, and after whatever the script itself registers from now on."""
+    """Release everything at exit: before the interpreter is torn down, and after whatever the script itself registers
+    from now on.
+    """
     atexit.register(let_go, weakref.ref(model))
 
 
 def let_go(found: weakref.ref[torch.nn.Module]) -> None:
-    """The model trains no more after it; its state can still be read."""
+    """Release the group: the model can train no more, but its state can still be read."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = found()

@@ -18,8 +18,8 @@ _LINE_WIDTH = 110
 
 
 class NativeJson(Exporter):
-    """A number that is infinite or not a number is written `Infinity` or `NaN`, as Python's json does:
-    JSON has no word for it, and null would not be read back as what it was.
+    """Native record as JSON. An infinite number or NaN is written `Infinity` or `NaN`, as Python's json does: JSON has
+    no word for it, and null would not be read back as the same value.
     """
 
     name = "json"
@@ -70,7 +70,7 @@ def as_yaml(recommendation: Recommendation) -> str:
 
 
 def load_recommendation(source: str | Path) -> Recommendation:
-    """Reads a recommendation that was exported as JSON or YAML.
+    """Read a recommendation that was exported as JSON or YAML.
 
     Args:
         source: The path of a file, or the text itself (text of several lines, or JSON).

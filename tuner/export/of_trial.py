@@ -84,7 +84,7 @@ def trial_named(trials: Sequence[Trial], wanted: str) -> Trial:
 
 
 def _usable(results: Sequence[TrialResult], number: int) -> list[TrialResult]:
-    """Results that count, where all that failed or were rejected is nothing."""
+    """Measured results; those of failed or rejected trials count as none."""
     rejected = next((r.guard for r in results if r.guard is not None and not r.guard.passed), None)
     if rejected is not None:
         raise RecommendationError(f"the configuration of trial {number} is another training: {rejected.reason}")

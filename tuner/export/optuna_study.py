@@ -122,7 +122,7 @@ def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
 
 
 def _rate(trial: Trial) -> float | None:
-    """Over the clean windows of a trial that was measured and was the same training."""
+    """Rate over the clean windows of a trial that was measured and passed the guard."""
     if trial.result is None or not trial.result.ok:
         return None
     return units_per_s(trial.result)
@@ -148,7 +148,7 @@ def _trial_attributes(trial: Trial) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna tells of every study that it makes."""
+    """Silence Optuna, which logs every study that it creates."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)

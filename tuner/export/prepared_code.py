@@ -20,7 +20,7 @@ from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
 
 NO_ORDER = "the order of dimensions inside of blocks is changed by steptune.apply only"
 _SDP = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
-"""In the words of torch.backends.cuda, which are the CPU's too."""
+"""Names of attention backends in torch.backends.cuda, used for the CPU too."""
 
 
 def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
@@ -31,7 +31,9 @@ def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
-    """Workers share what was stored before they were started, so with workers all of it is read first."""
+    """Statements that fill the cache first where there are workers: workers share only entries stored before their
+    start.
+    """
     if choice["where"] is None:
         return Said()
     workers = int(choice_of(recommendation, DataLoadingSetting.strategy)["num_workers"] or 0)
@@ -41,7 +43,7 @@ def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
-    """All back ends but one are switched off."""
+    """Statements that switch off all attention backends but one."""
     if choice["backend"] is None:
         return Said()
     switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")'
@@ -67,7 +69,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def preparations(sections: Sections, returned: str = "model") -> str:
-    """Both functions.
+    """Return both functions that prepare a run.
 
     Args:
         returned: An expression of `model`, which `prepared` gives back.

@@ -87,7 +87,9 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
 
 
 def ddp_buckets(section: str) -> Rule:
-    """A rule for targets that hand arguments to DistributedDataParallel, whose first bucket is then like the others."""
+    """A rule for targets that pass arguments to DistributedDataParallel: its first bucket then has the size of the
+    others.
+    """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
         if recommendation.num_ranks == 1:
@@ -104,7 +106,7 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""DDP's first steps are sent as they are, in trials too."""
+"""First steps of DDP, whose gradients are sent uncompressed, in trials too."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
@@ -121,12 +123,12 @@ def first_bucket(choice: Choice) -> dict[str, str]:
 
 
 def allocator(choice: Choice, recommendation: Recommendation) -> Said:
-    """Nothing beside its variables, which `environment_code` sets."""
+    """Add nothing: `environment_code` sets its variables."""
     return Said()
 
 
 def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
-    """Nothing beside its variables, which `environment_code` sets; those of the user's own stay in the environment."""
+    """Add nothing: `environment_code` sets its variables; the user's own stay in the environment."""
     return Said(missing={name: STAYS_SET for name, value in choice.items() if value == OWN})
 
 

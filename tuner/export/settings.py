@@ -1,4 +1,4 @@
-"""Settings of a recommendation: everything that a target has to say, or to list as not said."""
+"""Settings of a recommendation: everything that a target must express, or list as not expressible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One parameter of one strategy that is not what plain PyTorch runs, or that the candidate changes to that."""
+    """One parameter of one strategy that differs from plain PyTorch, or that the candidate changes to plain PyTorch."""
 
     strategy: str
     parameter: str
@@ -26,7 +26,7 @@ class Setting:
 
 
 def settings_of(recommendation: Recommendation) -> tuple[Setting, ...]:
-    """In the order of the strategies. A strategy that this version does not know counts with all of its parameters."""
+    """Settings in the order of the strategies. A strategy unknown to this version keeps all its parameters."""
     choices = recommendation.choices
     names = [name for name in _DEFAULTS if name in choices] + [name for name in choices if name not in _DEFAULTS]
     return tuple(
@@ -64,7 +64,7 @@ def choice_of(recommendation: Recommendation, strategy: str) -> Choice:
 
 
 def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
-    """Samples of one micro-batch of one rank, and how many of them make a step; None where it does not come out."""
+    """Samples of one micro-batch of one rank, and micro-batches of a step; None where they do not divide evenly."""
     pieces = int(choice_of(recommendation, MicroBatchSetting.strategy)["num_micro_batches"] or 1)
     size, rest = divmod(recommendation.global_batch, recommendation.num_ranks * pieces)
     return (size, pieces) if size and not rest else None

@@ -60,7 +60,7 @@ class Sharding:
 
     @property
     def shards(self) -> bool:
-        """Ranks hold parts of something."""
+        """True where ranks hold parts of parameters, gradients or optimizer states."""
         return self.mode != "ddp"
 
     @property
@@ -70,7 +70,7 @@ class Sharding:
 
     @property
     def fsdp1(self) -> str | None:
-        """Its name among the strategies of FSDP1."""
+        """Name of this strategy among those of FSDP1."""
         name = self.words.fsdp1
         return "HYBRID_SHARD_ZERO2" if self.mode == "hybrid" and not self.reshard else name
 

@@ -95,7 +95,7 @@ class PythonSnippet(Exporter):
 
 
 def _without_story(recommendation: Recommendation) -> Recommendation:
-    """Without what only explains the search: what was not tried, alternatives, the guard's curves."""
+    """Remove what only explains the search: untried choices, alternatives, the guard's curves."""
     guard = recommendation.guard
     return msgspec.structs.replace(
         recommendation,

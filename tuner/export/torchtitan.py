@@ -56,7 +56,7 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _compile(choice: Choice, recommendation: Recommendation) -> Said:
-    """Its transformer blocks are compiled one by one."""
+    """Write code that compiles each transformer block."""
     if choice["mode"] is None:
         return _said("compile", enable=False)
     if choice["mode"] != "default" or choice["scope"] != "regional":
@@ -116,7 +116,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
-    """After the rules for sharding and micro-batches, whose degrees and batch it replaces."""
+    """Write the mesh, after the rules for sharding and micro-batches, whose degrees and batch it replaces."""
     if choice["expert"] != 1:
         reason = "torchtitan lays experts over ranks that shard all other parameters too; this replicates everything"
         return Said(missing=dict.fromkeys(choice, reason))

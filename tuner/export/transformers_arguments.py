@@ -53,7 +53,7 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """TF32 is an argument of its own, which would undo what code sets."""
+    """Settings for backend flags: TF32 is an argument of its own, which would undo the flags set in code."""
     lines = python_code.flag_lines({**choice, "tf32": False})
     return Said(sections={"set_up": lines})
 
@@ -105,7 +105,9 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Settings of buckets. The search for unused parameters is always said: left alone, the Trainer looks for them."""
+    """Settings for DDP buckets. The search for unused parameters is always stated: left alone, the Trainer turns it
+    on.
+    """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))
     arguments: dict[str, Any] = {f"ddp_{name}": choice[part] for name, part in _DDP_FLAGS.items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trial_table(trials: Sequence[Trial]) -> pandas.DataFrame:
-    """In the order in which the trials began; the same columns for the same trials."""
+    """Table of the trials, in the order in which they began; equal trials give equal columns."""
     import pandas
 
     rows = [{**_identity(trial), **_choices(trial), **_outcome(trial.result)} for trial in trials]
@@ -37,7 +37,7 @@ def as_csv(trials: Sequence[Trial]) -> bytes:
 
 
 def as_parquet(trials: Sequence[Trial]) -> bytes:
-    """With the types of the columns.
+    """Write a Parquet file that keeps the types of the columns.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -70,7 +70,7 @@ def _identity(trial: Trial) -> dict[str, Any]:
 
 
 def _choices(trial: Trial) -> dict[str, Any]:
-    """Choices as text: parameters of one name may be a number here and a word there."""
+    """Write choices as text: parameters of one name may be a number here and a word there."""
     return {
         f"{strategy}.{parameter}": str(value)
         for strategy, choice in sorted(trial.candidate.choices.items())

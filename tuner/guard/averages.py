@@ -1,4 +1,4 @@
-"""Replaying averages of weights: e' = e + a (w' - e), with the weights w' that the candidate's own step ended with.
+"""Replay of weight averages: e' = e + a (w' - e), with the weights w' after the candidate's own step.
 
 How far the weights are from the reference's depends on the precision, and on an optimizer that turns the rounding of a
 small gradient into a full step. The average of given weights does not. Which buffer averages which weight, and by what
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 LIMIT = 3.0
 """Largest root mean square of the difference, in roundings of the two products."""
 LARGEST_SHARE = 1.01
-"""One, and what rounding makes of it."""
+"""Largest share: one, plus rounding."""
 FEWEST_ELEMENTS = 8
-"""Fewer fit by coincidence."""
+"""Fewest elements for a fit: fewer agree by coincidence."""
 
 
 class Average(Record):
@@ -108,7 +108,7 @@ def _stays(name: str, step: StateStep) -> bool:
 
 
 def _distance(name: str, weight: str, step: StateStep) -> tuple[torch.Tensor, torch.Tensor]:
-    """Change of the average, and the way from it to the weight."""
+    """Return the change of the average, and its distance to the weight."""
     return step.after[name] - step.before[name], step.weights[weight] - step.before[name]
 
 

@@ -32,7 +32,7 @@ ARITHMETICS = {2.0**-24: "FP32", 2.0**-11: "TF32 or float16", 2.0**-8: "bfloat16
 
 
 class Protocol(Record):
-    """How many steps each part runs, and how randomness is switched off."""
+    """Number of steps of each part, and how randomness is switched off."""
 
     num_pointwise: int
     num_curve: int
@@ -98,14 +98,14 @@ class GuardReference(Record):
     choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Settings of the reference."""
     rule: UpdateRule | None = None
-    """How it updates parameters, where its own replay agrees with it."""
+    """Update rule of the optimizer, where its own replay agrees with it."""
     further_rules: tuple[UpdateRule, ...] = ()
     """Rules of the other optimizers of a step that the workload defines."""
     why_no_rule: str = ""
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
     eager: bool = False
-    """Made without the compilation that its settings ask for."""
+    """True if made without the compilation that its settings ask for."""
     averages: tuple[Average, ...] = ()
     """Buffers that average weights."""
     masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
@@ -128,7 +128,7 @@ def deviations(
 
 
 def _of_curves(losses: Sequence[float], references: Sequence[float]) -> float:
-    """Deviation of the mean loss, where both runs have that part."""
+    """Deviation of the mean loss, where both runs have a curve."""
     return _relative((_mean(losses),), (_mean(references),))[0] if losses and references else 0.0
 
 
@@ -169,7 +169,7 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Such that `FACTOR` times the result allows what a bound does, which is no sample of it, just once more."""
+    """Widen tolerances such that `FACTOR` times the result allows a bound once more, since a bound is not a sample."""
 
     def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(our + their / FACTOR for our, their in zip(ours, theirs, strict=True))
@@ -260,8 +260,8 @@ def _check_pointwise(
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """The tolerance measured at this roundoff, or at the next coarser one that was measured; with what runs of the same
-    settings differ by, as far as that may count.
+    """Tolerance measured at this roundoff, or at the next coarser measured one, widened by the allowed part of the
+    difference between runs of the same settings.
     """
     rounding = _measured(reference, unit_roundoff)
     return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])
@@ -273,7 +273,9 @@ def _measured(reference: GuardReference, unit_roundoff: float) -> Tolerance:
 
 
 def _repetition_bound(reference: GuardReference) -> Tolerance:
-    """Bound on what runs of the same settings differ by: some times the effect of rounding in their own arithmetic."""
+    """Bound on differences between runs of the same settings: a multiple of the effect of rounding in their own
+    arithmetic.
+    """
     rounding = _measured(reference, reference.own_roundoff)
 
     def wide(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -302,7 +304,7 @@ def _at_most(tolerance: Tolerance, bound: Tolerance) -> Tolerance:
 
 
 def check_repetition(reference: GuardReference) -> GuardCheck | None:
-    """Fails where runs of the reference's own settings differ by more than may count; None where they do not."""
+    """Fail where runs of the reference's own settings differ by more than allowed; None where they do not."""
     seen, bound = reference.repetition, _repetition_bound(reference)
     pairs = {
         "loss": [*zip(seen.loss, bound.loss, strict=True)],
@@ -328,7 +330,9 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
 
 
 def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
-    """Other back ends draw other masks, and round: a model whose masks hardly matter differs by its rounding alone."""
+    """Check the curve: other backends draw other masks, and round; a model whose masks hardly matter differs by
+    rounding alone.
+    """
     means = reference.seed_means
     centre = _mean(means)
     spread = math.sqrt(sum((m - centre) ** 2 for m in means) / max(1, len(means) - 1))
@@ -348,7 +352,7 @@ def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, 
 
 
 def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
-    """How much of the reference's fall in loss is missing, in units of that fall."""
+    """Missing part of the reference's fall in loss, in units of that fall."""
     ends = reference.horizon_ends
     centre = sum(ends) / len(ends)
     spread = max(ends) - min(ends)

@@ -31,9 +31,9 @@ SHARE_OF_ALL = 0.02
 """Unit roundoffs of the size of all gradients together, for each element."""
 SMALLEST_SCORE = 1e-3
 REPETITIONS = 10.0
-"""Factor over what rounding does by which a training may differ from itself; beyond that it does not repeat itself."""
+"""Factor over the effect of rounding by which a training may differ from itself; beyond that it is not repeatable."""
 FP32_ROUNDOFF = 2.0**-23
-"""Arithmetics up to this one sum in formats of their own: another order of a long sum counts as many roundings."""
+"""Roundoff up to which arithmetics sum in wider formats: another order of a long sum counts as many roundings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,9 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""Factor over the limit by which a tensor's size may differ where steps go on: parameters that are stored in 16 bits
-are rounded again after each update there, which those of disturbed runs are not."""
+"""Factor over the limit by which a tensor's size may differ where steps continue: parameters stored in 16 bits are
+rounded again after each update, unlike those of disturbed runs.
+"""
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
@@ -151,7 +152,7 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """Effect of rounding, and differences between runs of the same settings as far as these may count."""
+    """Effect of rounding, plus the allowed part of the differences between runs of the same settings."""
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
 
@@ -168,7 +169,7 @@ def _largest(noises: Sequence[Noise]) -> Noise:
 
 
 def _floored(noise: Noise, wanted: Tensors, largest: Mapping[str, float], unit_roundoff: float) -> Noise:
-    """Noise that is not less than what storing a gradient rounds, nor than a share of what all gradients round."""
+    """Noise of at least the rounding of a stored gradient, and a share of the rounding of all gradients."""
     count = sum(tensor.numel() for tensor in wanted.values())
     everything = math.sqrt(sum(float(tensor.norm()) ** 2 for tensor in wanted.values()))
     residuals, slopes = {}, {}
@@ -197,7 +198,7 @@ def measure_distances(steps: Sequence[Tensors], disturbed: Sequence[Sequence[Ten
 
 
 def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Sequence[Tensors]) -> list[float]:
-    """How many times further from the reference's parameters than disturbed runs a candidate is after each step."""
+    """Distance of a candidate's parameters from the reference's after each step, as a multiple of a disturbed run's."""
     result = []
     for wanted, measured, own in zip(reference, noise, found, strict=False):
         apart = math.hypot(*(float((own[name] - tensor).norm()) for name, tensor in wanted.items() if name in own))
@@ -206,7 +207,7 @@ def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Seque
 
 
 def at_distance(noise: Sequence[Noise], distances: Sequence[float], exact: Sequence[int]) -> list[Noise]:
-    """Noise of a candidate whose steps begin where its own updates brought it, but for the exact ones.
+    """Noise of a candidate's steps, which begin where its own updates led, except for the exact ones.
 
     Gradients differ by as many times more as parameters do: a difference that small moves them in proportion.
     """
@@ -238,7 +239,7 @@ def scores(
     has_twin: bool = False,
     may_turn: bool = True,
 ) -> dict[str, Score]:
-    """How far a candidate is from the reference in the steps that it made: the score of each kind.
+    """Scores of each kind: distance of a candidate from the reference over its steps.
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
@@ -273,7 +274,7 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
-    """The score that counts of steps that are not exact, smallest first; none where there are too few of them."""
+    """Score that decides for steps that are not exact, smallest first; none where there are too few of them."""
     if kind == "scale":
         return []
     if kind == "slope":
@@ -336,7 +337,7 @@ def _of(found: Tensors, name: str, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _slope(apart: torch.Tensor, reference: torch.Tensor) -> float:
-    """How much larger a tensor is along the reference, as a share."""
+    """Growth of a tensor along the reference, as a share."""
     square = float((reference * reference).sum())
     return float((apart * reference).sum()) / square if square else 0.0
 

@@ -1,4 +1,4 @@
-"""Comparing masks module by module: how much of its input a module sets to zero, and by what it scales the rest.
+"""Comparison of masks module by module: the share of its input that a module sets to zero, and the scale of the rest.
 
 Dropout that is a third too strong hardly scatters gradients more, but thousands of elements say what its rate is. A
 module masks where its output is its input times zero or times one constant. Rates of the same steps differ from draw to

@@ -1,4 +1,5 @@
-"""Comparing how much dropout and its kin scatter gradients, where a candidate draws other masks than the reference.
+"""Comparison of the scatter of gradients by dropout and similar modules, where a candidate draws other masks than the
+reference.
 
 Steps that begin from one place, on one batch, differ by the masks that they draw alone. The reference draws some, and
 its gradients scatter around their mean by what masks do. The candidate's draws must scatter around the same mean by as
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FLOOR = 0.5
 """Least limit on the mean logarithm of the ratios: a scatter 1.65 times as strong passes in any case."""
 SPREADS = 3.0
-"""Factor over what the reference's own runs are off by."""
+"""Factor over the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
 """Floor and factor for draws from one place. Correct ones reach 0.4 of it (`benchmarks/results/guard_power.json`)."""
 FALSE_SHIFTS = 1e-4
@@ -36,7 +37,7 @@ FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
 """Share of a gradient's square below which masks do not scatter it."""
 GROUP = 4
-"""Draws that are held against the others, to see what chance does."""
+"""Draws compared with the others, to measure the effect of chance."""
 
 
 @dataclass(frozen=True, kw_only=True)

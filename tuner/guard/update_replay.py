@@ -102,7 +102,7 @@ class Deviation:
 
 
 def worst_deviation(rule: UpdateRule, steps: Sequence[SeenStep], *, in_fp32: bool = False) -> Deviation:
-    """Replays the rule over the steps of a candidate.
+    """Replay the rule over the steps of a candidate.
 
     Args:
         in_fp32: The candidate computes bias corrections in FP32.
@@ -134,7 +134,7 @@ def _deviations(rule: UpdateRule, steps: Sequence[SeenStep], relative: float) ->
 
 
 def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relative: float) -> Deviation:
-    """Compares the update of one tensor with the wanted one: elements, and their sums along update and parameter, which
+    """Compare the update of one tensor with the wanted one: elements, and their sums along update and parameter, which
     show a wrong rate or decay far below the rounding of an element.
     """
     before, after = seen.before[name], seen.after[name]
@@ -158,7 +158,7 @@ def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relat
 
 
 def _score_of_state(wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor], relative: float) -> float:
-    """How far what an optimizer keeps is from what it should be."""
+    """Deviation of the optimizer state from its expected value."""
     scores = [0.0]
     for key, value in wanted.items():
         if key not in found or not bool(found[key].isfinite().all()):
@@ -220,7 +220,7 @@ class _Replay:
         return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == parameter.shape}
 
     def _optimizer(self, name: str, before: torch.Tensor, options: dict[str, Any]) -> Any:
-        """The parameter's own, with the options of this step."""
+        """Build the optimizer of a parameter, with the options of this step."""
         import torch
 
         if name not in self._optimizers:

@@ -1,4 +1,4 @@
-"""Checks of what keeps GPUs of several hosts from talking fast: a host's settings, and NCCL's own log.
+"""Checks for slow communication between GPUs of several hosts: a host's settings, and NCCL's own log.
 
 A host is looked at through a directory (`tree.py`): `/`, or a copy of parts of another host's /sys, /proc, /etc and
 /dev. Each check is a file in `checks/`. What NCCL did is read from its log (`log.py`) and judged in `log_checks.py`.

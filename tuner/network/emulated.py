@@ -40,7 +40,7 @@ _RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")
 
 @contextmanager
 def emulated_hosts(num_hosts: int = 2, rate: str | None = None) -> Iterator[tuple[Path, ...]]:
-    """Makes the hosts; they are gone at the end.
+    """Make the hosts; they are gone at the end.
 
     Args:
         rate: Of every link in each direction, as tc writes it: `500mbit`, `25gbit`. None does not limit it.

@@ -27,7 +27,7 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
 
 
 def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
-    """Findings of a check before it meets something that cannot be read, and that."""
+    """Findings of a check up to its first unreadable file, and one about that file."""
     try:
         yield from check.examine(host)
     except UnreadableError as error:

@@ -1,4 +1,4 @@
-"""Exchange of a step between ranks: what is sent, in which pieces, by which calls.
+"""Exchange of a step between ranks: the data sent, its pieces and the calls.
 
 Each strategy states the fields that its choice sets (`Strategy.exchange`); costs read the whole.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARDED = ("grad_op", "full", "hybrid")
-"""Modes that lay parameters over ranks."""
+"""Modes that shard parameters across ranks."""
 USUAL_SOCKETS = 1
 """Sockets of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
 
@@ -58,12 +58,12 @@ class Exchange:
 
     @property
     def is_sharded(self) -> bool:
-        """FSDP takes the place of DDP: parameters are in parts."""
+        """True where FSDP replaces DDP: parameters are sharded."""
         return self.mode in SHARDED
 
     @property
     def frees(self) -> bool:
-        """Parameters are freed after the forward pass, and gathered again."""
+        """True where parameters are freed after the forward pass, and gathered again."""
         return frees(self.mode, reshard=self.reshard)
 
 

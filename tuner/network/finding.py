@@ -8,7 +8,7 @@ from steptune.tuner.records import Record
 
 
 class Level(StrEnum):
-    """How bad it is. `unknown` could not be examined: that it is fine must not be concluded."""
+    """Severity of a finding. `unknown` could not be examined: do not conclude that it is fine."""
 
     OK = "ok"
     NOTE = "note"
@@ -17,7 +17,7 @@ class Level(StrEnum):
 
 
 class NetworkFinding(Record):
-    """One thing that was looked at.
+    """Finding about one inspected setting.
 
     Attributes:
         subject: The check that says it.

@@ -62,11 +62,11 @@ class Host:
 
     @property
     def endpoints(self) -> list[Function]:
-        """GPUs and RDMA NICs: what should exchange directly."""
+        """GPUs and RDMA NICs, which should exchange directly."""
         return [*self.pci.gpus, *(nic for nic in self.nics.values() if nic is not None)]
 
     @property
     def hides_pci(self) -> bool:
-        """Say whether the host has more than can be found on the PCI bus: containers and copies may lack it."""
+        """True where the host has more devices than the PCI bus shows: containers and copies may lack some."""
         num_gpus = max(len(self.gpu_directories), len(self.pci.gpus))
         return len(self.endpoints) < num_gpus + len(self.rdma_devices)

@@ -115,4 +115,4 @@ KNOWN_WARNINGS = (
         "wrong interface (NCCL_SOCKET_IFNAME)",
     ),
 )
-"""The first that says something counts: what ends a run comes before what follows from that."""
+"""Known warnings. The first match counts: a cause that ends a run comes before its consequences."""

@@ -57,7 +57,7 @@ class ChannelPath(Record):
 
 
 class Nic(Record):
-    """One that NCCL chose. `link` is "IB" or "RoCE"; `relaxed_ordering` is what it says of all."""
+    """NIC chosen by NCCL. `link` is "IB" or "RoCE"; `relaxed_ordering` is NCCL's statement about all of them."""
 
     name: str
     port: int
@@ -307,7 +307,7 @@ _FLAGS = (
 
 
 class _Sayings:
-    """Messages that differ in numbers and addresses only are one."""
+    """Messages counted together where they differ in numbers and addresses only."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}

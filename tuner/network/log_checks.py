@@ -20,7 +20,7 @@ GPU_DIRECT = "GPUDirect RDMA"
 SHOWN = 4
 """NICs, distances and messages that are named."""
 SWITCHES_OFF = ("NCCL_IB_DISABLE=", "NCCL_NET=")
-"""Settings that are why there is no RDMA."""
+"""Settings that switch RDMA off."""
 HOW = "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS, or with INIT,NET,GRAPH,ENV in it"
 
 
@@ -41,7 +41,7 @@ def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
 
 
 def log_findings(log: NcclLog) -> list[NetworkFinding]:
-    """Findings about a log; `unknown` where nothing of NCCL is in it."""
+    """Findings about a log; `unknown` where it contains nothing of NCCL."""
     if log.num_lines == 0:
         return [unknown(LOG, "no line of NCCL", fix=HOW), *_errors(log)]
     return [

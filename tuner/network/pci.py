@@ -28,7 +28,7 @@ _EXTENDED = 0x100
 _ACS = 0x000D
 _ACS_CONTROL = 0x06
 ACS_FLAGS = {"SrcValid": 1 << 0, "ReqRedir": 1 << 2, "CmpltRedir": 1 << 3}
-"""Flags of the control register that make a switch send what GPUs and NICs exchange up to the root."""
+"""Flags of the control register that make a switch send traffic between GPUs and NICs up to the root complex."""
 
 
 @dataclass(frozen=True, kw_only=True)

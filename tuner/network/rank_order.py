@@ -1,4 +1,4 @@
-"""Order in which ranks follow one another over hosts, and what another order costs.
+"""Order of ranks over hosts, and the cost of another order.
 
 A ring goes through the ranks in their order. Where every host's ranks follow one another, one edge of the ring leaves
 each host; where a launcher deals ranks out to hosts in turn (Slurm's `--distribution=cyclic`, Open MPI's

@@ -1,4 +1,4 @@
-"""How NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose: prefixes with commas, `=` for whole names, `^` for all but those."""
+"""Selection by NCCL_SOCKET_IFNAME and NCCL_IB_HCA: prefixes with commas, `=` for whole names, `^` for all but those."""
 
 from __future__ import annotations
 

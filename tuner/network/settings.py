@@ -104,7 +104,7 @@ COSTLY = (
     Costly(
         variable="NCCL_NET_GDR_READ",
         where=_is_zero,
-        effect="GPUDirect RDMA is off for what is sent: it is copied through host memory",
+        effect="GPUDirect RDMA is off for sending: data is copied through host memory",
         fix="unset NCCL_NET_GDR_READ",
     ),
     Costly(

@@ -14,16 +14,16 @@ from pathlib import Path, PurePosixPath
 from steptune.tuner.errors import SteptuneError
 
 MAX_BYTES = 1 << 20
-"""Most bytes of one file; those that are looked at have a few kilobytes."""
+"""Maximum bytes of one file; those that are read have a few kilobytes."""
 MAX_LINKS = 40
-"""Most links that the kernel follows."""
+"""Maximum links that the kernel follows."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _NO_VALUE = {errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP}
 """Errors of sysfs for an attribute that has no value now, such as the speed of a link that is down."""
 
 
 class UnreadableError(SteptuneError):
-    """Something is there and cannot be read: it can be said neither that it is fine nor that it is not."""
+    """Something exists but cannot be read: its state is unknown."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -130,7 +130,7 @@ class Tree:
 
 
 def _parts(path: str) -> list[str]:
-    """The last one first, to be popped."""
+    """Parts of a path, the last one first, to be popped."""
     return [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
 
 

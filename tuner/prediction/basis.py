@@ -142,8 +142,8 @@ def _problems(result: TrialResult) -> Sequence[str]:
 
 
 def why_not_predicted(choices: Mapping[str, Choice]) -> str:
-    """Reason for which a configuration is not predicted: the model covers the reduction of the whole model's gradients
-    over all ranks in every step, and nothing else; empty where that is all.
+    """Reason why a configuration is not predicted: the model covers only the reduction of the whole model's gradients
+    over all ranks in every step; empty where it applies.
     """
     if Settings(choices)[LocalSgdSetting].every != 1:
         return "averages models between its steps (local_sgd)"
@@ -160,7 +160,7 @@ def _bare_step(
     environment: Environment,
     contention: float,
 ) -> ComputeStep:
-    """Compute as long as was measured without a profiler, without what exchanging adds: contention, and copies."""
+    """Compute as measured without a profiler, without the additions of communication: contention, and copies."""
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
@@ -178,7 +178,7 @@ def _bare_step(
 def _told(
     sequence: int, result: TrialResult, cluster: Cluster, model: Model, measured_ns: float, *, contention_measured: bool
 ) -> BasisFacts:
-    """The basis as a forecast shows it."""
+    """Basis as a forecast shows it."""
     step = model.step
     return BasisFacts(
         sequence=sequence,

@@ -70,7 +70,7 @@ class Cluster:
         return modelled_ns * self._correction(collective, message_bytes)
 
     def _correction(self, collective: str, message_bytes: float) -> float:
-        """Correction of a ring over all ranks: that of the link between hosts, where there is one."""
+        """Measured over modelled time of a ring over all ranks: that of the link between hosts, if any."""
         link = self.between if self.num_hosts > 1 else self.inside
         return 1.0 if link is None else correction(link, collective, message_bytes)
 
@@ -84,7 +84,7 @@ class Cluster:
         return self._inside_ns(ALL_GATHER, message_bytes)
 
     def reduced_between_ns(self, message_bytes: float, sent_part: float = 1.0) -> float:
-        """All-reduce between hosts of what each device has of a message: all its parts at once.
+        """All-reduce between hosts of each device's part of a message, all parts at once.
 
         Args:
             sent_part: Of the bytes, that are sent: less than 1 where they are compressed.

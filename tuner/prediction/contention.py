@@ -17,8 +17,9 @@ from steptune.tuner.records import Breakdown, Candidate, TrialResult
 from steptune.tuner.strategies.situations import exchange_of
 
 ON_CUDA = 0.5
-"""Where a study does not tell: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on one host of four H200
-(measured by hand), of which the copies of gradients are taken off."""
+"""Overlap assumed for a study without a measurement: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on
+one host of four H200 (measured by hand), less the copies of gradients.
+"""
 ELSEWHERE = 0.0
 MOST = 0.95
 MIN_SPREAD = 0.05
@@ -59,7 +60,7 @@ def _spread(group: list[tuple[float, float]]) -> float:
 
 
 def _reduces(candidate: Candidate) -> bool:
-    """Its compute is that of DDP without compression: FSDP and compressions compute something of their own."""
+    """True if it computes as DDP without compression does: FSDP and compression compute something of their own."""
     exchange = exchange_of(candidate.choices)
     return not exchange.is_sharded and exchange.compression is None
 

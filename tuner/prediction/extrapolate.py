@@ -1,4 +1,4 @@
-"""Extrapolation to other ways to communicate, on other numbers of hosts; how far off that is where it was measured.
+"""Extrapolation to other ways to communicate and other numbers of hosts, with its error where it was measured.
 
 Every rank keeps the samples that it computes: the global batch grows with the ranks (weak scaling).
 """
@@ -126,7 +126,7 @@ def _forecast(basis: Basis, way: WayToCommunicate, candidate: Candidate, cluster
 
 
 def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Cluster) -> list[Check]:
-    """Every configuration of a study that differs from the basis in nothing but how it communicates.
+    """Compare predictions with every configuration of a study that differs from the basis only in how it communicates.
 
     Args:
         study: That of the basis, or another of the same workload.
@@ -173,7 +173,7 @@ def _distinct(results: Iterable[TrialResult]) -> list[Candidate]:
 
 
 def _comparable(basis: Basis, candidate: Candidate, cluster: Cluster) -> bool:
-    """The basis itself is predicted as it was measured: that says nothing."""
+    """Drop the basis itself: it is predicted as it was measured, which proves nothing."""
     rest = [{n: c for n, c in one.choices.items() if n not in COMMUNICATION} for one in (candidate, basis.candidate)]
     return rest[0] == rest[1] and not (candidate == basis.candidate and cluster == basis.cluster)
 

@@ -41,7 +41,7 @@ class Forecast(Record):
 
 
 class Check(Record):
-    """A configuration that was measured, and what is predicted of it from the basis.
+    """A measured configuration, with its prediction from the basis.
 
     Attributes:
         sequence: Number of its trial; 0 for a mean over several.

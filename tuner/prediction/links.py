@@ -1,4 +1,4 @@
-"""The links of a cluster that somebody describes: what they give, what the study measured, and what is assumed."""
+"""Links of a cluster described by a user: their bandwidth, the study's measurements, and the assumptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BETWEEN_LATENCY_NS = 20_000.0
 
 
 def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[Link | None, list[str]]:
-    """Link between devices of a host, and what is assumed of it.
+    """Return the link between devices of a host, and the assumptions about it.
 
     Args:
         topology: Of the study; None where it has not measured its links.
@@ -29,7 +29,7 @@ def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[L
 def between_link(
     topology: Topology | None, bytes_per_s: float | None, latency_ns: float | None
 ) -> tuple[Link | None, list[str]]:
-    """Link between hosts, and what is assumed of it.
+    """Return the link between hosts, and the assumptions about it.
 
     Args:
         bytes_per_s: What the network of a host carries one way, where it is given.

@@ -56,7 +56,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
 def _pass(
     tasks: list[Task], compute_ns: float, units: int, ahead: int, gather_ns: float | None, scatter_ns: float | None
 ) -> None:
-    """Appends one pass over all units."""
+    """Append one pass over all units."""
     computed = [len(tasks) - 1] * (ahead + 1)  # what each gather comes after: at first what was before this pass
     gathered: list[int] = []
 

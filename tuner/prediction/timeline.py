@@ -1,4 +1,4 @@
-"""When tasks of compute and of communication end: an event simulation of one rank.
+"""End times of compute and communication tasks: an event simulation of one rank.
 
 A rank has two lanes. Each runs its tasks one after the other, in the order in which they were issued, and a task
 begins when those are done that it comes after. While both lanes run, compute loses a share of its speed to the

@@ -1,4 +1,4 @@
-"""The arguments of an operator as a trace records them: shapes, types, and values where they decide about its work.
+"""Arguments of an operator as a trace records them: shapes, types, and the values that determine its work.
 
 The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`; operators named in
 `NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one deeper in new traces, and empty where

@@ -76,7 +76,7 @@ def attention_work(name: str, arguments: Arguments) -> Work:
 
 
 def _least(backend: Backend, arguments: Arguments, flops: int) -> int:
-    """Operations that remain where masked pairs are left out: half where the mask may be causal."""
+    """Operations that remain where masked pairs are skipped: half where the mask may be causal."""
     if backend.window >= 0 and any(size >= 0 for size in arguments.integers(backend.window)):
         return 0
     whole = arguments.flags(backend.causal) == (False,) or arguments.integers(backend.causal) == (0,)

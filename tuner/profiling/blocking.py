@@ -14,7 +14,7 @@ from steptune.tuner.profiling.trace import Kind
 
 
 def blocking_ns(capture: Capture, computing: Ints, start: Ints, end: Ints, code: Ints) -> dict[str, int]:
-    """Nanoseconds of exposed communication that really held the steps up, by category.
+    """Nanoseconds of exposed communication that extend the steps, by category.
 
     What follows it was launched and had to wait, or the host that was to launch it waited for the device.
 
@@ -48,8 +48,8 @@ def blocking_ns(capture: Capture, computing: Ints, start: Ints, end: Ints, code:
 
 
 def _waits(capture: Capture, computing: Ints) -> Intervals:
-    """When the threads that launch compute waited for the device: in calls that synchronise, in copies of pageable
-    memory, in launches into a full queue.
+    """Waits of launching threads for the device: calls that synchronise, copies of pageable memory, launches into a
+    full queue.
     """
     trace, host = capture.trace, capture.trace.host
     copies = trace.host_rows(r"^(cuda|hip)Memcpy", Kind.RUNTIME)
@@ -63,7 +63,7 @@ def _waits(capture: Capture, computing: Ints) -> Intervals:
 
 
 def _slack(capture: Capture, waits: Intervals) -> int:
-    """How much of the steps the host had to spare: they would not be shorter than what it needs for itself."""
+    """Host time to spare in the steps, which cannot be shorter than the host's own work."""
     steps = capture.steps
     low, high = steps.span
     begun = steps.host_starts

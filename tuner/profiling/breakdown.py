@@ -1,4 +1,4 @@
-"""From a trace to a breakdown: every nanosecond of the profiled steps in one category.
+"""Breakdown of a trace: every nanosecond of the profiled steps in one category.
 
 On a device: what the device does, first compute, then communication and copies that compute does not
 hide; where it does nothing, a gap (`gaps`). On a CPU: the innermost operator on the thread that runs
@@ -25,7 +25,7 @@ from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
-"""Operators and kernels of attention: which ran proves its back end."""
+"""Operators and kernels of attention, which show the backend that ran."""
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
 """Operators that are not torch's own."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
@@ -113,7 +113,7 @@ def rescale(
 
 
 def _take(values: dict[str, float], amount: float, weights: dict[str, float]) -> float:
-    """Takes an amount from values in proportion to weights, none more than is there; returns what is left."""
+    """Take an amount from values in proportion to weights, none more than is there; return what is left."""
     open_names = {n for n, weight in weights.items() if weight > 0 and values[n] > 0}
     while amount > 1e-6 and open_names:
         total = sum(weights[n] for n in open_names)
@@ -130,7 +130,7 @@ def _take(values: dict[str, float], amount: float, weights: dict[str, float]) ->
 
 
 def with_epoch_restart(breakdown: Breakdown, restart_ns_per_step: int) -> Breakdown:
-    """Adds the cost of starting an epoch, spread over its steps, to the rescaled step."""
+    """Add the cost of starting an epoch, spread over its steps, to the rescaled step."""
     if not breakdown.rescaled:
         return breakdown
     rescaled = dict(breakdown.rescaled)
@@ -167,8 +167,8 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Names of operators and kernels inside the steps, by their time: the longest, and however short those of attention
-    and operators of a library's own (`library::operator`, of which fused kernels are).
+    """Names of operators and kernels inside the steps: the longest by time, and, however short, those of attention and
+    of a library's own operators (`library::operator`, such as fused kernels).
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):

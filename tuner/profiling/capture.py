@@ -44,7 +44,7 @@ class Capture:
 
 
 def link(trace: Trace) -> Capture:
-    """Finds launches, steps and regions, and says what every device operation is."""
+    """Find launches, steps and regions, and say what every device operation is."""
     launches = find_launches(trace)
     regions = Regions(trace)
     steps = find_steps(trace, launches)
@@ -78,7 +78,7 @@ def link(trace: Trace) -> Capture:
 
 
 def _in_graph(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
-    """Operations that a graph launched: the host cannot say to which phase they belong."""
+    """Operations launched by a graph: the host cannot tell their phase."""
     graph_call = trace.names_matching(r"GraphLaunch")[trace.host.name]
     inside: npt.NDArray[np.bool_] = np.zeros(len(trace.work), dtype=bool)
     known = launches.row >= 0

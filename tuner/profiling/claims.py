@@ -19,7 +19,9 @@ from steptune.tuner.profiling.replay.together import saved_without
 from steptune.tuner.records import Finding
 
 AFTER = "after"
-"""Evidence of a finding that claims less, or more, than it saves alone: the rules of those before it that claim."""
+"""Evidence of a finding that claims less, or more, than it saves alone: the rules of the earlier findings that share
+the claim.
+"""
 SAME = 0.001
 """Share of the step below which two gains are one."""
 
@@ -91,7 +93,7 @@ def _is_replayed(finding: Finding) -> bool:
 
 
 def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Unclaimed) -> float | None:
-    """The claim of a replayed cause; None where no simulation says it."""
+    """Claim of a replayed cause; None where no simulation covers it."""
     replay = evidence.run or evidence.breakdown.replay
     if replay is None or not subject.cause or not _is_replayed(finding):
         return None
@@ -106,7 +108,7 @@ def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Un
 
 
 def _counted(finding: Finding, subject: Subject, evidence: Sequence[Evidence], left: _Unclaimed) -> float:
-    """The claim of a finding that its categories bound: what is left of those, at most its bound."""
+    """Claim of a finding bounded by its categories: at most its bound of their unclaimed rest."""
     claim = 0.0
     for category in subject.categories:
         share = left.of.setdefault(category, max(one.breakdown.removable_share(category) for one in evidence))

@@ -1,4 +1,4 @@
-"""The collectives of one rank: what they carry, how long they take, how much of that nothing hides.
+"""Collectives of one rank: size, duration, and the part of it that is exposed.
 
 A collective is the kernels of one record of the communication library; without records those that one
 annotation ("nccl:all_to_all") launched, or a kernel by its name. On a CPU it is the annotation of the
@@ -105,7 +105,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
 
 
 def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
-    """Length of each interval that lies in disjoint ones."""
+    """Length of the part of each interval that lies inside disjoint ones."""
     low, high, whole, _ = pieces(start, end, intervals)
     total = np.zeros(len(start), dtype=np.int64)
     np.add.at(total, whole, high - low)

@@ -72,7 +72,7 @@ class Columns:
         self.num_events = 0
 
     def take(self, events: Sequence[Event] | Sequence[ExactEvent], *, exact: bool = False) -> None:
-        """Adds a piece of the file.
+        """Add a piece of the file.
 
         Raises:
             InexactTimesError: Floats cannot hold these times. Nothing was taken.
@@ -144,7 +144,7 @@ class Columns:
         )
 
     def _instead(self) -> str:
-        """Say which events the file holds in place of those that torch.profiler writes."""
+        """Report the events that the file holds in place of torch.profiler's."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
         if not others and not self.num_events:
             return ""
@@ -158,7 +158,7 @@ class Columns:
     # --- one piece --------------------------------------------------------------------------------
 
     def _timed(self, columns: tuple[npt.NDArray[Any], ...]) -> tuple[npt.NDArray[Any], ...]:
-        """Without events that have no time; none ends before it starts."""
+        """Return the events that have a time; none ends before it starts."""
         start, end, *_ = columns
         negative = end < start
         if negative.any():
@@ -256,7 +256,7 @@ class Columns:
 
 
 def _block(args: Args) -> dict[str, int]:
-    """The block that an allocator gave or took back; empty where an event does not say so in whole numbers."""
+    """Block that an allocator allocated or freed; empty where the event has no whole numbers."""
     if type(args.address) is not int or type(args.block_bytes) is not int or not args.address:
         return {}
     return {"address": args.address, "num_bytes": args.block_bytes}
@@ -381,7 +381,7 @@ def _ranks(distributed: Any) -> tuple[int | None, int, dict[str, Any]]:
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:
-    """Devices as far as the trace describes them; what is not a description is left out."""
+    """Devices as the trace describes them; other entries are left out."""
     rows = [row for row in properties if isinstance(row, dict)] if isinstance(properties, list) else []
     return tuple(
         Device(

@@ -39,7 +39,7 @@ def collective_name(name: str) -> str:
 
 
 def collective_records(trace: Trace) -> Ints:
-    """For every row of `trace.work` the index of its record in `trace.collectives`, or -1.
+    """Index in `trace.collectives` of every row of `trace.work`, or -1.
 
     New traces repeat the record on the kernel itself; older ones have it on the host call only, whose
     external id the kernel carries.

@@ -49,13 +49,13 @@ _D = TypeVar("_D", bound=KernelDifference)
 
 
 class ComparisonError(SteptuneError):
-    """Two things that cannot be compared."""
+    """The two sides cannot be compared."""
 
 
 def compare(
     before: TraceAnalysis, after: TraceAnalysis, *, labels: tuple[str, str] = ("before", "after"), top: int = 20
 ) -> Comparison:
-    """Compares the traces of two runs.
+    """Compare the traces of two runs.
 
     Kernels are compared as far as both analyses list them: analyse with a large `top`.
     """
@@ -94,7 +94,7 @@ def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> 
 def compare_breakdowns(
     before: Sequence[Breakdown], after: Sequence[Breakdown], *, labels: tuple[str, str] = ("before", "after")
 ) -> Comparison:
-    """Compares categories only, as of two trials. Several ranks and devices of a run are averaged.
+    """Compare categories only, as of two trials. Several ranks and devices of a run are averaged.
 
     Steps are as without the profiler where both sides know that, else as profiled.
 
@@ -142,7 +142,7 @@ def compare_breakdowns(
 
 
 def _different_kinds(before: Sequence[Breakdown], after: Sequence[Breakdown], labels: tuple[str, str]) -> list[str]:
-    """Where one side ran on a CPU and the other on a device, their categories mean other things."""
+    """Note that one side ran on a CPU and the other on a device: their categories differ in meaning."""
     kinds = [{"a CPU" if b.device == "cpu" else "a GPU" for b in side} for side in (before, after)]
     if kinds[0] == kinds[1]:
         return []
@@ -280,7 +280,7 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
 
 
 def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
-    """Sources of the figures, where they are not plain."""
+    """Sources of the figures, where they are not obvious."""
     notes = []
     counts = [len(_breakdowns(side)) for side in (before, after)]
     if max(counts) > 1:

@@ -61,7 +61,7 @@ class ConvolutionWork:
     """The work of the convolutions of one trace."""
 
     def __init__(self, calls: Iterable[tuple[str, Arguments]]) -> None:
-        """Takes the operators' names ("convolution") with their arguments, each combination once."""
+        """Take the operators' names ("convolution") with their arguments, each combination once."""
         found = {_of_gradient(name, arguments) for name, arguments in calls}
         convolutions = [convolution for convolution in found if convolution]
         self._output = _unique(((c.input, c.weight), c.output) for c in convolutions)
@@ -84,7 +84,7 @@ class ConvolutionWork:
 
 
 def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Shape, Shape], Shape]:
-    """Keys with one value only."""
+    """Return the values of keys with exactly one value."""
     values: dict[tuple[Shape, Shape], set[Shape]] = {}
     for key, value in pairs:
         values.setdefault(key, set()).add(value)

@@ -121,7 +121,7 @@ def _filled(
 
 
 def _with_waits(capture: Capture, start: Ints, end: Ints, category: Ints) -> tuple[Ints, Ints, Ints]:
-    """Host time in which another thread's collective was running counts as exposed communication.
+    """Count the host time in which another thread's collective was running as exposed communication.
 
     Time inside operators that only dispatch others (autograd's) stays the host's.
     """

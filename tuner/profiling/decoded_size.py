@@ -1,4 +1,4 @@
-"""Bounds on what a file that is decoded at once may take: its text, and the objects that decoding makes of it.
+"""Memory limits for a file that is decoded at once: its text, and the decoded objects.
 
 Of JSON, `[],` is three bytes of text and 72 of objects: a file of 512 MiB could take 13 GB.
 """
@@ -11,9 +11,9 @@ from steptune.tuner.profiling.trace import TraceError
 
 MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
-"""Length of a text up to which no decoder makes more than 2 GB of it."""
+"""Length of a text that no decoder turns into more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Bytes that an object, a list and what follows a comma take about, as decoded by msgspec."""
+"""Approximate bytes of an object, a list and an element, as decoded by msgspec."""
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
@@ -35,7 +35,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
 
 
 def check_decoded_size(text: bytes, most_bytes: int) -> None:
-    """Refuses what would take too much memory.
+    """Refuse what would take too much memory.
 
     Raises:
         TraceError: Its objects would take more, as estimated.

@@ -61,7 +61,7 @@ def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
 
 
 def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarray) -> dict[str, int]:
-    """Communication and copies that run while compute does: reported beside the sum."""
+    """Communication and copies overlapped by compute: reported beside the sum."""
     work, span = capture.trace.work, capture.steps.span
     start, end = np.clip(work.start[rows], *span), np.clip(work.end[rows], *span)
     compute = union_length(start[computes], end[computes])

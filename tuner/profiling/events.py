@@ -172,7 +172,7 @@ def _text(value: Any) -> str:
 
 
 def _identity(value: Any) -> int | str:
-    """A process or thread, as strict decoding gives it."""
+    """Process or thread id, as strict decoding gives it."""
     return value if isinstance(value, int) else _text(value)
 
 

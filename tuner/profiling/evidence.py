@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis: a step's shares, what is on already, and what removing a cause would gain."""
+"""Evidence for a diagnosis: a step's shares, techniques already on, and the gain of removing a cause."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """Number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Stalls in at least this share of the steps belong to every step; of fewer the steps are named."""
+"""Share of the steps above which stalls count as part of every step; below it, the steps are named."""
 UNPACED = 0.3
 """Share of its waits for the host from which on stalls and batches, not dispatch, pace the device: in launch-bound
 steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 and 58 %."""
 
 
 def busiest(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Breakdown of the device that computes most: another one of the process may have done next to nothing."""
+    """Return the breakdown of the device that computes most: another one of the process may be nearly idle."""
     return max(breakdowns, key=lambda breakdown: sum(breakdown.categories.get(c, 0) for c in COMPUTING))
 
 
@@ -92,7 +92,7 @@ class Evidence:
         return gain_of(self._replay(cause), cause, share, self.idle_share)
 
     def saved(self, cause: str) -> float | None:
-        """Share of the step that a replay saves without a cause; None where none says so exactly."""
+        """Share of the step saved without a cause, by replay; None where no replay gives one figure."""
         return saved_share(self._replay(cause), cause)
 
     def _replay(self, cause: str) -> Replay | None:
@@ -117,8 +117,8 @@ class Evidence:
 
     @property
     def sets_launches_aside(self) -> bool:
-        """Say whether something else is removed before launches are: stalls in every step, whatever launches cost
-        beside them, or stalls in few steps and waits for batches of which more is saved.
+        """True where something else is removed before launches: stalls in every step, whatever launches cost beside
+        them, or stalls in few steps and waits for batches of which more is saved.
         """
         if self.is_paced_by_dispatch:
             return False

@@ -40,14 +40,14 @@ FUSED_UPDATE = re.compile(
     r"kOptimizer(32bit|Static8bit|8bit)|kPreconditionOptimizer|_?(fused|single_param)_adam\w*",
 )
 FUSED_CLASS = re.compile(r"Fused|CPUAdam|8bit|4bit|Fp8", re.IGNORECASE)
-"""Classes of optimizers that have no other implementation."""
+"""Classes of optimizers that only have a fused implementation."""
 FOREACH_UPDATE = re.compile(r"^aten::_foreach_|multi_tensor_apply_kernel")
 PLAIN_UPDATE = re.compile(r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|copy)_$")
 OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#(?P<name>\w+)\.step$")
 
 MATMULS = r"^aten::(mm|addmm|bmm|baddbmm|_scaled_mm|_scaled_dot_product\w+|cudnn_convolution|miopen_convolution|mkldnn_"
 MATMULS += r"(convolution|linear)|convolution_backward|_convolution|mkldnn_linear_pointwise|_addmm_activation)$"
-"""Operators that multiply themselves, whose arguments therefore have the type that is multiplied."""
+"""Operators that compute matmuls themselves, whose argument dtypes are therefore those of the matmul."""
 RECORDED_TYPES = (
     ("float8", re.compile(rb"float8_e", re.IGNORECASE)),
     ("bfloat16", re.compile(rb"bfloat16", re.IGNORECASE)),
@@ -78,14 +78,14 @@ KERNEL_DTYPES = (
         ),
     ),
 )
-"""The first that fits. A kernel whose name says nothing has an unknown arithmetic."""
+"""Dtypes by a part of a kernel's name; the first match counts. A name without one has an unknown dtype."""
 MOST = 0.5
-"""Share of the matmul time, as far as its arithmetic is known, that decides; and of all of it that must be known."""
+"""Share of the matmul time of known dtype that decides; and share of all matmul time whose dtype must be known."""
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
 ARCHITECTURES = (("volta", 70), ("turing", 75), ("ampere", 80), ("hopper", 90))
 OWN_MARK = "steptune.capture"
-"""The annotation by which Steptune's own captures are known again."""
+"""Annotation that identifies Steptune's own captures."""
 TF32, BF16, FP16 = "tf32", "bfloat16", "float16"
 
 
@@ -118,7 +118,7 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
 
 
 def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
-    """Return what either of two sources knows; where they differ, what was seen counts."""
+    """Return the facts known from either of two sources; where they differ, the observed one counts."""
     unknown = StepFacts()
     values = {name: getattr(seen, name) for name in StepFacts.__struct_fields__}
     silent = [name for name, value in values.items() if value == getattr(unknown, name)]

@@ -24,7 +24,7 @@ from steptune.tuner.profiling.work import Work
 Floats = npt.NDArray[np.float64]
 ARITHMETIC = {"half": FLOAT16, "bfloat16": BFLOAT16}
 FEWER = re.compile(r"winograd|fft", re.IGNORECASE)
-"""Kernels that multiply less often than the FLOP of a convolution say."""
+"""Kernels that compute fewer multiplications than the FLOP count of a convolution."""
 COPIES = (PRIORITY[Category.COPY_H2D], PRIORITY[Category.COPY_D2H])
 
 
@@ -73,7 +73,7 @@ def floors_of(capture: Capture, calls: OperatorCalls, groups: CallGroups, peak: 
 
 
 def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
-    """Calls that copy between host and device, which the memory of the device does not hold up."""
+    """Calls that copy between host and device, which the device's memory bandwidth does not limit."""
     found: Mask = np.zeros(len(capture.trace.host), dtype=bool)
     launched = calls.launched_by[np.isin(capture.category, COPIES)]
     found[launched[launched >= 0]] = True

@@ -16,24 +16,26 @@ from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
 from steptune.tuner.records import Finding, Replay
 
 REPLAY_MARGIN = 0.02
-"""Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs miss it
-by less (benchmarks/replay.py)."""
+"""Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs err by
+less (benchmarks/replay.py).
+"""
 AS_LARGE = 1.05
-"""Launches cost something throughout the step: a cause at one place comes first, unless theirs is the larger gain by
-this factor."""
+"""Factor by which the gain of launches must exceed that of a cause at one place to come first, because launches cost
+time throughout the step.
+"""
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence of a finding that another one precedes, whatever their gains: which cause is removed first."""
+"""Evidence of a finding that another one precedes whatever their gains: the cause that is removed first."""
 REMOVED_FIRST = ("host_stall", "input_bound")
 """Findings for which launches are set aside."""
 BESIDE = "beside_others"
-"""Evidence of a finding whose advice could save more while other causes stay: how much."""
+"""Evidence of a finding whose advice could save more while other causes remain: the share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Share of the step that is saved without a cause.
+    """Share of the step saved without a cause.
 
     Attributes:
         low, high: The same where it was replayed.
@@ -99,7 +101,7 @@ def bound_of(gain: Gain | None, most: float, share: float) -> float:
 
 
 def _bounded(bound: float, share: float) -> float:
-    """The bound of a finding: nothing saves more of a step than the share of which it speaks."""
+    """Bound of a finding, at most the share of the step that it covers."""
     assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
     return min(bound, share)
 
@@ -124,7 +126,7 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def late_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings in order, a rank that comes late before what its peers compute and wait for, however much that is.
+    """Findings in order, a late rank before the compute and waits of its peers, whatever their size.
 
     Only launches that cost all ranks more, beside the wait for it, come before it: they are on no single rank.
     """
@@ -141,6 +143,6 @@ def late_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _expected(finding: Finding) -> float | None:
-    """Share of the step that a finding is expected to save; None where nothing tells, or it saves nothing."""
+    """Share of the step that a finding is expected to save; None where it is unknown or zero."""
     expected = finding.evidence.get("expected")
     return expected if isinstance(expected, float) and finding.bound > 0 else None

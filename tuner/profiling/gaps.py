@@ -21,7 +21,7 @@ from steptune.tuner.profiling.steps import StepWindows
 from steptune.tuner.profiling.trace import Kind, Trace
 
 USUAL_LATENCY_NS = 10_000
-"""Where the trace itself does not show the latency of a launch into an empty queue."""
+"""Default latency of a launch into an empty queue, where the trace does not show it."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
 """Quantile over the launches into an empty queue, which nothing can block: nearly all of their delay is latency."""
@@ -99,7 +99,7 @@ class Blame:
 def find_gaps(
     trace: Trace, steps: StepWindows, rows: Ints, launches: Launches, blame: Blame, start: Ints, end: Ints
 ) -> Gaps:
-    """Blames the gaps of one device.
+    """Blame the gaps of one device.
 
     Args:
         rows: The device's work in `trace.work`, in order.
@@ -143,7 +143,7 @@ def find_gaps(
 
 
 def _next_rows(trace: Trace, rows: Ints, end: Ints) -> Ints:
-    """The operation with which each gap ends; what took no time ends none."""
+    """Operation that ends each gap; operations of zero duration end none."""
     work = trace.work
     rows = rows[work.end[rows] > work.start[rows]]
     if len(rows) == 0:

@@ -67,7 +67,7 @@ def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, I
 
 
 def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Ints, Ints]:
-    """Cuts a window into segments and says which set covers each; the first set wins.
+    """Cut a window into segments and say which set covers each; the first set wins.
 
     Args:
         window: Half-open [start, end).

@@ -22,11 +22,11 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.trace_records import Lane
 
 MAX_CELLS = 3000
-"""Most cells of a lane in an analysis: three to a pixel of most screens."""
+"""Maximum cells of a lane in an analysis: three to a pixel of most screens."""
 FULL_CELLS = 80_000
-"""Most cells of a lane that can be looked at closely: one as a line of JSON stays below the limit of a kept line."""
+"""Maximum cells of a lane for a close view: one line of JSON stays below the limit of a stored line."""
 MAX_LANES = 24
-"""More rows than this nobody tells apart."""
+"""Maximum number of lanes: nobody can tell more rows apart."""
 MAX_STREAMS = 6
 MAX_THREADS = 4
 _CALLS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
@@ -76,8 +76,8 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """At most `max_cells` cells: neighbours that are shorter than some width are merged, and the width is no wider than
-    it must be. Where even that takes more, because of many categories, the last width holds all of them.
+    """Merge neighbours shorter than some width, the least that leaves at most `max_cells` cells. Where many categories
+    take more even so, the largest width holds all of them.
     """
     if len(spans) <= max_cells:
         return spans
@@ -133,7 +133,7 @@ def _joined(spans: Spans, run: Ints) -> Spans:
 
 
 def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
-    """Spans of a device, with the name of what ran when each segment began."""
+    """Spans of a device, with the name of the operation that ran when each segment began."""
     start, end, name = named
     length = segments.end - segments.start
     found = np.full(len(length), _NO_NAME, dtype=np.int64)
@@ -152,7 +152,7 @@ def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
 
 
 def _device_names(capture: Capture, device: str) -> tuple[Ints, Ints, Ints]:
-    """Starts, ends and names of what ran there, in order: of a CPU on the thread that runs the steps."""
+    """Starts, ends and names of a device's operations in order; on a CPU, of the thread that runs the steps."""
     if device == "cpu":
         start, end, row = _innermost(capture, capture.steps.thread)
         return start, end, capture.trace.host.name[row].astype(np.int64)
@@ -197,7 +197,7 @@ def _events(start: Ints, end: Ints, category: Ints, name: Ints) -> Spans:
 
 
 def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
-    """Those that do the most, the one that runs the steps first: the main thread. On a CPU that is the device."""
+    """Busiest threads, the one that runs the steps (the main thread) first. On a CPU that is the device."""
     trace, stepping = capture.trace, capture.steps.thread
     num_events = np.bincount(trace.host.thread, minlength=len(trace.threads))
     candidates = np.argsort(-num_events, kind="stable")[: 2 * MAX_THREADS].tolist()

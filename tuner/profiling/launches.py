@@ -1,4 +1,4 @@
-"""From an operation of a device back to the host call that launched it."""
+"""Link from an operation of a device back to the host call that launched it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_LAUNCHED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """For every row of `trace.work`; -1 where the trace has no call.
+    """Launch of every row of `trace.work`; -1 where the trace has no call.
 
     Attributes:
         row: Row of the call in `trace.host`.
@@ -26,7 +26,7 @@ class Launches:
 
 
 def find_launches(trace: Trace) -> Launches:
-    """Joins device operations and runtime calls on their correlation.
+    """Join device operations and runtime calls on their correlation.
 
     One call can launch many operations (a CUDA graph). Of several calls with one correlation the
     earliest counts: a runtime call contains the driver's.

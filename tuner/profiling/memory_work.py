@@ -49,7 +49,7 @@ FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 
 def elementwise_bytes(base: str, arguments: Arguments) -> int | None:
-    """Inputs and output; one that works in place writes its first argument."""
+    """Bytes of inputs and output; an in-place operator writes its first argument."""
     tensors = [tensor for tensor in arguments.tensors if tensor]
     if base.removesuffix("_") not in ELEMENTWISE or not _known(tensors):
         return None
@@ -81,7 +81,7 @@ def memory_bytes(base: str, arguments: Arguments) -> int | None:
 
 
 def optimizer_bytes(base: str, arguments: Arguments, item_bytes: int, elements: int) -> int | None:
-    """Bytes of an update of many tensors at once.
+    """Bytes of indices and written rows; a table's gradient also reads the gradient of its output.
 
     Args:
         item_bytes: Size of an element of the parameters, which lists of tensors do not tell; 0 where it is not known.

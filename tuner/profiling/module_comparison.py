@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steptune.tuner.trace_records import ModuleDifference, ModuleStats, TraceAnalysis
 
 MORE = 1.05
-"""A count, or bytes, that grow by less than this are the same."""
+"""Growth of a count, or of bytes, below which it counts as unchanged."""
 NUM_NAMED = 2
 """Kernels that a cause names on each side."""
 LONGEST_NAME = 60
@@ -52,7 +52,7 @@ def _cause(name: str, first: dict[str, ModuleStats], second: dict[str, ModuleSta
 
 
 def _changes(one: ModuleStats, other: ModuleStats, steps: tuple[int, int]) -> Iterator[str]:
-    """Changes, the most telling first."""
+    """Change, the most telling first."""
     if one.dtypes and other.dtypes and one.dtypes != other.dtypes:
         yield f"multiplies in {' and '.join(other.dtypes)} instead of {' and '.join(one.dtypes)}"
     gone = [name for name in one.kernels if name not in other.kernels]

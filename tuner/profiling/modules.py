@@ -138,7 +138,7 @@ def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> 
 
 
 def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
-    """Paths by row of a frame, where those of modules that are computed again begin as those of their first call."""
+    """Paths by row of a frame; recomputed modules start with the path of their first call."""
     roots = {paths[row][0] for row in set(again.tolist())}
     first: dict[str, Path] = {}
     for path in paths.values():

@@ -1,4 +1,4 @@
-"""Least computation and traffic of an operator, from the shapes of its arguments.
+"""Minimum computation and traffic of an operator, from the shapes of its arguments.
 
 FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. What cannot be said
 from shapes alone is None.
@@ -29,7 +29,7 @@ MATRIX_PRODUCTS = {
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 TEMPLATE = "triton_tem_"
 GRADIENT = "torch::autograd::AccumulateGrad"
-"""Called once for each parameter in each backward pass, with its gradient."""
+"""Function called once for each parameter in each backward pass, with its gradient."""
 
 
 class WorkModel:
@@ -38,7 +38,7 @@ class WorkModel:
     def __init__(
         self, calls: Iterable[tuple[str, Arguments]], parameters: Mapping[Arguments, int] | None = None
     ) -> None:
-        """Takes the operators' names ("aten::mm") with their arguments, each combination once.
+        """Take the operators' names ("aten::mm") with their arguments, each combination once.
 
         Args:
             parameters: Arguments of the calls that accumulate a gradient, with their numbers.
@@ -79,8 +79,8 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Elements of all parameters, or less: those of the gradients, by the largest number of backward passes that all
-    numbers of calls allow.
+    """Elements of all parameters, or a lower bound: the elements of their gradients, with the largest number of
+    backward passes that all call counts allow.
     """
     passes = reduce(math.gcd, gradients.values(), 0)
     sizes = {arguments: sum(tensor.size for tensor in arguments.tensors if tensor) for arguments in gradients}
@@ -104,8 +104,8 @@ def _linear(arguments: Arguments) -> Work:
 
 
 def _grouped(arguments: Arguments) -> Work:
-    """One matmul for each expert. Every row (or column) of the tokens belongs to one expert, so that their sum is that
-    of one matmul of all tokens; between two stacks it is one of each pair.
+    """Work of one matmul for each expert. Every row (or column) of the tokens belongs to one expert, so their sum is
+    one matmul of all tokens; between two stacks it is one for each pair.
     """
     a, b = arguments.shape(0), arguments.shape(1)
     if not (len(a) in (2, 3) and len(b) in (2, 3)) or a[-1] != b[-2]:

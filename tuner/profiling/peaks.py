@@ -19,7 +19,7 @@ FLOAT32, TF32, FLOAT16, BFLOAT16, FLOAT8 = "float32", "tf32", "float16", "bfloat
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a device can do.
+    """Peak figures of a device.
 
     Attributes:
         flops_per_s: By arithmetic of matmuls ("float32", "tf32", "float16", "bfloat16", "float8").

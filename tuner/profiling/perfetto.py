@@ -50,7 +50,7 @@ def write_perfetto(
     long_gap_ns: int = LONG_GAP_NS,
     clock_offsets_ns: Mapping[int, int] | None = None,
 ) -> None:
-    """Writes the tracks of one trace with the trace itself, or those of several ranks alone.
+    """Write the tracks of one trace with the trace itself, or those of several ranks alone.
 
     Args:
         sources: Files of `torch.profiler`; those of other profilers are written without themselves.
@@ -105,7 +105,7 @@ def _write_alone(file: IO[bytes], lines: Iterator[str], base_time_ns: int) -> No
 
 
 def _merge(source: Path, target: IO[bytes], lines: Iterator[str]) -> None:
-    """Copies the trace and puts our events before its first one. There is one, or it would be no trace."""
+    """Copy the trace and put our events before its first one. There is one, or it would be no trace."""
     with _opened(source, "rb") as file:
         start = b""
         while (head := HEAD.search(start) or _BARE_LIST.match(start)) is None:
@@ -123,7 +123,7 @@ def _merge(source: Path, target: IO[bytes], lines: Iterator[str]) -> None:
 
 @contextmanager
 def _opened(path: Path, mode: str) -> Iterator[IO[bytes]]:
-    """A file, or the inside of a compressed one; what is written does not say when or under which name."""
+    """Open a file, or the inside of a compressed one; the output contains neither time nor name."""
     compressed = path.suffix == ".gz" if mode == "wb" else _is_compressed(path)
     with path.open(mode) as file:
         if not compressed:
@@ -168,7 +168,7 @@ class _Tracks:
 
 
 def _microseconds(time_ns: int) -> str:
-    """Exact, where a floating-point number would not be."""
+    """Microseconds as exact text, which a float could not hold."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 

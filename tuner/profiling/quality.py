@@ -263,7 +263,7 @@ def _missing(capture: Capture) -> tuple[float, int, int]:
 
 
 def _expected_of_replays(capture: Capture, start: Ints, found: Ints) -> Ints:
-    """How many operations each replay of a graph should have: as many as the largest at the same place in its step.
+    """Expected number of operations of each replay of a graph: as many as the largest at the same place in its step.
 
     Where steps replay different numbers of graphs, which of them are alike is unknown: one without any operation counts
     as many as the median of the others.

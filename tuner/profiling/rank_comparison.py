@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import RankAnalysis, RankWait, TraceAnalysis
 from steptune.tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""No rank can end these before every rank has begun."""
+"""Collectives that no rank can end before every rank has begun."""
 
 MAX_DRIFT_NS = 1_000_000
 """Largest remaining offset of aligned clocks at some moment of a capture."""
@@ -79,7 +79,7 @@ class Matched:
 
 
 def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
-    """Compares ranks.
+    """Compare ranks.
 
     Args:
         calls: By rank. Times are of one clock as far as the ranks' clocks agree.
@@ -126,7 +126,7 @@ def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...]
 
 
 def _same_moment(group: Matched, notes: list[str]) -> Matched:
-    """Without pairs that cannot be one collective: all would have to be in it at one moment."""
+    """Drop calls that cannot be one collective: all ranks would have to be in it at one moment."""
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
@@ -193,7 +193,7 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
 
 
 def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """A rank's wait in a call is what it takes beyond the rank that takes the shortest: it waits first."""
+    """Wait of a rank in a call: its duration beyond that of the fastest rank, at the start of the call."""
     waited: dict[int, int] = {}
     waiting: dict[int, list[Intervals]] = {}
     compared: dict[int, set[int]] = {}
@@ -241,14 +241,14 @@ def late_part(wait: RankWait | None, breakdown: Breakdown) -> float:
 
 
 def straggler(waits: Sequence[RankWait]) -> int | None:
-    """The rank that the others wait for: it waits least, and of those that wait alike arrives last most often."""
+    """Find the rank that the others wait for: it waits least, and among equals arrives last most often."""
     if not waits:
         return None
     return min(waits, key=lambda wait: (wait.wait_ns, -wait.late_share, wait.rank)).rank
 
 
 def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
-    """The rank whose kernels, operators and gaps are shown: the one that the others wait for."""
+    """Return the rank whose kernels, operators and gaps are shown: the one that the others wait for."""
     late = straggler(analysis.waits)
     return next((rank for rank in analysis.ranks if rank.rank == late), analysis.ranks[0])
 

@@ -14,7 +14,7 @@ from steptune.tuner.trace_records import RankWait
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 """Our own, for the longest wait for a late rank as a share of the step."""
 ON_TIME = 0.75
-"""Ranks that wait less than this part of what the median rank waits are late with the one that waits least."""
+"""Share of the median rank's wait below which a rank counts as late, together with the one that waits least."""
 
 
 def diagnose_ranks(

@@ -36,11 +36,11 @@ EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 KINETO_HEAD = re.compile(HEAD.pattern + rb"(?=\s*?\n  \{)")
 MOST_DECODED_BYTES = 8 << 30
-"""Most memory of a decoded file in another layout than Kineto's. Its events take about five times as much memory as
+"""Maximum memory of a decoded file in another layout than Kineto's. Its events take about five times as much memory as
 text.
 """
 MARGIN = 64
-"""More than what `KINETO_HEAD` matches."""
+"""Margin of bytes beyond what `KINETO_HEAD` matches."""
 END = re.compile(rb"\n {0,2}\]")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
@@ -75,7 +75,7 @@ def read_trace(path: Path) -> Trace:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Decoding makes millions of objects and no cycles: collecting in between finds nothing."""
+    """Suspend garbage collection: decoding makes millions of objects and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -200,7 +200,7 @@ class _Reader:
         return _merged(self._read_head(head), end) if end is not None else self._recover(head, rest)
 
     def _take_piece(self, text: bytes) -> bool:
-        """Takes a piece of the list of events, repaired if need be; not if it reaches beyond the list's end."""
+        """Take a piece of the list of events, repaired if need be; not if it reaches beyond the list's end."""
         if self._take(text):
             return True
         if END.search(text):
@@ -213,7 +213,7 @@ class _Reader:
         return True
 
     def _take(self, text: bytes) -> bool:
-        """Takes a list of events, as strictly typed as it allows; False where it is no JSON."""
+        """Take a list of events, as strictly typed as it allows; False where it is no JSON."""
         try:
             self._take_typed(text, _EVENTS, _EXACT_EVENTS)
         except msgspec.ValidationError:
@@ -226,7 +226,7 @@ class _Reader:
         return True
 
     def _take_typed(self, text: bytes, plain: msgspec.json.Decoder[Any], exact: msgspec.json.Decoder[Any]) -> Any:
-        """Times are read as floats as long as those can hold them."""
+        """Decode events with times as floats, as long as those are exact."""
         if not self._exact:
             decoded = plain.decode(text)
             try:
@@ -310,7 +310,7 @@ class _Reader:
     # --- what is broken ---------------------------------------------------------------------------
 
     def _recover(self, head: bytes, text: bytes) -> Header:
-        """Event by event up to the place where the file breaks off."""
+        """Decode event by event up to the place where the file breaks off."""
         scan = json.JSONDecoder(strict=False, parse_float=Decimal).raw_decode
         source = _repaired(text).decode()
         position, rows, ended = 0, [], False
@@ -324,7 +324,7 @@ class _Reader:
             ended = source[position : position + 64].lstrip().startswith("]")
         self._take_loose(rows)
         if ended:
-            self._losses.append("what stands after the events could not be read")
+            self._losses.append("the fields after the events could not be read")
         else:
             self._is_whole = False
             self._losses.append("the file ends in the middle or is damaged there: what stands before was read")
@@ -337,7 +337,7 @@ class _Reader:
                 return _HEADER.decode(text)
             except _UNREADABLE:
                 continue
-        self._losses.append("what stands beside the events (devices, ranks) could not be read")
+        self._losses.append("the fields beside the events (devices, ranks) could not be read")
         return Header()
 
 
@@ -346,7 +346,7 @@ def _events(decoded: Any) -> Any:
 
 
 def _loosely(text: bytes) -> Any:
-    """Whatever JSON says; None where it is none."""
+    """Parse JSON without checks; None where it is no JSON."""
     try:
         return _LOOSE.decode(text)
     except _UNREADABLE:
@@ -354,13 +354,13 @@ def _loosely(text: bytes) -> Any:
 
 
 def _repaired(text: bytes) -> bytes:
-    """Without what writers of traces put there although JSON has no such thing."""
+    """Remove what trace writers add although JSON does not allow it."""
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     text = _BACKSLASH.sub(lambda match: match[0] if match[1] else rb"\\", text)
     return _STRING_OR_NOT_JSON.sub(lambda match: match[1] or b"null", text)
 
 
 def _merged(head: Header, end: Header) -> Header:
-    """Files have these fields before the events, after them, or both."""
+    """Merge the header fields before the events with those after them."""
     either = {name: getattr(head, name) or getattr(end, name) for name in Header.__struct_fields__}
     return Header(**either)

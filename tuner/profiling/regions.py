@@ -20,7 +20,7 @@ OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"
 RESTART = r"^steptune\.epoch_restart$"
 BACKWARD = r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$"
 SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$"
-"""Calls in which the host waits for the device. cudaStreamWaitEvent is none: it makes a stream wait, and returns."""
+"""Calls in which the host waits for the device. cudaStreamWaitEvent is not one: only the stream waits."""
 ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|MemCreate|MemMap)"
 BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
 HOST = (Kind.ANNOTATION, Kind.OPERATOR)

@@ -24,8 +24,9 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import Stall, Stalls
 
 LEAST_NS, MOST_NS = 1_000_000, 10_000_000
-"""No silence below a millisecond is a stall: healthy steps have them around an optimizer or a compiled region. One of
-ten milliseconds always is: dispatching one operator takes no such time on any host."""
+"""Silences that may be stalls: below a millisecond none is, because healthy steps have them around an optimizer or a
+compiled region; above ten milliseconds every one is, because dispatching one operator takes no such time on any host.
+"""
 PACES = 25
 """A stall lasts this many times the usual time between two launches. In nine captures of healthy steps on an H100 and
 an H200, one in a hundred of these times is longer than 4 to 14 times the usual one."""

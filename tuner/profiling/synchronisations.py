@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import Synchronisation
 MOST_PLACES = 5
 """Places that are simulated: those where the host waits longest."""
 NOTABLE = 0.005
-"""Where all waits together save less of the step, none of them is simulated."""
+"""Least saving, as a share of the step, of all waits together for which each of them is simulated."""
 MARKS = r"^(ProfilerStep|Optimizer\.)"
 Place = tuple[str, str, str]
 

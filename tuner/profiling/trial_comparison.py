@@ -31,7 +31,7 @@ _Rows = dict[tuple[str, str], tuple[float, float]]
 def compare_trials(
     before: TrialResult, after: TrialResult, *, labels: tuple[str, str] = ("before", "after"), top: int = 20
 ) -> Comparison:
-    """Compares two trials.
+    """Compare two trials.
 
     Kernels and gaps are those of the first rank, as far as both profiles list them: a profile keeps those with the
     most time, so that one which only one side lists counts only where it would have been listed on the other.
@@ -111,7 +111,7 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Without what one side may have as well, but below the end of its list."""
+    """Drop what the other side may have too, but below the end of its list."""
     return _known(before, after), _known(after, before)
 
 

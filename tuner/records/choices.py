@@ -113,5 +113,5 @@ class Move(Record):
 
     @property
     def key(self) -> str:
-        """Its identity, whatever the order of the parameters."""
+        """Identity of the setting, whatever the order of the parameters."""
         return f"{self.strategy}:{tuple(sorted(self.choice.items()))}"

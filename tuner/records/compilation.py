@@ -6,7 +6,7 @@ from steptune.tuner.records.base import Record
 
 
 class CompilationEvent(Record):
-    """Something that happened while the model was compiled, as often as it did.
+    """Event during compilation of the model, with its number of occurrences.
 
     Attributes:
         reason: What TorchDynamo or Inductor says.

@@ -25,7 +25,7 @@ class MeasureSettings(Record):
     foreign_cpu_share: float = 0.10
     """Share of the cores that processes outside the group may use during a window of a quiet machine."""
     quiet_machine: bool = False
-    """Only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
+    """True if only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
 
 
 class InputActivity(Record):

@@ -91,7 +91,7 @@ class Artifact(Record):
 
     study_id: str
     trial_id: str | None
-    """None for a file of the whole study."""
+    """Trial of the file; None for a file of the whole study."""
     kind: str
     digest: str
     """SHA-256 of the content, in hexadecimal digits."""
@@ -100,7 +100,7 @@ class Artifact(Record):
 
 
 class Event(Record):
-    """Something that happened; append-only, in order.
+    """Event of a study; append-only, in order.
 
     Attributes:
         sequence: Its number: it grows over all studies.

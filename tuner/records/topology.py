@@ -85,6 +85,6 @@ class Topology(Record):
 
     @property
     def ranks_per_host(self) -> int | None:
-        """None where hosts have different numbers of ranks."""
+        """Number of ranks of each host; None where hosts differ."""
         counts = {self.host_of_rank.count(host) for host in self.host_of_rank}
         return counts.pop() if len(counts) == 1 else None

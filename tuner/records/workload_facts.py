@@ -94,7 +94,7 @@ class ModelFacts(Record):
     flops_per_step: int | None = None
     """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
     unaligned_linears: dict[str, int] = field(default_factory=dict)
-    """How many linear layers could be padded to multiples of 8 or 64 ("8", "64")."""
+    """Number of linear layers that could be padded to multiples of 8 or 64 ("8", "64")."""
     unaligned_flops: dict[str, float] = field(default_factory=dict)
     """Share of `flops_per_step` of the layers in `unaligned_linears`."""
     num_movable_experts: int = 0
@@ -248,7 +248,7 @@ class WorkloadFacts(Record):
     max_global_batch: int | None = None
     """Most samples of a step that the user would train with; None allows no more than today's."""
     sampling: str = "shuffled"
-    """Where batches come from: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
+    """Source of the batches: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False
     host_read: str = ""
     host_read_beside_masks: str = ""

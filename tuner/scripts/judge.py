@@ -72,7 +72,7 @@ class _Judgement:
     def verdict(self) -> GuardVerdict:
         wanted, found = self._reference["steps"], self._candidate["steps"]
         if _shape(wanted) != _shape(found):
-            self._checks.append(_failed("steps", "the steps have other losses or updates than the reference's"))
+            self._checks.append(_failed("steps", "the steps' losses or updates differ from the reference's"))
         else:
             self._compare()
         self._check_data()
@@ -222,7 +222,9 @@ class _Judgement:
                 self._checks.append(GuardCheck(name="order", kind="loader", passed=True, observed=0.0, tolerance=0.0))
                 self._notes.append("content of samples: they are random; their order is the same")
                 return
-        self._checks.append(_failed("batches", "the loader gives other batches than today's settings", kind="loader"))
+        self._checks.append(
+            _failed("batches", "the loader's batches differ from those of today's settings", kind="loader")
+        )
 
 
 def _failed(name: str, detail: str, kind: str = "pointwise") -> GuardCheck:

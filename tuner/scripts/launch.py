@@ -31,7 +31,7 @@ NO_RUNS = {"WANDB_MODE": "disabled"}
 INTERRUPT_S = 8.0
 """Time for the command to end after an interrupt, before its processes are killed."""
 CHECK_S = 0.5
-"""Between two looks at whether a command shall go on."""
+"""Interval between checks whether a command shall go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

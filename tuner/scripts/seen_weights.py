@@ -45,7 +45,7 @@ def weights_after(steps: Sequence[Seen]) -> list[dict[str, torch.Tensor]]:
 def distances_from(
     reference: Sequence[Seen], disturbed: Sequence[Sequence[Seen]], found: Sequence[Seen]
 ) -> list[float]:
-    """How many times further from the reference's weights than disturbed runs a candidate is after each step."""
+    """Distance of a candidate's weights from the reference's after each step, as a multiple of a disturbed run's."""
     wanted = weights_after(reference)
     noise = measure_distances(wanted, [weights_after(run) for run in disturbed])
     return distances(wanted, noise, weights_after(found))

@@ -17,7 +17,8 @@ from steptune.tuner.errors import SteptuneError
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 MS_LOCKED = 0x2 | 0x4 | 0x8
-"""No setuid, devices or programs: a user namespace may not take these away. Equal to the flags of `statvfs`."""
+"""Mount flags (no setuid, devices or programs) that a user namespace may not remove. Equal to the flags of `statvfs`.
+"""
 MNT_DETACH = 2
 KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "bpf", "securityfs"})
 """File systems that are no files: they are shown as they are."""

@@ -59,8 +59,9 @@ HOPELESS = 0.1
 HOPE = 0.67
 """Standard errors above its estimate at which a gain is taken to be for that: the upper quartile."""
 UNSHARED = 0.5
-"""How much of a change of the machine's speed one configuration feels and another does not: between none of
-it (the ratio never changes) and all of it. benchmarks/repeatability.py shows whether a half is enough."""
+"""Share of a change of the machine's speed that affects one configuration but not another: from none (the ratio never
+changes) to all of it. benchmarks/repeatability.py shows whether a half is enough.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class ConfirmationRun:
         self._view = view
         self._finalists: list[Candidate] = []
         self._short_of_time = False
-        """There are fewer blocks than were asked for."""
+        """True where fewer blocks ran than were asked for."""
         self._planned = 0
         """Blocks after which it ends at the latest."""
         self._ended_early = ""
@@ -58,7 +58,7 @@ class ConfirmationRun:
         """Good results of each block by candidate key, as the objective counts them."""
 
     def run(self) -> None:
-        """Runs what is missing."""
+        """Run what is missing."""
         self._choose_finalists()
         if not self._finalists:
             return

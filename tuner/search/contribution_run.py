@@ -50,13 +50,13 @@ class ContributionRun:
         self._without: dict[str, Candidate] = {}
         """Rest of the answer, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
-        """Those of them that every start so far succeeded of."""
+        """Configurations of which every run so far succeeded."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
     def run(self, answer: Candidate) -> None:
-        """Runs what there is time for; nothing where today's settings and the answer differ in one part, which
-        contributes all of the gain.
+        """Run what there is time for; nothing where today's settings and the answer differ in one part, which then
+        contributes the whole gain.
         """
         self._answer = answer
         if self._designer.reference.is_baseline and len(answer.choices) == 1:
@@ -112,8 +112,8 @@ class ContributionRun:
     # --- how much -----------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Leaves parts out, those first that seem to contribute least, until the fewest blocks fit; of a study that
-        goes on after its first block, those of which no start is stored: starts that lie hours apart make no block.
+        """Leave parts out, those first that seem to contribute least, until the fewest blocks fit; of a study that goes
+        on after its first block, those of which no start is stored: starts that lie hours apart make no block.
         """
         begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
         if max(self._runner.num_begun(candidate) for candidate in self._all()) > 1:

@@ -80,7 +80,7 @@ class StudyDriver:
         self._contributions: ContributionRun | None = None
 
     def run(self) -> Recommendation:
-        """Runs what is left of the study.
+        """Run what is left of the study.
 
         A keyboard interrupt keeps everything that was measured and recommends the best so far,
         unconfirmed; so does a `StudyInterrupt` that says so. Where there is no recommendation it goes on up.

@@ -62,13 +62,14 @@ WIDENING = 2.0
 MOST_WIDENED = 6
 """Choices with a wider prior, that the fit of one model looks for."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
-"""On CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five. Taken for an unlikely fifth,
-such a factor would look like noise that all the other trials do not show."""
+"""Prior scales of effects: on CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five.
+Taken for an unlikely fifth, such a factor would look like noise that all the other trials do not show.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How the level of the machine moves: a random walk (`length` 0) or smoothly over `length` trials."""
+    """Drift of the machine's level: a random walk (`length` 0) or smooth over `length` trials."""
 
     sd: float
     length: float = 0.0

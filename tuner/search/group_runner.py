@@ -82,7 +82,7 @@ class GroupRunner:
         replicate: int,
         longest_s: float | None = None,
     ) -> list[TrialResult]:
-        """Runs candidates in turns and stores their results; no phase takes longer than `longest_s`.
+        """Run candidates in turns and store their results; no phase takes longer than `longest_s`.
 
         Memory that runs out beside another trial says nothing about a candidate: it runs once more, alone.
         """
@@ -103,7 +103,7 @@ class GroupRunner:
         return results
 
     def _run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str) -> list[TrialResult]:
-        """Runs trials in turns; that some were repeated is an event."""
+        """Run trials in turns; that some were repeated is an event."""
         results = self._runner.run(specs, purposes, self.measure, group, self._view.on_progress)
         for result in results:
             for attempt in result.repeated:
@@ -113,7 +113,7 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Runs again, one by one, what ran out of memory beside others or could not be measured because of that.
+        """Run again, one by one, what ran out of memory beside others or could not be measured because of that.
 
         Of a companion nobody asks but beside its trial.
         """
@@ -127,7 +127,7 @@ class GroupRunner:
         return repeated
 
     def _alone(self, spec: TrialSpec, before: TrialResult, num_beside: int, began_at: str) -> TrialResult:
-        """Runs one trial of a group once more, in a group of its own."""
+        """Run one trial of a group once more, in a group of its own."""
         self._before_trials()
         attempt = Attempt(failure=_beside(before, num_beside), began_at=began_at, duration_ns=before.duration_ns)
         self._note_repeated(before, attempt)
@@ -171,7 +171,7 @@ class GroupRunner:
         return any(result.peak_memory_bytes for result in self._knowledge.results.get(candidate.key, []))
 
     def _note_crowd(self, candidates: Sequence[Candidate], results: Sequence[TrialResult]) -> None:
-        """Remembers what did not fit together, and that as much does not either."""
+        """Record a combination that ran out of memory: larger ones do not fit either."""
         self._crowds.add(frozenset(candidate.key for candidate in candidates))
         peaks = {r.candidate.key: r.peak_memory_bytes for r in results if r.peak_memory_bytes}
         known = [peaks.get(c.key) or self._knowledge.likely_peak_bytes(c) for c in candidates]

@@ -122,7 +122,9 @@ class Knowledge:
         self._observe(result.candidate, rate.mean, error, None, place=result.place, companion=companion)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
-        """Once for each pair: profiles of further starts say the same again. Those of two places say nothing."""
+        """Learn from the profiles of a pair, once: profiles of further runs say the same again, and those of two
+        machines say nothing.
+        """
         if not self.objective.is_rate:  # profiles are of the step's time
             return
         pair = (candidate.key, reference.key)
@@ -302,7 +304,7 @@ class Knowledge:
         return sum(base) / len(base) + added * max(1.0, self._slowness(incumbent))
 
     def _slowness(self, incumbent: Candidate) -> float:
-        """How many times as long as expected compilation takes here, by that of the incumbent or of the reference."""
+        """Ratio of measured to expected compilation time here, from the incumbent or the reference."""
         expected_s = {c.key: self.space.trial_cost_s(c) for c in (incumbent, self.reference)}
         ratios = (self._cold_s.get(key, 0.0) / seconds for key, seconds in expected_s.items() if seconds)
         return max(ratios, default=1.0)
@@ -371,6 +373,6 @@ def _without(candidate: Candidate, names: Container[str]) -> Candidate:
 
 
 def without_effect(result: TrialResult, candidate: Candidate) -> str:
-    """Which of a candidate's choices were not carried out, and what was seen instead; empty where all were."""
+    """Return the candidate's choices that were not carried out, with what was seen instead; empty where all were."""
     missing = (effect for effect in result.effects if not effect.took and effect.strategy in candidate.choices)
     return "; ".join(f"{effect.strategy} had no effect: {effect.detail}" for effect in missing)

@@ -110,7 +110,7 @@ class Ledger:
         return self._arrival is None or self._arrival[candidate.key] >= starts
 
     def begin(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str, replicate: int) -> list[Trial]:
-        """Writes rows of trials that are about to run."""
+        """Write rows of trials that are about to run."""
         now = datetime.now(UTC).isoformat()
         trials = [
             Trial(
@@ -131,7 +131,7 @@ class Ledger:
         return trials
 
     def complete(self, trials: Sequence[Trial], results: Sequence[TrialResult]) -> None:
-        """Writes the results of a group in one transaction: then the group is complete."""
+        """Write the results of a group in one transaction: then the group is complete."""
         self._store.complete_trials(results)
         for trial, result in zip(trials, results, strict=True):
             self._remember(trial, result)

@@ -33,7 +33,7 @@ LAYOUT_ERROR = 0.1
 INPUT_STRATEGIES = frozenset(
     kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting, CpuThreadsSetting)
 )
-"""Those that change nothing of what a step keeps."""
+"""Strategies that change nothing that a step keeps in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class MemoryModel:
         """The smallest micro-batch of each line that ran out of memory."""
 
     def learn(self, rest: str, samples: float, peak_bytes: float) -> None:
-        """Takes in a measured peak."""
+        """Take in a measured peak."""
         self._peaks.setdefault(rest, []).append((samples, peak_bytes))
 
     def ran_out(self, rest: str, samples: float) -> None:

@@ -34,7 +34,7 @@ class RandomSearch:
     """Configurations drawn uniformly."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
     def suggest(self, history: History) -> list[Proposal]:
         generator = np.random.default_rng([history.seed, len(history.starts)])
@@ -55,7 +55,7 @@ class OptunaSearch:
         self._name = name
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keeps nothing: the history has it all."""
+        """Keep nothing: the history has it all."""
 
     def suggest(self, history: History) -> list[Proposal]:
         import optuna

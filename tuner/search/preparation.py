@@ -1,5 +1,5 @@
-"""Before the first trial of a study: looking at the machine and the workload, and the links between ranks. Before the
-first candidate is judged: the guard's reference.
+"""Preparation of a study: inspection of the machine, the workload and the links between ranks before the first trial;
+the guard's reference before the first judgement.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Preparation:
         self._strategies = tuple(strategies)
 
     def prepare(self) -> Prepared:
-        """Looks, and measures links.
+        """Look, and measure links.
 
         Raises:
             BudgetError: The budget is too short for one trial.
@@ -263,8 +263,8 @@ class ReferenceMaker:
         self._begun = False
 
     def begin(self, longest_s: float) -> None:
-        """Begins it beside the first trial, where that compiles for long while its device waits, and there is room. Not
-        where the time of that compilation counts.
+        """Start to make the reference beside the first trial, if that trial compiles for long while its device idles,
+        there is room, and its compilation time does not count.
         """
         if self._begun or self._made or parse_objective(self._study.settings.objective).kind == STEPS:
             return
@@ -285,7 +285,7 @@ class ReferenceMaker:
         )
 
     def ensure(self, longest_s: float) -> None:
-        """Makes it, where that was not done yet: of the reference, or of the first candidate that loses no information
+        """Make it, where that was not done yet: of the reference, or of the first candidate that loses no information
         and fits.
 
         Raises:
@@ -368,6 +368,6 @@ class ReferenceMaker:
 
 
 def next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
-    """Takes the first that may fit; what is expected not to comes last, because expectations may be wrong."""
+    """Take the first that may fit; what is expected not to comes last, because expectations may be wrong."""
     ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
     return ladder.pop(0) if ladder else None

@@ -99,7 +99,7 @@ class Held:
         return max(self.least, self.always + self.at_loss + activations)
 
     def activations(self, peak: float) -> float | None:
-        """Those of a measured peak; None where it was reached when there were none left."""
+        """Activation memory within a measured peak; None where the peak came after they were freed."""
         return peak - self.always - self.at_loss if peak > self.least else None
 
 
@@ -234,19 +234,19 @@ class RankMemory:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
-        """Most memory of activations that was seen, by the other choices and the samples of a micro-batch."""
+        """Largest activation memory seen, by the other choices and the samples of a micro-batch."""
         self._too_many: dict[str, dict[float, float]] = {}
         """Likewise, at least so many there were where the memory ran out."""
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
-        """Takes in a measured peak, with so many micro-batches of so many samples."""
+        """Take in a measured peak, with so many micro-batches of so many samples."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:
             self._note(candidate, samples, activations)
 
     def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
-        """Takes in that so many micro-batches of so many samples needed more than there is."""
+        """Take in that so many micro-batches of so many samples needed more than there is."""
         found = held(self._space, candidate, pieces)
         if found is not None and found.least < capacity_bytes:
             points = self._too_many.setdefault(self._key(candidate), {})
@@ -254,7 +254,7 @@ class RankMemory:
             points[samples] = max(activations, points.get(samples, 0.0))
 
     def look(self, samples: float, peak_bytes: float) -> None:
-        """Takes in the peak of one step of the plain model on one device, which had no optimizer yet."""
+        """Take in the peak of one step of the plain model on one device, which had no optimizer yet."""
         model = self._space.workload.model
         if peak_bytes > 2 * model.parameter_bytes:  # else it may be that of the gradients
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)

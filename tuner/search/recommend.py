@@ -96,7 +96,7 @@ def recommend(
     confirming: Sequence[TrialResult] = (),
     contributions: Mapping[str, Gain] | None = None,
 ) -> Recommendation:
-    """Puts the answer together.
+    """Put the answer together.
 
     Without finalists (an interrupted study) the best candidate of the search is named, unconfirmed.
 

@@ -45,10 +45,10 @@ class SearchRun:
         self._guard = guard
         self._told = {result.trial_id for result in designer.ran_out}
         self._reference_is_paid = False
-        """True once the time that the guard's reference took is off the designer's budget."""
+        """True once the time of the guard's reference is charged to the designer's budget."""
 
     def run(self) -> None:
-        """Tells the designer the stored part of its story again, and runs what is missing.
+        """Tell the designer the stored part of its story again, and run what is missing.
 
         Raises:
             BaselineError: The configuration that gains are measured against could not be measured.
@@ -86,7 +86,7 @@ class SearchRun:
         return BaselineError(message, out_of_memory=kind is FailureKind.OUT_OF_MEMORY)
 
     def retell(self) -> None:
-        """Tells the designer what is stored, up to the first trial that is missing."""
+        """Tell the designer what is stored, up to the first trial that is missing."""
         while (suggestion := self._designer.suggest()) is not None:
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
             self._learn_of_others(before=result)
@@ -142,16 +142,14 @@ class SearchRun:
     # --- studies that move from one place to another ------------------------------------------
 
     def _learn_of_moves(self, *, before: TrialResult | None) -> None:
-        """Tells the designer what was measured again elsewhere, at the point of its story at which that happened:
-        before the result that is stored next, or the first that is missing.
+        """Tell the designer what was measured again elsewhere, at the point of its story at which that happened: before
+        the result that is stored next, or the first that is missing.
         """
         for moved in self._ledger.take_moved(before=before):
             self._designer.learn(self._ledger.counted(moved))
 
     def _measure_here(self) -> None:
-        """Where earlier figures are of another place: the reference and the incumbent again, so that what follows has
-        something of this place to be compared with.
-        """
+        """Measure the reference and the incumbent again where earlier figures come from another machine."""
         designer = self._designer
         wanted = [designer.reference]
         if designer.incumbent != designer.reference:

@@ -27,7 +27,7 @@ def search_names() -> list[str]:
 
 
 def check_search(name: str) -> None:
-    """Refuses the name of a search that does not exist.
+    """Refuse the name of a search that does not exist.
 
     Raises:
         ChoiceError: Names those that do.

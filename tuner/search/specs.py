@@ -57,7 +57,7 @@ class SpecMaker:
         self._phases_s: dict[str, float] = {}
 
     def learn(self, result: TrialResult) -> None:
-        """Takes the duration of the reference's phases as what is usual."""
+        """Take the duration of the reference's phases as what is usual."""
         for name, duration in result.phases_ns.items():
             self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
 
@@ -93,11 +93,11 @@ class SpecMaker:
         )
 
     def _may_change_batches(self, name: str) -> bool:
-        """True where a choice of a strategy promises the same batches and may give others all the same."""
+        """True where a strategy's choice promises the same batches and may give others all the same."""
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _is_cheap_to_hash(self) -> bool:
-        """True where what a candidate is fed is checked whatever it changes: nobody knows what else it does."""
+        """True where a candidate's batches are checked whatever it changes: its other effects are unknown."""
         facts = self._space.workload
         if facts.dataset.sample_ns is None:
             return False

@@ -36,7 +36,9 @@ class Verification(Record):
     tolerance: float
     baseline_units_per_s: float
     recommended_units_per_s: float
-    """Both after the first steps, and both include reading every loss, which training need not do."""
+    """Rates of recommended and current settings after the first steps; both include reading every loss, which training
+    need not do.
+    """
 
 
 class TaskRunner(Protocol):
@@ -57,7 +59,7 @@ def verify(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Verification:
-    """Trains the baseline under several seeds and the recommendation under the first."""
+    """Train the baseline under several seeds and the recommendation under the first."""
 
     def train(choices: dict[str, Choice], training_seed: int) -> LossCurve:
         request = TrainRequest(

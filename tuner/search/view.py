@@ -35,7 +35,7 @@ class StudyView:
     num_trials: int = 0
     """Count of all trials, those that took turns with others for comparison included."""
     num_searched: int = 0
-    """Those that count against `max_trials`: each with what took turns with it is one."""
+    """Number of trials that count against `max_trials`: trials that took turns with each other count as one."""
     max_trials: int | None = None
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -53,7 +53,7 @@ class StudyView:
         return self.budget_s - self.elapsed_s - self.spent_before_s
 
     def say(self, **changes: str) -> None:
-        """Sets what it names, and tells."""
+        """Set the named settings, and announce them."""
         for name, value in changes.items():
             setattr(self, name, value)
         self.on_change(self)

@@ -34,7 +34,7 @@ TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
 HARDLY = 0.005
-"""Share of the step that a change of which nothing is expected is expected to save."""
+"""Share of the step that a change without an expected effect is assumed to save."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Setting:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """Setting of a stored choice; what the choice does not name is as in plain PyTorch."""
+        """Build the setting of a stored choice; missing parameters are plain PyTorch's."""
         return cls(**choice)
 
     @classmethod
@@ -148,7 +148,7 @@ class Together:
 
 
 class Way(StrEnum):
-    """The least that a choice needs to be applied in a loop of somebody else's.
+    """Application of a choice in a foreign loop.
 
     LIVE: it can be made and undone while the loop runs. FORK: a copy of the process, frozen before training began, will
     do. START: the process must start again.
@@ -161,7 +161,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """How a choice is applied in a training script that nobody rewrites.
+    """Application of a choice in a training script that nobody rewrites.
 
     Attributes:
         way: The least that it needs; a process that starts again serves every choice.
@@ -263,7 +263,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Effect on the numbers of a choice other than the neutral one."""
+        """Return the effect on the numbers of a choice other than the neutral one."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -277,10 +277,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Adds to the plan what the choice asks for. The default choice adds nothing."""
+        """Add to the plan what the choice asks for. The default choice adds nothing."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
-        """How a complete choice is applied in the loop of a script that nobody rewrites, or why it needs a workload."""
+        """Application of a complete choice in a script's own loop, or the reason why it needs a workload."""
         return NeedsWorkload(self.needs_workload)
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
@@ -302,8 +302,8 @@ class Strategy(ABC):
         return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving of the choice, as a share of the incumbent's step, where more is known than a usual part of
-        the bound; else None.
+        """Return the expected saving of the choice, as a share of the incumbent's step, where more is known than a
+        usual part of the bound; else None.
         """
         return None
 
@@ -326,7 +326,7 @@ class Strategy(ABC):
     # --- checks -------------------------------------------------------------------------------
 
     def check(self, choice: Mapping[str, Scalar]) -> None:
-        """Refuses parameters and values that the strategy does not have.
+        """Refuse parameters and values that the strategy does not have.
 
         Raises:
             ChoiceError: Names the parameter or value, and those that exist.
@@ -342,7 +342,7 @@ class Strategy(ABC):
                 )
 
     def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
-        """Only the parameters of a complete choice that differ from the neutral one."""
+        """Return the parameters of a complete choice that differ from the neutral one."""
         neutral = self.neutral(workload)
         return {name: value for name, value in choice.items() if value != neutral[name]}
 
@@ -352,7 +352,7 @@ class Strategy(ABC):
 
 
 def _allows(allowed: Scalar | range, value: Scalar) -> bool:
-    """Types count: True is not the number 1."""
+    """Compare with types: True is not the number 1."""
     if isinstance(allowed, range):
         return type(value) is int and value in allowed
     return type(value) is type(allowed) and value == allowed
@@ -363,7 +363,7 @@ def _described(allowed: Scalar | range) -> str:
 
 
 def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Today's choice with each of the changes, in their order, without those that come to the same."""
+    """Return today's choice with each of the changes, in their order, without duplicates."""
     found: list[Choice] = []
     for change in changes:
         choice = {**today, **change}

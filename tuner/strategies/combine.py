@@ -33,7 +33,7 @@ def complete_choices(
 
 
 def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
-    """Only what differs from today and has a meaning.
+    """Drop what equals the current setting or has no meaning.
 
     Raises:
         ChoiceError: A strategy or parameter that does not exist.
@@ -105,7 +105,7 @@ def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STR
 
 
 def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Numerics:
-    """The strongest thing that a candidate does to the numbers."""
+    """Return the strongest effect of a candidate on the numbers."""
     worst = Numerics.EXACT
     strategies = with_knobs(strategies, workload)
     for name, choice in candidate.choices.items():

@@ -1,4 +1,4 @@
-"""Cures of a step's limits: findings advise them, and strategies carry them out.
+"""Cures of a step's bottlenecks: findings advise them, and strategies carry them out.
 
 A strategy lists its own in `cures`; `diagnosis` finds the strategies of an advice by them, and names none.
 """
@@ -15,7 +15,7 @@ class Cure(StrEnum):
     READ_LESS_OFTEN = "wait less for storage"
     KEEP_WORKERS = "keep worker processes between epochs"
     PIN_BATCHES = "pin the memory of batches"
-    COPY_AHEAD = "copy the next batch meanwhile"
+    COPY_AHEAD = "copy the next batch during compute"
     FUSE_OPERATORS = "fuse operators"
     FUSE_PARTS = "compute whole parts in one kernel"
     FUSE_UPDATE = "update all parameters in few launches"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 KNOBS = "knobs"
-"""Names all of them where strategies are named."""
+"""Name that stands for all knobs in lists of strategies."""
 PREFIX = f"{KNOBS}."
 
 
@@ -77,7 +77,7 @@ def is_knob(name: str) -> bool:
 
 
 def knobs_set_by(choices: Mapping[str, Choice]) -> tuple[Knob, ...]:
-    """The knobs that complete choices set, of which no more is known."""
+    """Return the knobs that complete choices set; only their names and values are known."""
     return tuple(
         Knob(KnobFacts(name=name.removeprefix(PREFIX), today=choice["value"], values=()))
         for name, choice in choices.items()

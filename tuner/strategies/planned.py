@@ -35,7 +35,7 @@ STAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """One thing that a plan carries out.
+    """One step of a plan.
 
     Attributes:
         stage: When: one of `STAGES`, or before torch is imported.
@@ -99,7 +99,7 @@ def _differences(choice: Choice, defaults: Choice) -> str:
 
 
 def _added(before: Mapping[str, Any], after: Mapping[str, Any], asked: str) -> Iterator[str]:
-    """Words for what was asked for between two looks at a stage.
+    """Words for the requests added between two snapshots of a stage.
 
     Args:
         asked: Parameters of the choice, said beside what only has a name.

@@ -47,7 +47,7 @@ def assemble(
     batch_sampler: EndlessBatches | None = None,
     worker_init: Callable[[int], None] | None = None,
 ) -> TrainingJob:
-    """Builds the job that a plan describes. The process group exists already if there are ranks.
+    """Build the job that a plan describes. The process group exists already if there are ranks.
 
     Args:
         make_model: Replaces `workload.model`, to start from a saved state.
@@ -161,7 +161,7 @@ def _loader(
     num_ranks: int,
     worker_init: Callable[[int], None] | None,
 ) -> Any:
-    """Over the transformed dataset; the lengths of samples are asked of the workload's own."""
+    """Build the loader over the transformed dataset; the workload itself is asked for the lengths of samples."""
 
     def length(index: int) -> int:
         return workload.length(dataset, index)
@@ -182,7 +182,7 @@ def _loader(
 def _regrouped(
     order: EndlessBatches | None, arguments: BatchArguments, length: LengthOf, num_ranks: int
 ) -> EndlessBatches | None:
-    """The fixed order in the plan's batches; the workload's own sampling is regrouped by the loader."""
+    """Regroup the fixed order into the plan's batches; the loader regroups the workload's own sampling."""
     if order is None or arguments.is_plain:
         return order
     batches = regroup(order.batches, arguments, length, num_ranks, seed=REGROUPING_SEED)

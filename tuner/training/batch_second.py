@@ -40,7 +40,7 @@ _PER_POSITION = frozenset(
     }
 )
 _LEAST_BLOCKS = 2
-"""One block alone transposes as often as before."""
+"""Minimum number of blocks: one block alone transposes as often as before."""
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
@@ -49,7 +49,7 @@ def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
 
 
 def to_batch_second(blocks: Sequence[torch.nn.Module]) -> None:
-    """Changes a stack of blocks in place: (batch, tokens, width) in and out, the other order inside.
+    """Change a stack of blocks in place: (batch, tokens, width) in and out, the other order inside.
 
     A block takes the tensor as its first argument and returns it, alone or first in a tuple.
     """

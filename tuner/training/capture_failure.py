@@ -21,7 +21,7 @@ WAITS = "called a synchronizing CUDA operation"
 """Words of torch about an operator that waits for the device, while waiting is an error."""
 
 MASKS = "transformers/masking_utils.py"
-"""Where masks are computed, which an attention by a flag has no need of."""
+"""Source file that computes masks, which attention by a flag does not need."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(
@@ -51,7 +51,10 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     ("cudaErrorStreamCaptureIsolation", "it depends on work that was launched before the recording, on another stream"),
     ("cudaErrorStreamCaptureImplicit", "it uses the legacy default stream: launch it on torch's current stream"),
     (WAITS, "the host waits for the device, as .cpu() and making a tensor of Python's numbers on it do"),
-    ("cudaErrorStreamCaptureUnsupported", "the host waits for the device, or calls what is not permitted meanwhile"),
+    (
+        "cudaErrorStreamCaptureUnsupported",
+        "the host waits for the device, or makes a call that is not permitted during recording",
+    ),
     (
         "operation not permitted when stream is capturing",
         "the host waits for the device, or calls what is not permitted",
@@ -60,7 +63,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
 
 
 def explained(error: BaseException, operator: str = "") -> CaptureError:
-    """The error for people.
+    """Build the error for the user.
 
     Args:
         error: What was raised where it happened, with its traceback.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 WARM_UP_STEPS = 3
-"""PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
+"""Warm-up steps: PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
 MAX_RECORDINGS = 4
 """Shapes that one training mode may see: each keeps memory of its own."""
 PAYS_AFTER_STEPS = 100
@@ -142,7 +142,7 @@ class CapturedStep(HostStep):
             self._undecided = True
 
     def settle(self) -> None:
-        """Makes the scheduler's step that is due, so that the rate is the next update's. It may wait for the device."""
+        """Make the scheduler's step that is due, so that the rate is the next update's. It may wait for the device."""
         if not self._undecided:
             return
         self._undecided = False
@@ -296,7 +296,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """While active, the job's parameters have them, as those of a step that the host makes."""
+        """Show the parameters to the job, as those of a step that the host makes, while active."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -305,7 +305,7 @@ class _Gradients:
             self._set(job, before)
 
     def give_to(self, job: TrainingJob) -> None:
-        """Tells the host what a replay, in which no Python runs, has done."""
+        """Tell the host what a replay, in which no Python runs, has done."""
         self._set(job, self.values)
         if job.scaler:
             job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
@@ -343,7 +343,7 @@ class _Recording:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Lets an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
+    """Let an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
 
     Raises:
         CaptureError: It has no such form.
@@ -424,7 +424,7 @@ def _changes(signatures: Sequence[Key]) -> str:
 
 
 def _clear_gradients(job: TrainingJob) -> None:
-    """So that the backward pass makes new ones, which a graph then writes into at every replay."""
+    """Clear the gradients: the backward pass makes new ones, into which a graph writes at every replay."""
     job.optimizer.zero_grad(set_to_none=True)
     job.model.zero_grad(set_to_none=True)
 

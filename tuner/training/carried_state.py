@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
-"""Most items of a container that is looked into: a longer one is a table."""
+"""Maximum items of a container that is inspected: a longer one is a table."""
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -72,7 +72,7 @@ class CarriedState:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step.
+        """Wrap a step.
 
         Raises:
             CaptureError: Something carries state to the next step in a way that a graph cannot follow.
@@ -90,7 +90,7 @@ class CarriedState:
             self._check(harmless={attribute.name for attribute, _ in watched} - read)
 
     def restore(self) -> None:
-        """Undoes what the steps changed in place in attributes. Parameters and buffers are `StepState`'s."""
+        """Undo what the steps changed in place in attributes. Parameters and buffers are `StepState`'s."""
         import torch
 
         with torch.no_grad():
@@ -99,7 +99,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Puts tensors that tell when they are read in the place of those that the last step set anew."""
+        """Put tensors that tell when they are read in the place of those that the last step set anew."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():
@@ -185,7 +185,7 @@ def _look(job: TrainingJob) -> Look:
 
 
 def _leaves(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Leaves of containers that a step may change; with the keys of mappings."""
+    """Leave of containers that a step may change; with the keys of mappings."""
     if isinstance(value, Mapping) and depth and len(value) <= MAX_ITEMS:
         for key, item in value.items():
             yield key

@@ -125,7 +125,7 @@ def cast_model(
 
 
 def compute_routers_in_fp32(model: torch.nn.Module) -> torch.nn.Module:
-    """Takes routers out of autocast (level O1)."""
+    """Take routers out of autocast (level O1)."""
     for name, module in model.named_modules():
         if is_router(name, module):
             module.forward = _without_autocast(module.forward, _device_type(model))
@@ -147,8 +147,8 @@ def _device_type(model: torch.nn.Module) -> str:
 
 
 def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """FP32 in, 16 bits out. Torch's batch normalisation takes 16-bit inputs with FP32 weights by itself, and so do its
-    subclasses; norms of torch's without any state compute in FP32 anyway.
+    """Compute a module in FP32 with 16 bits in and out. Torch's batch normalisation takes 16-bit inputs with FP32
+    weights by itself, and so do its subclasses; norms of torch's without any state compute in FP32 anyway.
     """
     import torch
 

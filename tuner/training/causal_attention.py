@@ -20,13 +20,13 @@ IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
 """Name that the library has for the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments that, beside masks, tell a model of more than plain sequences."""
+"""Arguments that, beside masks, mean more than plain sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Options by which a configuration says that tokens do not see all that came before them."""
 
 
 def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
-    """Sets it in every model of transformers that is part of the model."""
+    """Set it in every model of transformers that is part of the model."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -90,7 +90,7 @@ class _Turns:
 
 
 class CausalLook:
-    """Watches one step: would the flag alone have been the same?"""
+    """Observer of one step that tests whether the flag alone would have been the same."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._models = _models_of(model)
@@ -124,7 +124,7 @@ class CausalLook:
 
     @property
     def refusal(self) -> str:
-        """Reason why the flag alone says less than the mask, or cannot be set; empty where it is the same."""
+        """Reason why the flag alone expresses less than the mask, or cannot be set; empty where they are equal."""
         if not self._models:
             return "the model computes its own attention masks, or none"
         if self._given:
@@ -133,9 +133,7 @@ class CausalLook:
             return "not all attention of the model is causal"
         for inner in self._models:
             if len(_models_of(inner)) == 1 and inner not in self._called:
-                return (
-                    f"{type(inner).__name__} was not called in the step that was looked at, so what it gets is unknown"
-                )
+                return f"{type(inner).__name__} was not called in the inspected step, so its inputs are unknown"
             if inner.config._attn_implementation != MASKED or not inner._can_set_attn_implementation():
                 return f"the attention of {type(inner).__name__} cannot be set"
             if any(getattr(inner.config, name, None) is not None for name in WINDOWS):

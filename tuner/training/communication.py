@@ -30,7 +30,7 @@ def attach(
     arguments: WrapArguments,
     max_grad_norm: float | None,
 ) -> None:
-    """Gives DDP its hook; after the optimizer, whose momentum one technique takes over.
+    """Give DDP its hook; after the optimizer, whose momentum one technique takes over.
 
     Raises:
         UnsupportedError: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 NUM_EVENTS = 10
-"""Most events of each kind that are kept, the most frequent first."""
+"""Maximum recorded events of each kind, the most frequent first."""
 NUM_METRICS = 1024
 """TorchDynamo keeps the last 64 compilations by itself."""
 REASON_LENGTH = 300
@@ -34,7 +34,7 @@ _SKIPPING = "skipping cudagraphs"
 
 
 def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -> None:
-    """Compiles a module.
+    """Compile a module.
 
     TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
     for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
@@ -52,7 +52,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Keeps what is compiled from here on apart in the caches, which take no notice of it themselves.
+    """Keep what is compiled from here on apart in the caches, which take no notice of it themselves.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.
@@ -75,7 +75,7 @@ def allow_recompilations(num_blocks: int) -> None:
 
 
 def watch_compilation() -> None:
-    """Keeps the records of all compilations from here on, and why CUDA graphs were skipped."""
+    """Keep the records of all compilations from here on, and why CUDA graphs were skipped."""
     import torch._dynamo.utils
     import torch._logging
 
@@ -185,7 +185,7 @@ def _innermost(stack: Iterable[Any]) -> str:
 
 
 def _guard(reason: str) -> str:
-    """`0/3: L['self'].index == 3  # ...`: the guard without the number of the compilation that it belongs to."""
+    """Guard without the number of its compilation: `0/3: L['self'].index == 3 # ...`."""
     return re.sub(r"^\s*(-\s*)?\d+/\d+:\s*", "", reason.strip().partition("\n")[0])
 
 

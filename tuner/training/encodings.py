@@ -23,7 +23,7 @@ LEVELS = 124
 INFINITE, NOT_A_NUMBER = 127, 126
 """Codes for infinity (the negative code for the negative one) and for what is not a number."""
 BLOCKS_AT_ONCE = 1 << 14
-"""So many are encoded at a time: what that takes for a moment must stay far below what it saves."""
+"""Blocks encoded at a time: the peak memory of encoding must stay far below its saving."""
 WORTHWHILE = 0.75
 """A sparse form that takes more than this share of the whole is not worth its time."""
 
@@ -85,7 +85,7 @@ def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A copy is not needed: the tensor itself."""
+    """Tensor itself, where a copy is not needed."""
 
     tensor: torch.Tensor
 
@@ -112,7 +112,7 @@ class Sparse:
 
     @classmethod
     def encode(cls, tensor: torch.Tensor) -> Sparse | Whole:
-        """Reads the number of zeros, for which the host waits; the tensor itself where it has too few of them."""
+        """Read the number of zeros, for which the host waits; the tensor itself where it has too few of them."""
         import torch
 
         flat = flattened(tensor)

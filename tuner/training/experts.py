@@ -22,7 +22,7 @@ TRANSFORMERS_NAMES = {"looped": "eager", "batched": "batched_mm", "grouped": "gr
 
 
 def offered_implementations(model: torch.nn.Module) -> tuple[str, ...]:
-    """Those that all layers of experts in the model offer; none where there is no such layer."""
+    """Implementations that all layers of experts in the model offer; none without such layers."""
     layers = [set(layer.expert_implementations) for layer in _layers(model)]
     layers += [set(IMPLEMENTATIONS) for _ in _transformers_models(model)]
     common = set.intersection(*layers) if layers else set()
@@ -40,7 +40,7 @@ def used_implementation(model: torch.nn.Module) -> str | None:
 
 
 def use_implementation(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Sets it in every layer of experts."""
+    """Set it in every layer of experts."""
     for layer in _layers(model):
         layer.expert_implementation = name
     for inner in _transformers_models(model):

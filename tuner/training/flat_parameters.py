@@ -28,7 +28,7 @@ ALIGNMENT = 256
 """Bytes; what the widest loads of kernels and tensor-memory copies want, with room."""
 
 ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
-"""Classes of torch.optim whose update of an element depends on that element's history alone."""
+"""Classes of torch.optim whose update of an element depends on that element only."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
 """States of those classes that are one number for the whole tensor."""
@@ -55,7 +55,7 @@ class FlatParameters(ParameterLayout):
         self.order = [group["params"] for group in optimizer.param_groups]
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copies the parameters' gradients into the buffers' and frees them.
+        """Copy the parameters' gradients into the buffers' and free them.
 
         Raises:
             UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.

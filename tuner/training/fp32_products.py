@@ -1,4 +1,4 @@
-"""The format in which products of FP32 are computed, however a workload has set it.
+"""Dtype in which FP32 matmuls are computed, however a workload has set it.
 
 PyTorch has flags that operators share, and since 2.9 one for each operator, and refuses to read the former once one of
 the latter was set by itself: https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def fp32_products() -> str:
-    """Name that `torch.set_float32_matmul_precision` has for it; that of CUDA's products where operators differ."""
+    """Return the name in `torch.set_float32_matmul_precision`; that of CUDA's matmuls where operators differ."""
     import torch
 
     try:
@@ -23,7 +23,7 @@ def fp32_products() -> str:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """While active, products and convolutions of FP32 are in FP32."""
+    """Compute matmuls and convolutions of FP32 in FP32 while active."""
     import torch
 
     try:

@@ -59,7 +59,7 @@ class Hierarchy:
         return flat
 
     def average(self, flat: torch.Tensor, key: int) -> None:
-        """Averages a one-dimensional tensor over all ranks, in place."""
+        """Average a one-dimensional tensor over all ranks, in place."""
         wide = widened(flat) if self._widens else flat
         average_in_two_levels(wide, self.levels, self.compression, key)
         if wide is not flat:

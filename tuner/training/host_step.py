@@ -33,7 +33,7 @@ class HostStep:
         return loss
 
     def settle(self) -> None:
-        """Nothing is left for later."""
+        """Do nothing: no work is left for later."""
 
     @property
     def skipped_steps(self) -> int:
@@ -46,7 +46,7 @@ class HostStep:
         return ([batch], [1.0]) if count == 1 else split_batch(self._job.workload, batch, count)
 
     def forward_backward(self, pieces: list[Any], weights: Sequence[Any]) -> torch.Tensor:
-        """Accumulates the gradients of all micro-batches.
+        """Accumulate the gradients of all micro-batches.
 
         Returns:
             The loss of the whole batch, detached.

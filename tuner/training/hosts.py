@@ -42,7 +42,7 @@ class Levels:
 
 
 def make_levels() -> Levels:
-    """Makes the groups; every rank calls it.
+    """Make the groups; every rank calls it.
 
     Raises:
         UnsupportedError: The hosts have different numbers of ranks.
@@ -112,7 +112,7 @@ def host_of_ranks() -> list[str]:
 def emulate_for_nccl(
     rank: int, num_ranks: int, *, per_device: int = 1, variables: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Tells NCCL which emulated host this rank is on; before its first group. Nothing where none is emulated.
+    """Tell NCCL which emulated host this rank is on; before its first group. Nothing where none is emulated.
 
     The way between hosts is the user's where they name one (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
 

@@ -45,7 +45,7 @@ class IgnoredParameters(StepHook):
         return list(self._named)
 
     def finish_gradients(self) -> None:
-        """Averages the gradients over the ranks and gives them to the optimizer's parameters; a parameter gets none on
+        """Average the gradients over the ranks and give them to the optimizer's parameters; a parameter gets none on
         any rank or one on all.
         """
         by_dtype = defaultdict(list)

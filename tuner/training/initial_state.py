@@ -24,7 +24,7 @@ _FILLS = ("normal_", "uniform_", "bernoulli_", "exponential_", "log_normal_", "c
 _ARITHMETIC = ("erfinv_", "log_", "pow_", "mul_", "add_", "sub_", "div_", "clamp_")
 """In-place operations of initialisers on random numbers: `trunc_normal_` stretches, shifts and bounds uniform ones."""
 _COMPARISONS = ("lt", "gt")
-"""It may also draw until none is out of bounds, which without numbers would never end."""
+"""Operators that compare numbers, until none is out of bounds: without numbers such a loop would never end."""
 _WRITES = ("copy_", "fill_", "zero_")
 
 
@@ -38,13 +38,13 @@ def named_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_initial_state(model: torch.nn.Module, path: Path) -> None:
-    """Writes the state of a freshly initialised model."""
+    """Write the state of a freshly initialised model."""
     state = dict(named_state(model))
     save_tensors(path, state, {"structure": _structure(model)})
 
 
 def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> torch.nn.Module:
-    """Builds the model with the saved state, in the layout that its constructor gives it.
+    """Build the model with the saved state, in the layout that its constructor gives it.
 
     A constructor whose structure depends on the skipped random numbers is noticed and run again in
     full.

@@ -106,7 +106,7 @@ class TrainingJob:
         return self.runner.step(batch)
 
     def to_device(self, batch: Any) -> Any:
-        """Moves a batch to the device and applies the batch transforms."""
+        """Move a batch to the device and apply the batch transforms."""
         if self.device.type != "cpu":
             batch = moved(batch, self.device, non_blocking=self.plan.loader.pin_memory)
         batch = self.workload.batch_transform(batch)
@@ -122,14 +122,14 @@ class TrainingJob:
             return loss
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulates gradients, scaled where the plan has a loss scaler."""
+        """Accumulate gradients, scaled where the plan has a loss scaler."""
         with ExitStack() as stack:
             for context in self.plan.step.contexts:
                 stack.enter_context(context())
             (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def update(self) -> None:
-        """Clips, updates, clears the gradients and steps the scheduler."""
+        """Clip, update, clear the gradients and step the scheduler."""
         self.finish_gradients()
         if self.on_gradients:
             self.on_gradients(self.gradients())
@@ -143,7 +143,7 @@ class TrainingJob:
     # --- what a step consists of --------------------------------------------------------------
 
     def finish_gradients(self) -> None:
-        """Brings gradients to the parameters that the optimizer updates, in their own scale."""
+        """Bring gradients to the parameters that the optimizer updates, in their own scale."""
         for hook in self.hooks:
             hook.finish_gradients()
         self.layout.finish_gradients(self.parameters())
@@ -185,13 +185,13 @@ class TrainingJob:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def clip(self) -> None:
-        """Clips the gradients to the workload's norm, where it has one."""
+        """Clip the gradients to the workload's norm, where it has one."""
         if self.workload.max_grad_norm is not None and not any(hook.has_clipped for hook in self.hooks):
             self.layout.clip(self.parameters(), self.workload.max_grad_norm)
 
     @property
     def steps_per_round(self) -> int:
-        """After so many steps everything that a step does was done."""
+        """Number of steps in which each kind of work of a step occurs at least once."""
         return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
@@ -270,7 +270,7 @@ class TrainingJob:
         return self._as_users(*self.layout.whole_optimizer_state(state, self.optimizer, self._optimizer_names))
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
+        """Take what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
         optimizer. It runs on as it does here.
 
         Raises:
@@ -299,7 +299,7 @@ class TrainingJob:
         return {**self._place(), "kept": kept} if kept else {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
+        """Take what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
 
         Raises:
             WorkloadRejectedError: It is of another rank, or of other settings.
@@ -327,7 +327,7 @@ class TrainingJob:
         return self.layout.whole_parameters(unwrapped(self.model), self.updated_parameters())
 
     def parameters_set(self) -> None:
-        """Tells the hooks that the model's parameters were set from outside."""
+        """Tell the hooks that the model's parameters were set from outside."""
         for hook in self.hooks:
             hook.parameters_set()
 
@@ -345,7 +345,7 @@ class TrainingJob:
         return next((hook for hook in self.hooks if hook.method), None)
 
     def _place(self) -> dict[str, Any]:
-        """Whose a rank's state is."""
+        """Owner of a rank's state."""
         import torch.distributed as dist
 
         keeper = self._keeper()

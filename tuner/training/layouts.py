@@ -48,7 +48,9 @@ def with_strides(value: torch.Tensor, strides: Strides) -> torch.Tensor:
 
 
 def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A value of a parameter's shape in the parameter's layout; of DTensors, whose parts are contiguous, as it is."""
+    """Return a value in the parameter's layout where it has its shape; DTensors, whose parts are contiguous,
+    unchanged.
+    """
     return value if hasattr(parameter, "to_local") else with_strides(value, dense_strides(parameter))
 
 

@@ -65,7 +65,7 @@ def build_loader(
 def _options(
     workload: Workload, arguments: LoaderArguments, worker_init: Callable[[int], None] | None
 ) -> dict[str, Any]:
-    """Whatever is sampled: who loads, ahead by how much, into which memory."""
+    """Build the loader's options, whatever is sampled: who loads, how far ahead, into which memory."""
     import torch
 
     options: dict[str, Any] = {

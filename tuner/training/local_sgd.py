@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import LocalSgdArguments
 
 AVERAGED_BYTES = 25 * 2**20
-"""At once, as DDP reduces its buckets: averaging needs as much memory again."""
+"""Bytes averaged at once, as DDP reduces its buckets: averaging needs as much memory again."""
 
 
 class LocalSgd(StepHook):
@@ -74,7 +74,7 @@ class LocalSgd(StepHook):
         return post_localSGD_hook(self._state, bucket)
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Counts an update, and averages the model where it is time."""
+        """Count an update, and average the model where it is time."""
         self.num_steps += 1
         local = self.num_steps - self.warm_up_steps
         if local > 0 and local % self.every == 0:
@@ -96,7 +96,7 @@ class LocalSgd(StepHook):
         return copied
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Averages all but the count of steps, which an average would only round."""
+        """Average all but the count of steps, which an average would only round."""
         without = {
             number: {name: value for name, value in values.items() if name != "step"}
             for number, values in state["state"].items()
@@ -118,7 +118,7 @@ class LocalSgd(StepHook):
     # --- pieces -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """DDP sends the first rank's buffers in every forward pass, until ranks have their own."""
+        """Continue without DDP's broadcast of the first rank's buffers in every forward pass: ranks have their own."""
         if self.num_steps >= self.warm_up_steps:
             self._model.broadcast_buffers = False
 
@@ -126,7 +126,7 @@ class LocalSgd(StepHook):
         return (buffer for buffer in self._model.module.buffers() if _may_differ(buffer))
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
-        """In place, in FP32 or better."""
+        """Average in place, in FP32 or better."""
         import torch
         import torch.distributed as dist
 
@@ -144,12 +144,12 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """Whole numbers are counts, the same on all ranks."""
+    """True for floating-point tensors: whole numbers are counts, equal on all ranks."""
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _grouped(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """In their order, neighbours of one device and format, of no more bytes than are averaged at once."""
+    """Group tensors in their order: neighbours of one device and dtype, up to the bytes averaged at once."""
     group: list[torch.Tensor] = []
     for tensor in tensors:
         size = sum(other.nbytes for other in (*group, tensor))

@@ -46,7 +46,7 @@ class MasterWeights(StepHook):
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuses an optimizer that holds the model's 16-bit parameters themselves.
+        """Refuse an optimizer that holds the model's 16-bit parameters themselves.
 
         Raises:
             WorkloadRejectedError: It was not built from what `Workload.optimizer` is given.
@@ -64,7 +64,7 @@ class MasterWeights(StepHook):
             self.finish_gradients()
 
     def finish_gradients(self) -> None:
-        """Adds the 16-bit gradients to the FP32 gradients of the masters, and frees them."""
+        """Add the 16-bit gradients to the FP32 gradients of the masters, and free them."""
         import torch
 
         copied: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -86,7 +86,7 @@ class MasterWeights(StepHook):
             torch._foreach_add_([target for target, _ in added], [source for _, source in added])
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Rounds the masters into the model's parameters."""
+        """Round the masters into the model's parameters."""
         import torch
 
         if self._pairs:
@@ -94,7 +94,7 @@ class MasterWeights(StepHook):
                 torch._foreach_copy_([p for p, _ in self._pairs], [master for _, master in self._pairs])
 
     def parameters_set(self) -> None:
-        """Takes the masters anew from the model's parameters."""
+        """Take the masters anew from the model's parameters."""
         import torch
 
         if self._pairs:

@@ -21,7 +21,7 @@ def batch_length(batch: Any) -> int | None:
 
 
 def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], list[float]]:
-    """Cuts along the first dimension.
+    """Cut along the first dimension.
 
     Returns:
         `count` pieces, and their weights: each piece's share of the batch's samples or tokens, so

@@ -40,7 +40,8 @@ class BuiltOptimizer:
 
 
 def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
-    """Another algorithm first, then how it runs, then the buffers that it runs over, its rates, and what ranks share.
+    """Build the optimizer: first another algorithm, then its implementation, its buffers, its learning rates and what
+    ranks share.
 
     Raises:
         UnsupportedError: The optimizer has to be built again and holds what would be lost, or has no such
@@ -94,7 +95,7 @@ def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> t
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
-    """Refuses a scheduler that sets rates of its own, where the plan has changed the user's.
+    """Refuse a scheduler that sets rates of its own, where the plan has changed the user's.
 
     Args:
         rates: Of each group, before the scheduler was made, which keeps the first of them as `initial_lr`.
@@ -141,7 +142,7 @@ def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_new(optimizer: torch.optim.Optimizer) -> None:
-    """Another one in its place has its groups and options, and nothing else of it."""
+    """Check a replacing optimizer: it has the groups and options of the first, and nothing else of it."""
     hooks = sorted(name for name, value in vars(optimizer).items() if name.endswith("_hooks") and value)
     # Adagrad makes its state when it is made, at step 0.
     stepped = [values for values in optimizer.state.values() if values and float(values.get("step", 1))]
@@ -168,7 +169,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
 
 
 def _check_dense(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses parameters with holes in their memory, over which a fused update runs as if there were none."""
+    """Refuse parameters with holes in their memory, over which a fused update runs as if there were none."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
             raise UnsupportedError(
@@ -184,7 +185,7 @@ def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 
 
 def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Gives a gradient that the user's own step made its parameter's layout."""
+    """Give a gradient that the user's own step made its parameter's layout."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if parameter.grad is not None:
             parameter.grad = laid_out_like(parameter.grad, parameter)

@@ -59,7 +59,7 @@ def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
 
 
 def pad_linears(model: nn.Module, multiple: int) -> nn.Module:
-    """Makes every such layer a padded one, in place: modules and parameters stay the same objects."""
+    """Make every such layer a padded one, in place: modules and parameters stay the same objects."""
     for module in unaligned_linears(model, multiple):
         module.__class__ = PaddedLinear
         module.multiple = multiple  # type: ignore[assignment]

@@ -37,11 +37,11 @@ class ParameterLayout:
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Around a micro-batch whose gradients wait for the last one's, where they do."""
+        """Wrap a micro-batch whose gradients wait for those of the last one."""
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def finish_gradients(self, parameters: Parameters) -> None:
-        """Brings gradients of a backward pass to what the optimizer updates."""
+        """Bring gradients of a backward pass to what the optimizer updates."""
 
     def gradients_by_parameter(self) -> Mapping[torch.nn.Parameter, torch.Tensor]:
         """Gradients of parameters that do not hold them themselves."""
@@ -61,7 +61,7 @@ class ParameterLayout:
         return float(self.whole(total))
 
     def clip(self, parameters: Parameters, max_norm: float) -> None:
-        """Scales the gradients down to this norm of the whole model's."""
+        """Scale the gradients down to this norm of the whole model's."""
         import torch
 
         gradients = self._own_gradients(parameters)

@@ -49,7 +49,7 @@ class LoaderArguments:
 
 @dataclass(kw_only=True)
 class OptimizerArguments:
-    """How the user's optimizer runs; None leaves it as they wrote it."""
+    """Implementation of the user's optimizer; None leaves it as they wrote it."""
 
     implementation: str | None = None
     """"for_loop", "foreach" or "fused"."""
@@ -58,9 +58,9 @@ class OptimizerArguments:
     contiguous: bool = False
     """Parameters are views of one buffer for each group and dtype."""
     capturable: bool = False
-    """Its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
+    """True where its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
     algorithm: str | None = None
-    """Another algorithm, by its name in `steptune.tuner.training.optimizers.exchange`."""
+    """Algorithm that replaces the optimizer's, by its name in `steptune.tuner.training.optimizers.exchange`."""
     kernels: list[str] = field(default_factory=list)
     """Names of the kernels of `steptune.kernels` that compute its step."""
     rate_factor: float = 1.0
@@ -77,7 +77,7 @@ class StepArguments:
     contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     """Context managers around forward and backward."""
     beginnings: list[Callable[[], None]] = field(default_factory=list)
-    """Called at the beginning of every step."""
+    """Callbacks at the beginning of every step."""
     captured: bool = False
     """Forward, backward and update are recorded as CUDA graphs and replayed."""
 
@@ -108,7 +108,7 @@ class CompressionArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgdArguments:
-    """When ranks step alone, as `local_sgd` names it."""
+    """Rounds in which ranks step alone, as `local_sgd` names them."""
 
     every: int
     warm_up_steps: int
@@ -157,7 +157,7 @@ class WrapArguments:
     sharding: ShardingArguments | None = None
     mesh: MeshArguments | None = None
     param_dtype: str | None = None
-    """In which sharded FP32 parameters are gathered, where that is another number format."""
+    """Dtype in which sharded FP32 parameters are gathered, if it is another one."""
 
     @property
     def shards_parameters(self) -> bool:
@@ -184,7 +184,7 @@ class Plan:
     environment: list[Callable[[], None]] = field(default_factory=list)
     """Process-wide settings: threads, back-end flags."""
     model: list[ModelTransform] = field(default_factory=list)
-    """On the model in its first precision, on its device: layout."""
+    """Transforms of the model in its first precision, on its device: layout."""
     cast: list[ModelTransform] = field(default_factory=list)
     checkpointing: list[ModelTransform] = field(default_factory=list)
     block_compilation: list[ModelTransform] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Plan:
     step: StepArguments = field(default_factory=StepArguments)
     whole_compilation: list[ModelTransform] = field(default_factory=list)
     batch: list[BatchTransform] = field(default_factory=list)
-    """On every batch, on the device, after the workload's own `batch_transform`."""
+    """Transforms of every batch, on the device, after the workload's own `batch_transform`."""
     dataset: list[DatasetTransform] = field(default_factory=list)
     batches: BatchArguments = field(default_factory=BatchArguments)
     loader: LoaderArguments = field(default_factory=LoaderArguments)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-    """Adds the hooks.
+    """Add the hooks.
 
     Raises:
         UnsupportedError: Where the class token goes is not known.

@@ -31,7 +31,7 @@ class CopyStream(Protocol):
         """Run what is launched inside beside what is computed."""
 
     def hand_over(self, batch: Any) -> None:
-        """Makes what is computed from now on wait for the copy, and keeps the batch's memory until it is used."""
+        """Make what is computed from now on wait for the copy, and keep the batch's memory until it is used."""
 
 
 class SameStream:
@@ -138,7 +138,7 @@ class PrefetchingIterator:
         return batch
 
     def _fetch(self) -> None:
-        """Takes the next batch and launches its copy; nothing is asked of a loader that has ended."""
+        """Take the next batch and launch its copy; nothing is asked of a loader that has ended."""
         if self._ended is not None:
             return
         try:

@@ -20,7 +20,7 @@ class Recorder(Protocol):
     """Makes work replayable."""
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:
-        """Runs what is to be recorded.
+        """Run what is to be recorded.
 
         Raises:
             CaptureError: Something in it cannot be recorded.
@@ -34,7 +34,7 @@ class Recorder(Protocol):
         """
 
     def finish(self) -> None:
-        """Waits until nothing is replayed any more."""
+        """Wait until nothing is replayed any more."""
 
 
 class Repeater:
@@ -50,7 +50,7 @@ class Repeater:
         return [_Repeated(run) for run in runs]
 
     def finish(self) -> None:
-        """Everything has run when it was called."""
+        """Do nothing: everything has run when it is called."""
 
 
 class _Repeated:

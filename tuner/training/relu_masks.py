@@ -25,7 +25,7 @@ Noting = Callable[["torch.Tensor"], None]
 
 
 def keep_masks(model: torch.nn.Module, count: Counting, note: Noting) -> None:
-    """Replaces the forward pass of every `nn.ReLU` and `nn.MaxPool2d` of a model; its state keys stay the same.
+    """Replace the forward pass of every `nn.ReLU` and `nn.MaxPool2d` of a model; its state keys stay the same.
 
     Args:
         count: Called with the bytes that autograd would keep, and those that are kept.

@@ -65,7 +65,7 @@ class SavedActivations:
     # --- where it is put ------------------------------------------------------------------------
 
     def attach(self, model: torch.nn.Module, workload: Any = None) -> torch.nn.Module:
-        """Makes the model's ReLU and MaxPool2d modules keep masks. That is less than any other form, and lossy ones
+        """Make the model's ReLU and MaxPool2d modules keep masks. That is less than any other form, and lossy ones
         would round small activations to zero, which a ReLU's backward pass takes for a closed gate.
         """
         self._model = model
@@ -73,13 +73,13 @@ class SavedActivations:
         return model
 
     def note_batch(self, batch: Any) -> Any:
-        """Leaves a batch alone: the training loop keeps it until the end of the step."""
+        """Leave a batch alone: the training loop keeps it until the end of the step."""
         self._batch = [_storage(leaf) for leaf in leaves(batch) if hasattr(leaf, "untyped_storage")]
         return batch
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Around forward and backward pass."""
+        """Wrap forward and backward pass."""
         from torch.autograd.graph import saved_tensors_hooks
 
         self._others = None

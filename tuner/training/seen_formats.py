@@ -1,4 +1,4 @@
-"""In which number formats a step's products were computed, read from what autograd recorded of it.
+"""Dtypes of a step's matmuls, read from what autograd recorded.
 
 Looking costs nothing and changes nothing: no hook, no mode, no other graph for the compiler. What compiled code, or a
 function with a backward pass of its own, does inside is not recorded there.
@@ -36,7 +36,7 @@ class SeenFormats:
         self.autocast: str | None = None
 
     def look(self, loss: torch.Tensor, device: torch.device) -> None:
-        """Called where the loss was computed, with the same autocast."""
+        """Inspect the loss where it was computed, with the same autocast."""
         import torch
 
         # What is no tensor, or depends on no parameter, is refused by the look at the workload, which says why.

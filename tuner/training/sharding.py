@@ -1,4 +1,4 @@
-"""Laying parameters, gradients and optimizer states over the ranks: FSDP2 (`fully_shard`), and ZeRO-1.
+"""Sharding of parameters, gradients and optimizer states: FSDP2 (`fully_shard`), and ZeRO-1.
 
 A unit is a module whose parameters are gathered together just before they are used: the repeated blocks, or modules of
 at least so many parameters; what is in none of them is in the root. Every rank holds a part of every parameter
@@ -129,7 +129,7 @@ def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module
 
 
 def _holders(model: torch.nn.Module) -> Counter[int]:
-    """In how many places a parameter is, by its identity."""
+    """Number of places that hold a parameter, by its identity."""
     every = (parameter for module in model.modules() for parameter in module._parameters.values())
     return Counter(id(parameter) for parameter in every if parameter is not None)
 
@@ -164,7 +164,7 @@ def _check_reduces_on_cpu() -> None:
 
 
 def _prefetch(units: list[torch.nn.Module], way: str, depth: int) -> None:
-    """Gathers so many units ahead, in the order in which they are used; one is what FSDP does by itself."""
+    """Gather so many units ahead, in the order in which they are used; one is what FSDP does by itself."""
     if depth == 1:
         return
     for place, unit in enumerate(units):
@@ -198,7 +198,7 @@ def description_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def reduction_factor(model: torch.nn.Module) -> float:
-    """How many times fewer bytes a sharded model's gradients are reduced in than FP32 has; 1 where it keeps less."""
+    """Factor by which a sharded model's gradients are reduced in fewer bytes than FP32; 1 where there is no saving."""
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -246,7 +246,7 @@ def whole(value: Any) -> Any:
 
 
 def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole value, which all ranks have, as `tensor` is laid over them."""
+    """Shard a whole value, which all ranks have, as `tensor` is sharded."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(tensor, DTensor):
@@ -280,7 +280,9 @@ def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
-    """Without importing it, which compiles scripts and warns: an optimizer of that class has imported it."""
+    """True for a ZeRO optimizer. Does not import its class, which compiles scripts and warns: an optimizer of that
+    class has imported it.
+    """
     loaded = sys.modules.get("torch.distributed.optim")
     return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)
 

@@ -34,16 +34,16 @@ class StepHook:
     # --- one step -----------------------------------------------------------------------------
 
     def after_micro_batch(self, model: torch.nn.Module) -> None:
-        """Called after every backward pass of a batch that is computed in several."""
+        """Act after every backward pass of a batch that is computed in several."""
 
     def finish_gradients(self) -> None:
-        """Brings gradients of the backward pass to what the optimizer updates."""
+        """Bring gradients of the backward pass to what the optimizer updates."""
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Called when the optimizer has updated `parameters`."""
+        """Act when the optimizer has updated `parameters`."""
 
     def parameters_set(self) -> None:
-        """Called when the model's parameters were set from outside."""
+        """Act when the model's parameters were set from outside."""
 
     # --- checkpoints: of all ranks ------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class StepHook:
         return state
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called when the optimizer has loaded a state."""
+        """Act when the optimizer has loaded a state."""
 
     # --- checkpoints: of each rank ------------------------------------------------------------
 
@@ -74,5 +74,5 @@ class StepHook:
         return {}
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Goes on with what `kept` gave, in another job too."""
+        """Go on with what `kept` gave, in another job too."""
         assert not kept, f"{self.method} keeps nothing"

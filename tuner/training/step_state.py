@@ -32,7 +32,7 @@ class StepState:
         self._host_generators = _host_generators(job.device)
 
     def restore(self) -> None:
-        """Puts everything back. State that the optimizer has made since becomes what it was made as.
+        """Put everything back. State that the optimizer has made since becomes what it was made as.
 
         Raises:
             CaptureError: The steps since drew random numbers on the host.

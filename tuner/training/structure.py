@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def map_structure(
     function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda value: False
 ) -> Any:
-    """Applies a function to every leaf and rebuilds the containers.
+    """Apply a function to every leaf and rebuilds the containers.
 
     Args:
         is_leaf: Containers that are taken as leaves.
@@ -52,7 +52,7 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
 
 def flatten(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Splits a structure into its tensors by path and a JSON description of the rest.
+    """Split a structure into its tensors by path and a JSON description of the rest.
 
     Raises:
         WorkloadRejectedError: A leaf is of a type that cannot be stored without pickle.

@@ -41,7 +41,7 @@ def _align(position: int) -> int:
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> None:
-    """Writes CPU tensors (any layout, any dtype) and JSON metadata; replaces `path` atomically."""
+    """Write CPU tensors (any layout, any dtype) and JSON metadata; replace `path` atomically."""
     import torch
 
     entries: dict[str, _Entry] = {}
@@ -65,7 +65,7 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[st
 
 
 def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Maps a file written by `save_tensors`, privately: writing to a tensor does not change it.
+    """Map a file written by `save_tensors`, privately: writing to a tensor does not change it.
 
     Returns:
         Tensors by name (CPU, contiguous), and the metadata.

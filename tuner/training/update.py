@@ -41,7 +41,8 @@ class Update:
 def build_update(
     model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, layout: ParameterLayout | None = None
 ) -> Update:
-    """Over the parameters of a model that is wrapped already; DDP's hook, which may read the optimizer, comes after it.
+    """Build the update over the parameters of a wrapped model; DDP's hook, which may read the optimizer, comes after
+    it.
 
     Args:
         layout: That which wrapping has given to the parameters, where it has.
@@ -84,7 +85,7 @@ def _layout_of(plan: Plan) -> ParameterLayout:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan) -> Any:
-    """Where the plan has changed the user's rates, only one that goes on from them."""
+    """Build the scheduler; where the plan has changed the learning rates, accept only one that continues from them."""
     if plan.optimizer.rate_factor == 1.0 and plan.optimizer.algorithm not in workload.learning_rates:
         return workload.scheduler(optimizer)
     rates = [float(group["lr"]) for group in optimizer.param_groups]

@@ -35,7 +35,7 @@ class WorkerThread(NamedTuple):
 
 
 def threads_of_an_operator() -> list[WorkerThread]:
-    """Those of this process that an operator is run on now; empty where the system does not tell.
+    """Threads of this process that an operator runs on now; empty where the system does not tell.
 
     Another thread that is busy meanwhile counts as well.
     """

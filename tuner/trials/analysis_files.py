@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
 
 MAX_LINE_BYTES = 4 << 20
-"""More than a rank without its lanes takes, and more than a lane."""
+"""Maximum bytes of a line: more than a rank without its lanes takes, and more than a lane."""
 MAX_TIMELINE_BYTES = 64 << 20
-"""More than 200 devices: one takes a quarter of a megabyte."""
+"""Maximum bytes of a timeline: more than 200 devices, a quarter of a megabyte each."""
 MAX_ANALYSIS_BYTES = 16 << 20
 MAX_LANES_BYTES = 96 << 20
 """Size of as many full lanes as a page has rows."""

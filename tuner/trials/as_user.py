@@ -20,7 +20,7 @@ class DisturbedError(RunnerError):
 
 
 def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, whatever its status.
+    """Run a command to its end, whatever its status.
 
     Args:
         as_user: The command that runs another one as that user; empty for ourselves.

@@ -30,7 +30,7 @@ def num_profiled_steps(step_time_ns: int) -> int:
 
 
 def _export(recorder: Any, path: Path) -> None:
-    """Writes a trace. The profiler raises nothing where it could not: it leaves no file, or an empty one, or a part.
+    """Write a trace. The profiler raises nothing where it could not: it leaves no file, or an empty one, or a part.
 
     Raises:
         RunnerError: The trace was not written to its end.
@@ -84,7 +84,7 @@ def _collections_marked() -> Iterator[None]:
 def record_profile(
     step: Callable[[], None], num_steps: int, device: torch.device, path: Path, options: dict[str, Any] | None = None
 ) -> None:
-    """Runs warm-up steps and `num_steps` recorded ones, and writes a Kineto trace.
+    """Run warm-up steps and `num_steps` recorded ones, and write a Kineto trace.
 
     One session per process: CUPTI loses the first kernels of later ones (pytorch #192021).
 
@@ -122,7 +122,7 @@ def record_profile(
 
 
 def record_details(step: Callable[[], None], num_steps: int, path: Path) -> None:
-    """Runs steps with call stacks, shapes and every allocation recorded, and writes a Kineto trace of them.
+    """Run steps with call stacks, shapes and every allocation recorded, and write a Kineto trace of them.
 
     Nothing is ever timed by it. The devices themselves are not watched: a second session of CUPTI would lose kernels.
 

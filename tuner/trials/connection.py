@@ -122,14 +122,16 @@ class ServerConnection:
             alive = self.channel.read_available()
             messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
         except (MessageTooLargeError, msgspec.DecodeError) as error:
-            raise RunnerError(f"the trial server said what cannot be read: {error}; its log is {self._log}") from None
+            raise RunnerError(
+                f"received a malformed message from the trial server: {error}; its log is {self._log}"
+            ) from None
         if not alive and not messages:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
             raise RunnerError(f"the trial server ended with status {status}; its log is {self._log}")
         return messages
 
     def close(self) -> None:
-        """Ends the server and everything below it."""
+        """End the server and everything below it."""
         with contextlib.suppress(OSError):
             self.channel.send(Exit())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -175,7 +177,7 @@ def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
 
 
 def _tail(path: Path, lines: int = 8) -> str:
-    """The end of a log. User code may have put something else in its place, which is not followed."""
+    """Return the end of a log. A link that user code put in its place is not followed."""
     with contextlib.suppress(OSError), open_below(path.parent.parent, path) as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
         return "\n".join(log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:])

@@ -12,7 +12,7 @@ import psutil
 from steptune.tuner.hardware import allowed_cores, usable_cores
 
 TICKS_OF_ERROR = 3
-"""Both counters advance in ticks of 10 ms; a difference of this many says nothing."""
+"""Error in ticks: both counters advance in ticks of 10 ms, and a difference this small says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class CpuReading:
 
 
 def read_cpu(now_s: float) -> CpuReading | None:
-    """Reads both counters; None where the system does not offer them."""
+    """Read both counters; None where the system does not offer them."""
     busy = _busy_seconds()
     return None if busy is None else CpuReading(busy_s=busy, own_s=_session_seconds(), at_s=now_s)
 

@@ -117,7 +117,7 @@ class Coordinator:
         return values or []
 
     def send(self, message: Any) -> None:
-        """Sends what only rank 0 reports."""
+        """Send what only rank 0 reports."""
         if self.rank == 0:
             self._channel.send(message)
 

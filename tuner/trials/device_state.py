@@ -108,7 +108,7 @@ def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str |
         return f"the device was slowed down from heat for {reading.slowed_share:.0%} of the window{_at(reading)}"
     harmful = [name for name in reading.limits if name in HARMFUL]
     if harmful:
-        return f"the device's clock was held down: {', '.join(harmful)}{_at(reading)}"
+        return f"the device's clock was throttled: {', '.join(harmful)}{_at(reading)}"
     if reading.foreign_share is not None and reading.foreign_share > MAX_FOREIGN_SHARE:
         return f"others used {reading.foreign_share:.0%} of the device"
     limit, first = reading.power_limit_w, first_power_limit_w

@@ -68,11 +68,11 @@ class DeviceWatch:
         return (*self._unmeasured, *(self._look.unmeasured if self._look else ()))
 
     def begin(self) -> None:
-        """Before a window."""
+        """Begin a window."""
         self._before = self._look.look() if self._look else None
 
     def end(self) -> tuple[DeviceReading | None, str | None]:
-        """After a window: what it showed, and why it does not count or None."""
+        """End a window; return what it showed, and why it does not count or None."""
         if self._look is None or self._before is None:
             return None, None
         after = self._look.look(self._before.at_us)

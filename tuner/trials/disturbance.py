@@ -31,8 +31,8 @@ POWER_ROUNDOFFS = 4.0
 rounding of the beta itself is a part that grows.
 """
 TOWARDS_NEIGHBOUR = 1.25
-"""So many unit roundoffs from a number lies what rounds to its neighbour: between a half and one and a half of the
-distance, wherever the number lies between two powers of two, and below a power of two, where the distance is half.
+"""Relative distance, in unit roundoffs, that rounds to a neighbouring number: between a half and one and a half of the
+spacing anywhere between two powers of two, and below a power of two, where the spacing is half.
 """
 PIECE = 1 << 22
 """Elements that are disturbed at once."""
@@ -101,7 +101,7 @@ class Disturbance:
 
     @contextmanager
     def of_outputs(self, model: torch.nn.Module) -> Iterator[None]:
-        """While active, what every module without children returns is disturbed, forwards and backwards."""
+        """Disturb the outputs of every module without children while active, forwards and backwards."""
 
         def disturb(module: Any, arguments: Any, output: Any) -> Any:
             return map_structure(self, output)
@@ -171,7 +171,7 @@ def rounds_bias_corrections(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While active, every update is as much larger as it is where the powers of its betas are off by as much as may be.
+    """Scale every update while active, as if the powers of its betas had the largest rounding error.
 
     The optimizer has taken no step yet. Of a step that is replayed as a graph nothing is disturbed.
     """
@@ -198,8 +198,8 @@ def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _condition(betas: tuple[Any, Any], step: int) -> float:
-    """How many times larger than that of beta ** step the relative error of the update is, which goes with
-    sqrt(1 - beta2 ** step) / (1 - beta1 ** step).
+    """Relative error of the update over that of beta ** step; the update scales with sqrt(1 - beta2 ** step) / (1 -
+    beta1 ** step).
     """
     first, second = (float(beta) ** step / (1 - float(beta) ** step) for beta in betas)
     return first + second / 2

@@ -1,4 +1,4 @@
-"""From an exception or an exit status to the kind of a failure. Never from a log."""
+"""Classification of a failure by its exception or exit status, never by a log."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOST = ("connection", "broken pipe", "remote process", "communicator was aborte
 _GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair closure"})
 """All that gloo says where others wait, and once a group has timed out."""
 _GLOO = "gloo/transport/"
-"""In all else that its connections say; there is no exception of its own."""
+"""Path in gloo's connection errors, which have no exception class of their own."""
 _TORCH_WRITER = ("PytorchStreamWriter failed writing", ". unexpected pos ")
-"""In what `torch.save` raises where it cannot write; there is no exception of its own."""
+"""Words of `torch.save` when it cannot write; it has no exception class of its own."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 EXTERNAL_SIGNALS = frozenset(
@@ -32,7 +32,7 @@ EXTERNAL_SIGNALS = frozenset(
 )
 """Signals that people, schedulers and the kernel send; a program gets none of them by its own mistake."""
 MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
-"""How often a run is repeated that its environment ended, and one that it may have ended itself."""
+"""Maximum repeats of a run that its environment ended, and of one that it may have ended itself."""
 
 _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
@@ -167,7 +167,7 @@ def _limit_of_memory(error: BaseException) -> str:
 
 
 def repeats_after(failure: Failure) -> int:
-    """How often a run that ended so is repeated: 0 for what the workload did itself.
+    """Number of repeats after this kind of end: 0 for a failure of the workload itself.
 
     The kernel kills for lack of memory whatever uses much of it, and a page of shared memory that cannot be had is
     SIGBUS, whoever filled it: that may be the workload, or something beside it.
@@ -196,7 +196,7 @@ def failure_of_exit(
     if signal_number is not None:
         message = f"the process was killed by {signal.Signals(signal_number).name}"
         if signal_number == signal.SIGBUS:
-            message += f": mapped memory could not be had ({_shared_memory()})"
+            message += f": shared memory could not be allocated ({_shared_memory()})"
         return Failure(kind=FailureKind.CRASH, phase=phase, rank=rank, signal=signal_number, message=message)
     return Failure(
         kind=FailureKind.CRASH,

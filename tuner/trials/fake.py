@@ -124,7 +124,7 @@ class Surface:
         return {name: int(candidate.choices.get(name, {}).get("level", 0) or 0) for name in self.factors}
 
     def step_ms(self, levels: Levels) -> dict[Category, float]:
-        """True step time by category."""
+        """Return the true step time by category."""
         times = dict(self.base_ms)
         for name, (category, effects) in self.factors.items():
             if levels[name]:
@@ -189,7 +189,7 @@ class FakeRunner:
         return fake_workload()
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Nothing is gained beside trials that take no time."""
+        """Do nothing: beside trials that take no time there is nothing to gain."""
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
@@ -218,7 +218,7 @@ class FakeRunner:
         return self._beside_each_other(results)
 
     def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
-        """Those for which nothing is left beside the earlier ones run out of memory. A trial that is left alone of
+        """Mark as out of memory the trials of a group that do not fit beside the earlier ones. A trial left alone in
         its group takes no windows.
         """
         used_gb, left = 0.0, []

@@ -61,7 +61,7 @@ def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class GradientWatch:
-    """Samples gradients at every guarded step, and by how much the step changes what is not trained.
+    """Recorder of gradients at every guarded step, and of the change of untrained values.
 
     Attributes:
         gradients: After unscaling, before clipping; of a step that updates more than once, of each update.
@@ -232,7 +232,7 @@ class GradientReference:
             return Compared(steps=part(reference), noise=noise)
 
         def weights_of(watch: GradientWatch) -> list[Tensors]:
-            """After each step that another one follows from where it ended."""
+            """Return the weights after each step that another one follows from where it ended."""
             following = itertools.takewhile(lambda place: place not in exact, itertools.count(1))
             return [state.weights for state, _ in zip(watch.states, following, strict=False)]
 

@@ -213,7 +213,7 @@ class GroupRun:
         return self._rounds(clean=False) if accepts else clean
 
     def _rounds(self, *, clean: bool) -> list[int]:
-        """Rounds in which every trial that is alive took a window."""
+        """Rounds in which every running trial took a window."""
         taken = [set(member.clean if clean else member.by_round) for member in self._alive()]
         return sorted(set.intersection(*taken)) if taken else []
 
@@ -259,7 +259,7 @@ class GroupRun:
         self._await(member, answer)
 
     def _await(self, member: Member, answer: type[FromRank]) -> None:
-        """Takes messages in until the expected one has come or the job has ended."""
+        """Take messages in until the expected one has come or the job has ended."""
         while (message := self._board.next_message(member.job)) is not None:
             member.take_in(message)
             if isinstance(message, answer):

@@ -230,7 +230,7 @@ def check_masks(
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
     return (
-        f"dropout and its kin scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
+        f"dropout and the like scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
         f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
 
@@ -448,7 +448,7 @@ def run_guard(
     uncompiled: bool = False,
     on_twin: Callable[[int], None] = lambda twin_ns: None,
 ) -> GuardVerdict:
-    """Runs the protocol on a candidate's freshly built job and compares.
+    """Run the protocol on a candidate's freshly built job and compare.
 
     Args:
         uncompiled: Whether steps without dropout run what is compiled as it is written.
@@ -519,12 +519,12 @@ def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.devic
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:
-    """With what another run of the reference's own settings, in another process, differed by."""
+    """Widen the reference's repetition by the deviation of another run of its settings, in another process."""
     return msgspec.structs.replace(reference, repetition=widest([reference.repetition, seen]))
 
 
 def _replace_file(path: Path, content: bytes) -> None:
-    """At one stroke: another trial may read it at this moment."""
+    """Replace a file atomically: another trial may read it at this moment."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_bytes(content)
     temporary.replace(path)

@@ -44,7 +44,7 @@ def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int
 
 
 def merged_numbers(count: int, factor: int) -> list[list[int]]:
-    """Which of `count` stored batches make each merged one: every one is in some of them."""
+    """Choose which of `count` stored batches make each merged one: every one is in some of them."""
     return [[(start + k) % count for k in range(factor)] for start in range(0, count, factor)]
 
 

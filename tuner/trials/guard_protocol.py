@@ -44,7 +44,7 @@ def run_protocol(
     draws: Sequence[int] = (),
     uncompiled: bool = False,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
-    """Runs the guarded steps on a freshly built job.
+    """Run the guarded steps on a freshly built job.
 
     Args:
         seed: Of the curve part.
@@ -133,15 +133,15 @@ class Watch(Interface):
     """Looks at guarded steps."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Around a step; where the loss scaler repeats it, around all of its attempts."""
+        """Wrap a step; where the loss scaler repeats it, all of its attempts."""
         ...
 
     def on_gradients(self) -> None:
-        """Called between unscaling and clipping."""
+        """Act between unscaling and clipping."""
         ...
 
     def on_repeat(self) -> None:
-        """Called before a step that the loss scaler skipped is repeated."""
+        """Act before a step that the loss scaler skipped is repeated."""
         ...
 
 

@@ -146,7 +146,7 @@ class HostAgent:
                 self._tell(link, number, text)
 
     def _check(self, link: HostLink, message: Welcome) -> None:
-        """Refuses where this host has not the same workload."""
+        """Refuse where this host has not the same workload."""
         try:
             found = source_digest(parse_reference(message.workload))
             if found != message.source_digest:

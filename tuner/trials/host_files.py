@@ -19,7 +19,7 @@ from steptune.tuner.trials.study_files import StudyFiles
 OF_ONE_HOST = ("logs", "trials", "compile_cache", "compiler_headers")
 """Folders whose files no other host's ranks read."""
 MAX_LOG_BYTES = 16 << 20
-"""Most bytes of a host's log of a job that are sent, from its end."""
+"""Maximum bytes of a host's log of a job that are sent, from its end."""
 Version = tuple[int, int]
 
 

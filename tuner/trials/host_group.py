@@ -58,9 +58,9 @@ ANSWER_S = 10.0
 GATHER_S = 300.0
 """Hosts may be started so far apart."""
 HELLO_S = 10.0
-"""So long may one who has connected take to show that it knows the secret."""
+"""Time for a new connection to prove that it knows the secret."""
 MAX_STRANGERS = 64
-"""Most connections that have not shown yet that they know the secret; the one that has taken longest goes first."""
+"""Maximum connections that have not proved yet that they know the secret; the oldest goes first."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Spread:
 
 
 class Host:
-    """Another host of the study.
+    """Remote host of the study.
 
     Attributes:
         lost: Why it is, once it is.
@@ -400,7 +400,7 @@ class SpreadServer:
         return self._local.fileno()
 
     def send(self, message: Any) -> None:
-        """Send to the servers that it concerns: rank 0 and jobs of one rank are on this host.
+        """Send to the servers that need it: rank 0 and jobs of one rank are on this host.
 
         Raises:
             RunnerError: A server or a host is gone.

@@ -35,8 +35,9 @@ MAX_FIRST_BYTES = 64 << 10
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0
-"""After so long without a byte taken, or an answer, the other end counts as gone. An agent that starts a trial server
-reads nothing for up to 120 s."""
+"""Time without a byte taken, or an answer, after which the other end counts as gone. An agent that starts a trial
+server reads nothing for up to 120 s.
+"""
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
 
@@ -305,7 +306,7 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel find out within `NO_PROGRESS_S` that a host has gone without a word; the last option rules."""
+    """Let the kernel find out within `NO_PROGRESS_S` that a host has gone without a word; the last option rules."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -19,7 +19,7 @@ _LOOPBACK = "lo"
 
 
 def enter_host_network(rank: int, num_ranks: int) -> None:
-    """Moves this thread, and those that it starts, into the network of its rank's host, where hosts have one.
+    """Move this thread, and those that it starts, into the network of its rank's host, where hosts have one.
 
     Raises:
         PlatformError: It may not be entered, or its interface cannot be told.
@@ -34,7 +34,7 @@ def enter_host_network(rank: int, num_ranks: int) -> None:
 
 
 def check_host_networks() -> None:
-    """Enters each network in turn; for a process that does nothing else with networks.
+    """Enter each network in turn; for a process that does nothing else with networks.
 
     Raises:
         PlatformError: One may not be entered, or its interface cannot be told.

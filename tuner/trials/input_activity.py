@@ -33,7 +33,7 @@ class InputMeter:
         self._before = self._read()
 
     def next(self, draw: Any) -> Any:
-        """Draws a batch and notes how long that took."""
+        """Draw a batch and note how long that took."""
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = draw()
         self._next_cpu_ns += time.thread_time_ns() - cpu

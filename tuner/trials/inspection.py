@@ -100,7 +100,7 @@ def check_workload(request: CheckRequest, channel: Channel) -> bool:
 
 
 def inspect_workload(request: InspectRequest, rank: int, num_ranks: int, channel: Channel) -> WorkloadFacts:
-    """Loads, prepares and tries a workload; writes the study's shared files.
+    """Load, prepare and try a workload; write the study's shared files.
 
     Raises:
         WorkloadError: Names the piece that is missing or wrong, its value, and the way out.
@@ -208,7 +208,7 @@ class _Inspection:
         self._channel.send(TaskProgress(text=text))
 
     def _draw(self, workload: Workload, dataset: Any, facts: DatasetFacts, current: dict[str, Choice]) -> list[Any]:
-        """Fixes the order of batches and stores the guard's batches, drawn through the baseline's loader."""
+        """Fix the order of batches and store the guard's batches, drawn through the baseline's loader."""
         import torch
 
         order = None
@@ -264,7 +264,7 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
 
 
 def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, Choice]:
-    """With what NCCL's variables say already, where it is NCCL that reduces; what the workload says itself counts."""
+    """Add the NCCL variables already set, where NCCL reduces; those of the workload win."""
     if request.num_ranks == 1 or request.device == "cpu":
         return current
     found = {name: value for name, value in settings_of(os.environ).items() if value is not None}

@@ -65,7 +65,9 @@ class Job:
     inbox: deque[FromRank] = field(default_factory=deque)
     phase: Phase = Phase.BUILD
     active_since_s: float | None = field(default_factory=time.monotonic)
-    """None while the job waits for a command; waiting counts for no phase and has no deadline."""
+    """Start of the current phase. None while the job waits for a command; waiting counts for no phase and has no
+    deadline.
+    """
     phases_ns: dict[str, int] = field(default_factory=dict)
     rank_phases: dict[int, Phase] = field(default_factory=dict)
     """Phase of each rank; those of a group are as much as a step apart."""
@@ -82,7 +84,7 @@ class Job:
     killed: bool = False
 
     def enter(self, phase: Phase) -> None:
-        """Ends the phase's time so far and begins the next; a job that waits goes on waiting."""
+        """End the phase's time so far and begin the next; a job that waits goes on waiting."""
         active = self.active_since_s is not None
         self.pause()
         self.phase = phase
@@ -166,7 +168,7 @@ class JobBoard:
         return job
 
     def tell(self, job: Job, command: Any) -> None:
-        """Sends a command to rank 0; the deadline of the phase begins anew."""
+        """Send a command to rank 0; the deadline of the phase begins anew."""
         job.pause()
         job.resume()
         job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
@@ -191,7 +193,7 @@ class JobBoard:
             self._pump(0.25)
 
     def kill(self, job: Job) -> None:
-        """Kills a job's processes; it has ended when `next_message` says so."""
+        """Kill a job's processes; `next_message` reports its end."""
         if not job.ended and not job.killed:
             job.killed = True
             job.pause()
@@ -199,7 +201,7 @@ class JobBoard:
             job.server.send(Kill(job=job.job_id))
 
     def end(self, job: Job) -> None:
-        """Kills a job if it still runs, and waits until nothing of it is left."""
+        """Kill a job if it still runs, and wait until nothing of it is left."""
         self.kill(job)
         while self.next_message(job) is not None:
             pass
@@ -211,7 +213,7 @@ class JobBoard:
         return [job for job in self._jobs.values() if not job.ended]
 
     def _look_at_quota(self) -> None:
-        """Ends every running job when the trials take too much of the machine: whose it is cannot be told."""
+        """End every running job when the trials take too much of the machine: whose it is cannot be told."""
         running = [job for job in self.running() if not job.killed] if self._watch else []
         if not self._watch or not running:
             return

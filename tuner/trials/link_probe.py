@@ -31,7 +31,7 @@ LEAST_SIZES = 5
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 MOST_CALLS = 8
 CALLS_NS = 1_000_000
-"""So long calls follow one another, where there are few enough of them."""
+"""Duration for which calls are repeated, if that takes few enough of them."""
 ELEMENT_BYTES = 4
 
 
@@ -73,7 +73,7 @@ class LinkProbe:
         return found
 
     def _prepared(self, collective: str, size_bytes: int) -> Callable[[int], int]:
-        """Runs the collective so many times; returns the nanoseconds of one."""
+        """Run the collective so many times; return the nanoseconds of one."""
         import torch
         import torch.distributed as dist
 
@@ -137,7 +137,8 @@ class LinkProbe:
 
 
 def median_and_least(rows: Sequence[Sequence[int]], groups: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """Over repeats, at least 1. In each a group takes as long as its last rank to come, and the slowest group counts.
+    """Return median and minimum over repeats, at least 1. In each a group takes as long as its last rank to come, and
+    the slowest group counts.
 
     Args:
         rows: By rank, the nanoseconds of each repeat.

@@ -82,7 +82,7 @@ class _PlainWorkload:
 def check_loader(
     job: TrainingJob, files: StudyFiles, seed: int, reference: Mapping[str, Scalar] | None = None
 ) -> list[GuardCheck]:
-    """Both checks for a map-style dataset; an iterable one decides its own order and has none.
+    """Run both checks for a map-style dataset; an iterable one decides its own order and has none.
 
     Args:
         reference: Of knobs that promise the same batches: values as the reference has them.
@@ -139,7 +139,7 @@ def _check_content(
         return _content(0, "the dataset draws from generators of its own; only the order could be checked")
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
     if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
-        return _content(math.inf, "num_units counts the same batches otherwise")
+        return _content(math.inf, "num_units counts the same batches differently")
     return _content(wrong, f"{wrong} of {len(batches)} batches differ for the same indices and seeds")
 
 

@@ -72,10 +72,10 @@ class MaskWatch:
             self._counts[name] = count
 
     def on_gradients(self) -> None:
-        """Nothing: masks are seen in the forward pass."""
+        """Do nothing: masks are seen in the forward pass."""
 
     def on_repeat(self) -> None:
-        """Nothing: masks of an attempt that was skipped are drawn like others."""
+        """Do nothing: masks of a skipped attempt are drawn like others."""
 
     def _hook(self, name: str) -> Any:
         return _not_compiled(lambda module, arguments, output: self._look(name, arguments, output))

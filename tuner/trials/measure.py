@@ -68,7 +68,7 @@ class Stepper:
             torch.cuda.synchronize(self.job.device)
 
     def pause(self) -> None:
-        """Stops the loader's workers, so that a trial that waits for its turn uses no processor."""
+        """Stop the loader's workers, so that a trial that waits for its turn uses no processor."""
         self._signal_workers(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -80,7 +80,7 @@ class Stepper:
                 os.kill(worker.pid, number)
 
     def move_to(self, position: int) -> None:
-        """Moves the loader to a batch and consumes what it holds of the old position."""
+        """Move the loader to a batch and consume what it holds of the old position."""
         if self.order is not None:
             self.order.seek(position)
         for _ in range(outstanding_batches(self.iterator)):

@@ -24,14 +24,14 @@ RESET_PEAK = "5"
 
 
 def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
-    """Holds a rank that trains on the CPU to its limit. One that trains on a device is held to it there."""
+    """Hold a rank that trains on the CPU to its limit. One that trains on a device is held to it there."""
     if limit_bytes is not None and device_kind == "cpu":
         limit_data(limit_bytes)
 
 
 def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Holds torch's allocator on a CUDA device to a limit, beyond which it is out of memory. What CUDA and its
-    libraries take for themselves is not counted.
+    """Hold torch's allocator on a CUDA device to a limit, beyond which it is out of memory. What CUDA and its libraries
+    take for themselves is not counted.
     """
     if limit_bytes is None or device.type != "cuda":
         return
@@ -63,7 +63,7 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begins the peaks of the process and of its device anew, from what is alive."""
+    """Begin the peaks of the process and of its device anew, from what is alive."""
     gc.collect()
     _return_freed()
     with contextlib.suppress(OSError):  # the kernel may have no such counter, and then keeps the peak
@@ -76,7 +76,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def _return_freed() -> None:
-    """Gives freed memory that the C library keeps back to the kernel, where the library can do that."""
+    """Give freed memory that the C library keeps back to the kernel, where the library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -118,7 +118,7 @@ def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers
 def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
-    """Lets this file look with the eyes of another user; the most that there can be where that one disturbs it."""
+    """Let this file look with the eyes of another user; the most that there can be where that one disturbs it."""
     from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
@@ -130,7 +130,7 @@ def _seen_by_user(
 
 
 def _answer() -> None:
-    """In the process of the other user."""
+    """Answer in the process of the other user."""
     pids, files, most, buffers_bytes = json.load(sys.stdin)
     in_memory = {((device[0], device[1]), inode): size for device, inode, size in files}
     sys.stdout.write(str(_exactly(pids, in_memory, most, buffers_bytes)))

@@ -176,7 +176,7 @@ class Reported(_Message):
 class Failed(_Message):
     failure: Failure
     consequence: bool = False
-    """It may be of another rank's failure: the others did not answer, or are gone."""
+    """True if it may follow from another rank's failure: the others did not answer, or are gone."""
 
 
 class TaskDone(_Message):
@@ -246,7 +246,7 @@ class Channel:
             self._socket.close()
 
     def send(self, message: Any) -> None:
-        """Sends one message.
+        """Send one message.
 
         Raises:
             OSError: The other end is gone.
@@ -262,13 +262,13 @@ class Channel:
         return self._messages.pop(0)
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Until there is something to read. Not by `select.select`, which refuses descriptors above 1023."""
+        """Wait until there is something to read. Not by `select.select`, which refuses descriptors above 1023."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
     def read_available(self) -> bool:
-        """Reads once without blocking longer than the data takes; False at the end of the stream.
+        """Read once without blocking longer than the data takes; False at the end of the stream.
 
         Raises:
             MessageTooLargeError: What the other end says is no message.

@@ -43,8 +43,8 @@ class ModelLook:
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
-    """Counts, and one forward and backward pass: of the whole batch or, where that does not fit into
-    memory, of a part of it.
+    """Count, and one forward and backward pass: of the whole batch or, where that does not fit into memory, of a part
+    of it.
 
     Raises:
         WorkloadRejectedError: The loss is not a finite scalar, or does not depend on the parameters.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Most parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
+"""Maximum parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
 
 
 class OutputWatch:
@@ -52,10 +52,10 @@ class OutputWatch:
                 handle.remove()
 
     def on_gradients(self) -> None:
-        """Nothing: outputs are seen in the forward pass."""
+        """Do nothing: outputs are seen in the forward pass."""
 
     def on_repeat(self) -> None:
-        """Nothing: a step that is repeated has the same outputs."""
+        """Do nothing: a repeated step has the same outputs."""
 
     def _before(self, name: str) -> Any:
         def look(module: Any, arguments: Any, named: Any) -> None:

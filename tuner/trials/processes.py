@@ -30,7 +30,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
-    """Asks the kernel to send a signal to this process when the thread that started it ends.
+    """Ask the kernel to send a signal to this process when the thread that started it ends.
 
     Args:
         parent_pid: The parent, if that can be known: 0 in a process namespace that the parent is not in. There the
@@ -44,7 +44,7 @@ def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process the new parent of descendants whose own parent dies."""
+    """Make this process the new parent of descendants whose own parent dies."""
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -60,7 +60,7 @@ def session_members(session: int) -> list[int]:
 
 
 def kill_session(session: int) -> None:
-    """Kills every process of a session; repeats until none is left, so that no fork escapes."""
+    """Kill every process of a session; repeat until none is left, so that no fork escapes."""
     for _ in range(20):
         members = [pid for pid in session_members(session) if pid != os.getpid() and not _is_zombie(pid)]
         if not members:
@@ -72,7 +72,7 @@ def kill_session(session: int) -> None:
 
 
 def kill_descendants(within_s: float = 5.0) -> bool:
-    """Kills all that descends from this process, whatever their sessions; returns whether nothing is left of it.
+    """Kill all that descends from this process, whatever their sessions; return whether nothing is left of it.
 
     Orphans count where this process adopts them. All are stopped before one is killed: they fork no more, and still
     count where the number of a user's processes is limited, so that what forks without end comes to an end. One that
@@ -109,7 +109,7 @@ def _lives(child: int) -> bool:
 
 
 def kill_all_others() -> None:
-    """Kills, at one stroke, every process that this one may send a signal to.
+    """Kill, at one stroke, every process that this one may send a signal to.
 
     Only where none of them is anybody else's: in a process namespace, or under a user of its own, where it ends other
     trial servers of the same study, too. The kernel does it while nothing can fork, so that nothing outruns it.
@@ -119,13 +119,13 @@ def kill_all_others() -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """Lets the kernel end this process and its children first when memory runs out."""
+    """Let the kernel end this process and its children first when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process and all its descendants."""
+    """Kill a process and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in [*process.children(recursive=True), process]:
@@ -146,7 +146,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def limit_data(limit_bytes: int) -> None:
-    """Limits the private memory of this process, so that an allocation fails instead of the machine.
+    """Limit the private memory of this process, so that an allocation fails instead of the machine.
 
     RLIMIT_DATA counts private writable memory (Linux >= 4.7), not the address space that libraries
     and CUDA reserve.
@@ -169,7 +169,7 @@ def oom_kills() -> int:
 
 
 def redirect_output(log: str) -> None:
-    """Sends what this process writes to the end of a file, or nowhere without one; it reads nothing."""
+    """Redirect the output of this process to the end of a file, or nowhere; it reads no input."""
     path = Path(log) if log else Path(os.devnull)
     if log:
         path.parent.mkdir(parents=True, exist_ok=True)

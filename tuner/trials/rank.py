@@ -27,7 +27,7 @@ class DescribeRequest(Record):
 
 
 def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Channel) -> int:
-    """Runs one entry.
+    """Run one entry.
 
     Returns:
         The exit status: 0, or 1 after a failure that was reported.

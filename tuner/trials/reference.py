@@ -92,8 +92,9 @@ class ReferenceRequest(Record):
     bias_corrections: bool = False
     """Candidates may have an update that computes them in FP32."""
     eager: bool = False
-    """Nothing is compiled: that rounds otherwise, and candidates are held to what rounding does. Disturbed runs would
-    compile the model anew each time."""
+    """True to compile nothing: compilation rounds differently, candidates are held to rounding, and disturbed runs
+    would compile the model anew each time.
+    """
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
@@ -105,7 +106,7 @@ class ReferenceRequest(Record):
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
-    """Runs the protocol on the reference configuration and writes what candidates are compared with.
+    """Run the protocol on the reference configuration and write what candidates are compared with.
 
     Runs: once, with draws of masks where the model is random; once more with the same seed; disturbed by each unit
     roundoff, and in the update's bias corrections where candidates may round them; the audits by its twin, where it
@@ -214,7 +215,7 @@ def draws_masks(num_ranks: int) -> bool:
 
 
 def with_draws(protocol: Protocol) -> Protocol:
-    """Such that masks are drawn at steps from the initial parameters, not by runs of their own over seeds."""
+    """Return the protocol with masks drawn at steps from the initial parameters, not in runs of their own."""
     num_draws = min(NUM_DRAWS, protocol.num_curve)
     return msgspec.structs.replace(protocol, num_curve=0, num_draws=num_draws)
 
@@ -345,7 +346,7 @@ class _Runs:
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)
 
     def disturbed(self) -> dict[float, list[_Run]]:
-        """Runs disturbed by each unit roundoff."""
+        """Run disturbed by each unit roundoff."""
         return {
             roundoff: [
                 self.run(roundoff=roundoff, disturbance=number)
@@ -364,7 +365,7 @@ class _Runs:
             return widest([self.run().deviations_from(first)])
 
     def over_seeds(self, first: _Run) -> list[_Run]:
-        """Runs of the curve part by seed; empty for a model without randomness."""
+        """Run of the curve part by seed; empty for a model without randomness."""
         if not self._request.protocol.num_curve:
             return []
         seed = self._request.protocol.seed

@@ -80,7 +80,7 @@ class _Beside:
     request: ReferenceRequest
     task: _Task
     until_s: float
-    """When it is given up, on the monotonic clock."""
+    """Time at which it is given up, on the monotonic clock."""
 
     @property
     def made(self) -> bool:
@@ -153,7 +153,7 @@ class LocalRunner:
         self._places: set[str] = set()
         """Places of hosts that were found to be alike."""
         self._given_up: tuple[float, str] | None = None
-        """When the task that runs is given up, on the monotonic clock, and what it is."""
+        """Time at which the running task is given up, on the monotonic clock, and its name."""
         self._beside: _Beside | None = None
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ class LocalRunner:
         return msgspec.msgpack.decode(self._task("describe", request, num_ranks=num_hosts), type=Environment)
 
     def check(self) -> None:
-        """Loads the workload, which takes a moment, and says what is wrong with it or with the device.
+        """Load the workload, which takes a moment, and say what is wrong with it or with the device.
 
         Raises:
             WorkloadError: It cannot be loaded, or the device is not there.
@@ -255,11 +255,11 @@ class LocalRunner:
             ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Runs another entry ("train") on the study's ranks and returns its answer (MessagePack)."""
+        """Run another entry ("train") on the study's ranks and return its answer (MessagePack)."""
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
-        """Runs a task, once more where its environment ended it."""
+        """Run a task, once more where its environment ended it."""
         variables = {**self._variables, **(variables or {})}
         repeats = 0
         while True:
@@ -297,7 +297,7 @@ class LocalRunner:
         return _Task(entry=entry, job=job, doing=entry)
 
     def _finish_task(self, task: _Task, beside: Sequence[Job] = ()) -> None:
-        """Waits until a task has ended, with an answer or without.
+        """Wait until a task has ended, with an answer or without.
 
         Args:
             beside: Jobs that run meanwhile, and die with their trial server.
@@ -372,7 +372,7 @@ class LocalRunner:
         ]
 
     def _run_group(self, run: GroupRun, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], repeats: int) -> None:
-        """Runs a group to its end.
+        """Run a group to its end.
 
         Raises:
             RunnerError: Not all of them were started, and the group is not repeated.
@@ -388,7 +388,7 @@ class LocalRunner:
             self._end([*(member.job for member in run.members), *beside])
 
     def _end_beside(self, jobs: Sequence[Job]) -> None:
-        """Waits for the guard's reference that was begun beside a group: nothing is measured beside it. One that takes
+        """Wait for the guard's reference that was begun beside a group: nothing is measured beside it. One that takes
         too long is ended with the group, and made when it is needed.
 
         Args:
@@ -401,7 +401,7 @@ class LocalRunner:
             self._finish_task(self._beside.task, beside=jobs)
 
     def _end(self, jobs: Sequence[Job]) -> None:
-        """Leaves nothing behind of jobs that ran together, and with no others."""
+        """Leave nothing behind of jobs that ran together, and with no others."""
         for job in jobs:
             try:
                 self._board.end(job)
@@ -411,7 +411,7 @@ class LocalRunner:
         self._sandbox.tidy([server.temporary for server in self._servers.values()])
 
     def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
-        """Where the trial server of jobs has died: they failed with it, and the next one gets a new server.
+        """Replace the trial server of jobs after it died: its jobs failed with it, the next ones get a new server.
 
         Raises:
             RunnerError: It was something else, or the server was killed on purpose.
@@ -459,7 +459,7 @@ class LocalRunner:
     # --- servers ------------------------------------------------------------------------------
 
     def _begin(self, variables: Mapping[str, str], **job: Any) -> Job:
-        """Starts a job. Nothing is lost with a trial server that died while it had nothing to do: another one is asked.
+        """Start a job. Nothing is lost with a trial server that died while it had nothing to do: another one is asked.
 
         Raises:
             RunnerError: The other one is gone, too, or the servers were killed on purpose.
@@ -515,7 +515,7 @@ class LocalRunner:
         )
 
     def _gather_hosts(self) -> None:
-        """Waits for hosts that are not here.
+        """Wait for hosts that are not here.
 
         Raises:
             RunnerError: They did not come, or one came that is not like the others.
@@ -533,7 +533,7 @@ class LocalRunner:
             self._described()  # one in the place of a lost one has to be like it
 
     def _lose_hosts(self) -> None:
-        """Listens to lost hosts no longer; what ran there is gone."""
+        """Stop listening to lost hosts; what ran there is gone."""
         for host in self._hosts.lost() if self._hosts is not None else ():
             if host in self._heard:
                 self._board.remove_server(host)
@@ -541,7 +541,7 @@ class LocalRunner:
             host.close()
 
     def _drop(self, key: tuple[tuple[str, str], ...]) -> None:
-        """Forgets a server that has ended."""
+        """Forget a server that has ended."""
         server = self._servers.pop(key)
         self._board.lose_server(server)
         server.close()
@@ -558,7 +558,7 @@ class LocalRunner:
         return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
 
     def kill(self) -> None:
-        """Kills all trials at once, from any thread; who waits for them gets a RunnerError."""
+        """Kill all trials at once, from any thread; who waits for them gets a RunnerError."""
         self._was_killed = True
         for server in tuple(self._servers.values()):
             kill_tree(server.pid)

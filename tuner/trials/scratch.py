@@ -66,7 +66,7 @@ class Scratch:
             (self.path / _headers_of(user or getpass.getuser())).symlink_to(shared)
 
     def give_to(self, uid: int, headers: Path | None) -> None:
-        """Lets another user write here, whose precompiled headers are elsewhere."""
+        """Let another user write here, whose precompiled headers are elsewhere."""
         os.chown(self.path, uid, uid)
         for link in self.path.glob("torchinductor_*"):
             link.unlink()
@@ -74,7 +74,7 @@ class Scratch:
                 link.symlink_to(headers)
 
     def close(self) -> None:
-        """Removes the directory, whatever is in it."""
+        """Remove the directory, whatever is in it."""
         remove(self.path)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -98,7 +98,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def note_forks(scratch: Path) -> None:
-    """From now on every process that this one forks, and they, note their ids there before they do anything."""
+    """Make every process that this one forks from now on, and their children, note their ids there first."""
     folder = scratch / FORKED
     folder.mkdir()
 
@@ -110,7 +110,7 @@ def note_forks(scratch: Path) -> None:
 
 
 def _remove_segments(folder: Path) -> None:
-    """Removes segments that torch made in noted processes which are gone."""
+    """Remove segments that torch made in noted processes which are gone."""
     with contextlib.suppress(OSError):
         makers = {file.name: file.stat().st_uid for file in folder.iterdir()}
         for segment in SHARED_MEMORY.glob("torch_*"):
@@ -129,7 +129,7 @@ def _runs(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a directory, and what is noted in it; whoever is killed in the middle leaves one whose name says so."""
+    """Remove a directory, and what is noted in it; whoever is killed in the middle leaves one whose name says so."""
     _remove_segments(path / FORKED)
     gone = path.with_name(path.name + GONE)
     with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def remove(path: Path) -> None:
 
 
 def empty_temporary(*, shared_memory: bool) -> None:
-    """Removes what a trial left in the temporary directory, where that is the server's own.
+    """Remove what a trial left in the temporary directory, where that is the server's own.
 
     Links stay: that to the precompiled headers was there before. So does what belongs to others, and what is mounted
     there: a study's directory may be.
@@ -170,7 +170,7 @@ def _empty(folder: Path, device: int) -> None:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Removes directories whose users were killed; those of other people are left alone."""
+    """Remove directories whose users were killed; those of other people are left alone."""
     for lock in base.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)

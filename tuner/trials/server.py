@@ -211,7 +211,7 @@ class TrialServer:
         return process.pid
 
     def _become_rank(self, message: Start, rank: int, connection: socket.socket, server_pid: int) -> None:
-        """In the forked child: a session of its own, no trace of the server, then the job. Never returns."""
+        """Turn the forked child into a rank: its own session, no trace of the server, then the job. Never returns."""
         code = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -247,7 +247,7 @@ class TrialServer:
             self._send(RankMessage(job=name, rank=self._jobs[name].first_rank + number, message=line))
 
     def _read(self, rank: _Rank) -> bool:
-        """Reads once; a rank that says what no message is long enough for is ended."""
+        """Read once; a rank that says what no message is long enough for is ended."""
         try:
             return rank.channel.read_available()
         except MessageTooLargeError as error:
@@ -305,7 +305,7 @@ class TrialServer:
         kill_session(rank.pid)
 
     def _drain(self, name: str, number: int, rank: _Rank) -> bool:
-        """Forwards what a dead rank still had in its pipe; a live grandchild may hold it open."""
+        """Forward what a dead rank still had in its pipe; a live grandchild may hold it open."""
         with selectors.DefaultSelector() as selector:
             selector.register(rank.channel, selectors.EVENT_READ)
             if not selector.select(0):
@@ -367,7 +367,7 @@ def rank_modules() -> tuple[str, ...]:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Imports modules that ranks will want; a missing or failing one is left to the rank to report."""
+    """Import modules that ranks will want; a missing or failing one is left to the rank to report."""
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

@@ -34,7 +34,7 @@ class StudyFiles:
     directory: Path
 
     def make_folders(self) -> None:
-        """Makes what a runner would make in the midst of a study, so that all of it can be given to its user before."""
+        """Make what a runner would make in the midst of a study, so that all of it can be given to its user before."""
         for folder in (self.logs, self.compile_cache, self.compiler_headers):
             folder.mkdir(exist_ok=True)
 
@@ -93,7 +93,7 @@ class StudyFiles:
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
-        """Everything that the profiles of its ranks show but timelines and lanes: a `TraceAnalysis`."""
+        """Return the analysis of its ranks' profiles without timelines and lanes: a `TraceAnalysis`."""
         return self.trial_directory(trial_id) / "analysis.json"
 
     def lanes(self, trial_id: str) -> Path:

@@ -74,7 +74,7 @@ class _Scope:
 
 
 def measure_topology(request: TopologyRequest, rank: int, num_ranks: int, channel: Channel) -> Topology:
-    """Joins the other ranks and times their links; every rank has the same result."""
+    """Join the other ranks and time their links; every rank has the same result."""
     device = rank_device(request.hardware.device_kind, rank)
     directory = StudyFiles(Path(request.study_directory)).trial_directory(request.run_id)
     return probe_links(request, Coordinator(rank, num_ranks, channel, directory, device), device)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 MAX_UNTIMED_STEPS = 10
-"""At the beginning: compilation, the start of loader workers, the filling of their queue."""
+"""Maximum untimed steps at the beginning: compilation, the start of loader workers, the filling of their queue."""
 
 
 class TrainRequest(Record):
@@ -65,7 +65,7 @@ class LossCurve(Record):
 
 
 def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) -> LossCurve:
-    """Trains from the study's initial state through the configuration's own loader. Every rank has the same result."""
+    """Train from the study's initial state through the configuration's own loader. Every rank has the same result."""
     files = StudyFiles(Path(request.study_directory))
     workload = load_workload(request.workload)
     workload.directory = files.data

@@ -310,7 +310,9 @@ class TrialRun:
             raise NumericsError(f"the loss became {float(loss):g} while it was measured")
 
     def _measure_restart(self) -> int | None:
-        """None where an epoch has no length; the fixed order's first batches make a short epoch."""
+        """Measure the restart of the loader. None where an epoch has no length; the fixed order's first batches make a
+        short epoch.
+        """
         if self._order is None:
             return None
         count = max(2, self._job.plan.loader.num_workers)
@@ -364,7 +366,7 @@ class TrialRun:
         return DetailsFile(path=path, num_steps=num_steps, blocks_before=before, blocks_after=after)
 
     def _keep(self, analysis: TraceAnalysis) -> None:
-        """For pages, which never read a trace."""
+        """Keep the analysis for pages, which never read a trace."""
         timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
         self._files.timelines(self.spec.trial_id).write_bytes(timelines_text(timelines))
         self._files.lanes(self.spec.trial_id).write_bytes(lanes_text(shown_lanes(analysis)[0]))

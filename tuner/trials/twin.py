@@ -150,7 +150,7 @@ def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _without_timing_convolutions() -> Iterator[None]:
-    """While active, methods of convolution are not timed first, which takes long where they are slow."""
+    """Switch off the timing of convolution methods while active: it takes long where they are slow."""
     import torch
 
     before = torch.backends.cudnn.benchmark

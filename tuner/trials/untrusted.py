@@ -17,7 +17,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_below(root: Path, path: Path) -> BinaryIO:
-    """Opens an ordinary file for reading.
+    """Open an ordinary file for reading.
 
     Args:
         root: A directory that user code cannot replace; what is in it, it may.
@@ -38,5 +38,5 @@ def open_below(root: Path, path: Path) -> BinaryIO:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 SAMPLED_ELEMENTS = 512
-"""Most elements that are sampled of each parameter, evenly spread."""
+"""Maximum elements sampled of each parameter, evenly spread."""
 
 
 def why_not_replayed(job: TrainingJob) -> str | None:
@@ -72,7 +72,7 @@ class UpdateWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step; where the loss scaler repeats it, around all of its attempts."""
+        """Wrap a step; where the loss scaler repeats it, all of its attempts."""
         self._job.runner.settle()
         parameters = dict(self._job.updated_parameters())
         before, options = _values(parameters), self._hyperparameters()
@@ -90,7 +90,7 @@ class UpdateWatch:
         self._norm = float(torch.nn.utils.get_total_norm([gradient for _, gradient in named]))  # as a job that clips
 
     def on_repeat(self) -> None:
-        """Nothing: the gradients of the last attempt count."""
+        """Do nothing: the gradients of the last attempt count."""
 
     @property
     def why_no_rule(self) -> str | None:
@@ -123,7 +123,7 @@ class OwnUpdateWatch(UpdateWatch):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step, with its updates of all optimizers."""
+        """Wrap a step, with its updates of all optimizers."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._names = {parameter: name for name, parameter in self._job.updated_parameters()}

@@ -37,9 +37,8 @@ class WarmUp:
 
 
 def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
-    """Runs steps until two successive groups of steps take the same time within a tenth, and no graph
-    was compiled during them; or until a cap, which is reported. What compiles is ended after the first step that
-    compiled nothing.
+    """Run steps until two successive groups of steps take the same time within a tenth, and no graph was compiled
+    during them; or until a cap, which is reported. What compiles is ended after the first step that compiled nothing.
 
     The cap counts from the last compilation, so that a long compilation does not use it up.
     """

@@ -83,7 +83,7 @@ class Watch:
         """Free bytes and free inodes below each directory when the files were last counted."""
 
     def add(self, directory: Path) -> None:
-        """Counts another directory in, of temporary files."""
+        """Count another directory in, of temporary files."""
         self._directories.append(directory)
         self._counted = []
 

@@ -150,14 +150,14 @@ class EndlessBatches:
 
 
 def save_batches(path: Path, batches: Sequence[Sequence[int]]) -> None:
-    """Writes batches as one flat array with offsets."""
+    """Write batches as one flat array with offsets."""
     offsets = np.cumsum([0, *(len(batch) for batch in batches)])
     flat = np.fromiter((index for batch in batches for index in batch), dtype=np.int64, count=int(offsets[-1]))
     np.savez(path, indices=flat, offsets=offsets)
 
 
 def load_batches(path: Path) -> list[list[int]]:
-    """Reads what `save_batches` wrote."""
+    """Read what `save_batches` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         flat, offsets = archive["indices"], archive["offsets"]
     return [flat[start:end].tolist() for start, end in pairwise(offsets)]

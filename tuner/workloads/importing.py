@@ -21,7 +21,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.user_code import is_users, place_of
 
 SLOW_S = 5.0
-"""How long one statement of a module may run, imports excepted, until it is named."""
+"""Time after which a statement of a module is named, imports excepted."""
 SAMPLE_S = 0.5
 WAY_OUT = (
     'Steptune imports the file: put what should only run in a script under `if __name__ == "__main__":`, and leave '
@@ -31,7 +31,7 @@ WAY_OUT = (
 
 @contextmanager
 def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Refuses what only a script does, while a module of the user's is imported within.
+    """Refuse what only a script does, while a module of the user's is imported within.
 
     Args:
         say: Told once, while it runs, which statement of a module takes long.
@@ -68,7 +68,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
 
 
 def _refuse(what: str) -> None:
-    """Refuses what the module that is being imported does, if that is the user's own and not a library's."""
+    """Refuse what the module that is being imported does, if that is the user's own and not a library's."""
     frame = _module_frame(sys._getframe(1))
     if frame is not None:
         place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
@@ -84,7 +84,7 @@ def _module_frame(frame: FrameType | None) -> FrameType | None:
 
 @contextmanager
 def _watched(say: Callable[[str], None]) -> Iterator[None]:
-    """Samples what this thread runs, from another one."""
+    """Sample the stack of this thread from another one."""
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:

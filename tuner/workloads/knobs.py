@@ -50,7 +50,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
 
 
 def set_knobs(workload: Workload, values: Mapping[str, Scalar]) -> None:
-    """Gives a workload the values of its knobs."""
+    """Give a workload the values of its knobs."""
     for name, value in values.items():
         setattr(workload, name, value)
 
@@ -114,13 +114,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _identity(value: Scalar) -> tuple[type, Scalar]:
-    """True is not the number 1."""
+    """Identity of a value, with its type: True is not the number 1."""
     return type(value), value
 
 
 def is_read(workload: Workload, name: str) -> bool:
-    """True where a method of the workload other than `__init__` names the attribute, as its code says. What reads it
-    elsewhere, by the workload that it was handed, is not seen.
+    """True where a method of the workload other than `__init__` names the attribute, as its code says. Reads elsewhere,
+    by a workload that was passed on, are not seen.
     """
     own = [cls for cls in type(workload).__mro__ if cls.__module__ != Workload.__module__]
     functions = [f for cls in own for method, f in vars(cls).items() if method != "__init__"]

@@ -19,7 +19,7 @@ from steptune.tuner.workloads.workload import Workload
 
 
 def load_workload(reference: str | WorkloadReference, say: Callable[[str], None] | None = None) -> Workload:
-    """Imports the module that a reference names and makes the workload.
+    """Import the module that a reference names and make the workload.
 
     Args:
         say: Told what takes long while the module is imported.
@@ -77,7 +77,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(reference: WorkloadReference) -> ModuleType:
-    """Imports a file as `python file.py` would see it: its folder first on the path."""
+    """Import a file as `python file.py` would see it: its folder first on the path."""
     path = reference.path
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):

@@ -60,7 +60,7 @@ def command_of(workload: str) -> tuple[str, ...]:
 
 
 def parse_reference(text: str) -> WorkloadReference:
-    """Parses a reference and checks what needs no import: the file, its syntax, the class.
+    """Parse a reference and check the file, its syntax and the class, without an import.
 
     Raises:
         WorkloadNotFoundError: The file, class or zoo entry does not exist.

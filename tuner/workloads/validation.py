@@ -11,11 +11,11 @@ from steptune.tuner.workloads.knobs import knobs_of
 from steptune.tuner.workloads.workload import Workload
 
 MISTYPED = 0.85
-"""How alike a member's name and one of `Workload` are at least, for one to be the other, mistyped."""
+"""Least similarity of a member's name to one of `Workload` to count as a typo of it."""
 
 
 def validate(workload: object) -> Workload:
-    """Checks in microseconds that an object is a complete workload; names the missing piece.
+    """Check in microseconds that an object is a complete workload; name the missing piece.
 
     Raises:
         WorkloadRejectedError: It is not a `Workload`, lacks a required method, or has a bad attribute.

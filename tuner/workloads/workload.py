@@ -132,8 +132,8 @@ class Workload:
         return longest_repetition(model)
 
     def class_token(self, model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
-        """Where a class token goes: the first block that takes it, and the normalisation whose first token is
-        classified. None where there is none. Lets a classifier on the mean of the tokens be tried.
+        """Place of a class token: the first block that takes it, and the normalisation whose first token is classified.
+        None without a class token. Lets a classifier on the mean of the tokens be tried.
 
         Default: the vision transformers of transformers, torchvision and timm.
         """
@@ -167,11 +167,11 @@ class Workload:
         """Download, decode or generate data, once per study, into `directory`."""
 
     def sampler(self, dataset: Any) -> Any:
-        """Yields indices of one epoch; None shuffles."""
+        """Yield indices of one epoch; None shuffles."""
         return None
 
     def batch_sampler(self, dataset: Any) -> Any:
-        """Yields lists of indices of one epoch; None groups the sampler's by `global_batch`."""
+        """Yield lists of indices of one epoch; None groups the sampler's by `global_batch`."""
         return None
 
     def length(self, dataset: Any, index: int) -> int:
@@ -185,7 +185,7 @@ class Workload:
     """`collate(self, samples)` makes a batch; None takes PyTorch's default."""
 
     def worker_init(self, worker_id: int) -> None:
-        """Runs once in every loader worker."""
+        """Run once in every loader worker."""
 
     def batch_transform(self, batch: Any) -> Any:
         """Applied to a batch on the device, before the model: normalisation, mix-up, casts."""

@@ -1,4 +1,4 @@
-"""The checks of a host, one a file: a name, and a function that looks and says what it found."""
+"""Checks of a host, one a file: a name, and a function that inspects and reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from steptune.tuner.network.host import Host
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing to look at. What it needs and cannot read it raises as `UnreadableError`."""
+    """Check of one setting. It raises `UnreadableError` for a file that it needs and cannot read."""
 
     name: str
     examine: Callable[[Host], Iterator[NetworkFinding]]

@@ -15,7 +15,9 @@ SHOWN = 4
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
     if host.hides_pci:
-        yield unknown(NAME, "not all GPUs and NICs are found on the PCI bus", fix="look from the host, not a container")
+        yield unknown(
+            NAME, "not all GPUs and NICs are found on the PCI bus", fix="run the check on the host, not in a container"
+        )
     if len(host.endpoints) < 2:
         return
     bridges = host.pci.bridges_above(host.endpoints)
@@ -29,7 +31,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield problem(
             NAME,
             f"on, on {len(redirecting)} of {counted(len(bridges), 'bridge')}: {', '.join(named)}{more}",
-            effect="what GPUs and NICs exchange directly goes through the root complex: slow, and it can hang",
+            effect="direct traffic between GPUs and NICs goes through the root complex: slow, and it can hang",
             fix="on bare metal turn it off in the BIOS (with VT-d or AMD-Vi), or at every boot: setpci -s ADDRESS "
             "ECAP_ACS+0x6.w=0000; a virtual machine needs it: use address translation (ATS) there",
         )

@@ -1,4 +1,4 @@
-"""How far each GPU is from its nearest NIC: GPUDirect RDMA is used up to PXB, unless NCCL_NET_GDR_LEVEL says otherwise.
+"""Distance of each GPU from its nearest NIC: GPUDirect RDMA is used up to PXB, unless NCCL_NET_GDR_LEVEL differs.
 
 The distances are those of `nvidia-smi topo -m`: from its output, kept in the tree as `nvidia-smi-topo.txt`, or from the
 paths in sysfs.
@@ -20,7 +20,7 @@ DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 DIRECT = ("PIX", "PXB")
 _OLD_LEVELS = {"1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 _WITHOUT_NODE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 3}
-"""NCCL knows no NODE: what is beyond a host bridge is SYS."""
+"""Distances without NODE, which NCCL does not know: beyond a host bridge everything is SYS."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:

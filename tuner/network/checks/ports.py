@@ -40,7 +40,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             NAME,
             f"{', '.join(host.rdma_devices)} without ports",
             effect="NCCL falls back to TCP sockets",
-            fix="look at the driver's messages (dmesg)",
+            fix="check the driver's messages (dmesg)",
         )
     yield from _slower(host)
 

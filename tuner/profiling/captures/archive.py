@@ -21,9 +21,9 @@ from steptune.tuner.profiling.trace import TraceError
 MOST_MEMBERS = 4096
 MOST_BYTES = 8 << 30
 MOST_RATIO = 200
-"""JSON of traces becomes 10 to 30 times as small."""
+"""Maximum compression ratio: JSON of traces becomes 10 to 30 times as small."""
 FREE_BYTES = 100 << 20
-"""An archive may always unpack to so much."""
+"""Bytes to which an archive may always unpack."""
 BLOCK_BYTES = 1 << 20
 DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError),

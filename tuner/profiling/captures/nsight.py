@@ -44,7 +44,7 @@ _PROCESS = (1 << 24) - 1
 """An id of a thread is 24 bits of its process, then 24 bits of its own."""
 NOT_A_NUMBER = -1
 LATEST_NS = 1 << 62
-"""In the year 2116: later times do not fit beside those of events."""
+"""Latest supported time, in the year 2116: later ones do not fit beside those of events."""
 MOST_TEXT_BYTES = 1 << 20
 """Longest name, in bytes; those of templates have tens of thousands."""
 
@@ -75,7 +75,7 @@ class _Export:
         self._translation = Translation(WHAT, MARK)
 
     def _known_columns(self) -> dict[str, frozenset[str]]:
-        """Columns by table. A view is no table: nobody exports one."""
+        """Columns by table; a view does not count, because exports contain none."""
         tables = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         found = {}
         for (name,) in tables:

@@ -83,7 +83,7 @@ class _Result:
         return self._translation.trace(devices=self._devices)
 
     def _of(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Records of a kind, which versions call differently."""
+        """Records of a kind, whose name differs between versions."""
         return next((self._records[kind] for kind in kinds if self._records.get(kind)), [])
 
     def _operation(self, row: Mapping[str, Any]) -> str:

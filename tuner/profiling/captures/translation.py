@@ -19,15 +19,16 @@ from steptune.tuner.wording import counted
 
 PIECE = 100_000
 MOST_EVENTS = 20_000_000
-"""A capture of so many events needs some 4 GB; a few steps have a hundredth of it."""
+"""Maximum events: a capture of so many needs some 4 GB; a few steps have a hundredth of it."""
 MOST_SAID = 120
-"""Characters that are repeated of what stands in a file."""
+"""Maximum characters quoted from a file."""
 Thread = tuple[int | str, int | str]
 
 
 @contextmanager
 def written_as(what: str, remedy: str) -> Iterator[None]:
-    """Refuse what a format does not have: a text where times are, a list where names are, a field that is missing.
+    """Refuse contents that the format does not allow: a text in place of a time, a list in place of a name, a missing
+    field.
 
     Args:
         what: The capture in words, with the versions that are read.
@@ -45,7 +46,7 @@ def written_as(what: str, remedy: str) -> Iterator[None]:
 
 
 class Translation:
-    """Takes what another profiler recorded.
+    """Translation of another profiler's events.
 
     Args:
         what: The capture in words: "an export of Nsight Systems".
@@ -62,7 +63,7 @@ class Translation:
         self._count = {"ranges": 0, "operations": 0}
 
     def host(self, kind: str, name: str, start_ns: int, end_ns: int, thread: Thread, *, correlation: int = -1) -> None:
-        """Takes what a thread did.
+        """Take what a thread did.
 
         Args:
             kind: "cuda_runtime", "cpu_op", "python_function" or "user_annotation".
@@ -71,7 +72,7 @@ class Translation:
         self._take(kind, name, start_ns, end_ns, thread, args)
 
     def annotation(self, name: str, start_ns: int, end_ns: int, thread: Thread, step: int | None = None) -> None:
-        """Takes a range that a program named.
+        """Take a range that a program named.
 
         Args:
             step: Its number, where the format says that it is a step.
@@ -81,7 +82,7 @@ class Translation:
         self.host("user_annotation", name, start_ns, end_ns, thread)
 
     def operation(self, kind: str, name: str, start_ns: int, end_ns: int, args: Args) -> None:
-        """Takes what a device did.
+        """Take what a device did.
 
         Args:
             kind: "kernel", "gpu_memcpy" or "gpu_memset".

@@ -15,7 +15,7 @@ from steptune.tuner.profiling.trace import TraceError
 MOST_BYTES = 512 << 20
 """Largest file, unpacked: the million events of a profile of JAX take about half."""
 MOST_DECODED_BYTES = 4 << 30
-"""Most memory of a decoded file, which takes some seven times as much as text."""
+"""Maximum memory of a decoded file, about seven times its size as text."""
 BEGINNING_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 

@@ -43,7 +43,7 @@ MOST_ERROR = 0.05
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
-"""Share of the step by which a wait of the simulated steps may differ from that of all of them."""
+"""Share of the step by which a wait in the simulated steps may differ from that in all steps."""
 SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
     "synchronisation",
     "stalls",
@@ -59,10 +59,10 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
 """Questions. `launches` leaves stalls and waits where they are; `dispatch` is the cost of launches once those are gone.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
-"""Causes beside which the host's launches are no reason for a wait."""
+"""Causes that hide the host's launches as a reason for a wait."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Levels of cost that are closer give the same answers."""
+"""Difference between levels of cost below which the answers are equal."""
 NO_LAUNCHES = "no marked steps with work that they launch are recorded"
 Edit = Callable[[Graph], Graph]
 
@@ -153,9 +153,7 @@ def saved_share(replay: Replay | None, cause: str) -> float | None:
 
 
 def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None:
-    """Least and largest share that is saved without a cause: one figure, or, where the replay misses the unprofiled
-    step, that figure give or take what it misses. None where nothing was replayed.
-    """
+    """Share of the step saved without a cause; None where the steps cannot be replayed or do not show it."""
     if replay is None or replay.refusal or cause not in replay.saved:
         return None
     share, error = replay.saved[cause], replay.unprofiled_error or 0.0
@@ -163,7 +161,9 @@ def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None
 
 
 def not_replayed(replay: Replay, cause: str) -> str:
-    """Reason why the gain of removing a cause is unknown; empty where it is known."""
+    """Minimum and maximum share saved without a cause: one figure, or a range where the replay deviates from the
+    unprofiled step. None where nothing was replayed.
+    """
     if replay.refusal:
         return replay.refusal
     if replay.unprofiled_error is not None and replay.unprofiled_error > MOST_ERROR:
@@ -172,7 +172,7 @@ def not_replayed(replay: Replay, cause: str) -> str:
 
 
 def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Replay:
-    """The replay of a window's first steps as one of all of them; refused where they differ in what they wait for.
+    """Extend the replay of a window's first steps to all; refused where they differ in their waits.
 
     Args:
         breakdown: Of all steps.

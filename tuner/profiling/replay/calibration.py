@@ -1,4 +1,4 @@
-"""The profiler's cost: the least without which the replay takes the unprofiled step.
+"""Cost of the profiler: the lowest at which the replay takes as long as the unprofiled step.
 
 Two costs, one after the other: a time for every event, as long as the trace allows it, and, where the host was slower
 still, the same part of everything that it did but stand still. An operator that only holds another one lasts as long as
@@ -110,7 +110,9 @@ def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
 
 
 def at_level(graph: Graph, level: float) -> Graph:
-    """A graph as the step is without the profiler's cost of a level."""
+    """Cost to one of several ranks, of which the largest is known: each rank has its own time for recording an
+    event.
+    """
     return calibrated(graph, cost_at(graph, level))
 
 

@@ -19,7 +19,7 @@ LAUNCH, SYNC, BATCH, ALLOCATION = range(4)
 ALLOCATION_NS = 50_000
 """Shorter allocations are calls like others."""
 HAND_OVER_NS = 300_000
-"""Taking a batch that is ready from a worker lasts at most so long."""
+"""Maximum time to take a finished batch from a worker."""
 PACED = 0.25
 """Workers set the pace where the host waits for them in at least this share of the batches, and twice: several of them
 deliver their batches close together.
@@ -30,7 +30,7 @@ RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
 FEW_HOLDERS = 30
 HELD_TIMES = 2.0
-"""Recording an event costs at most so many times what an operator itself takes that only holds another one."""
+"""Maximum cost of recording an event, as a multiple of the own time of an operator that only calls another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def launching_calls(capture: Capture) -> Ints:
 
 
 def host_chain(capture: Capture) -> Chain | None:
-    """The chain as recorded, before it is known what its nodes wait for; None without launches."""
+    """Return the chain as recorded, before the waits of its nodes are known; None without launches."""
     host, steps = capture.trace.host, capture.steps
     low, high = int(steps.host_starts[0]), steps.host_end
     threads = threads_of(capture)
@@ -144,7 +144,7 @@ def host_chain(capture: Capture) -> Chain | None:
 
 
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """The part of each stretch that no optimizer's step covers; what it does on the host is no stall."""
+    """Part of each stretch outside the optimizer's step, whose host work is no stall."""
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)
@@ -153,7 +153,7 @@ def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Flo
 
 
 def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
-    """The most that recording an event can have cost, by operators that do nothing but hold another one."""
+    """Maximum cost of recording an event, from operators that only call another one."""
     host = capture.trace.host
     rows = np.flatnonzero(mine & np.isin(host.kind, (Kind.OPERATOR, Kind.RUNTIME)) & (host.end > host.start))
     rows = rows[host.thread[rows] == capture.steps.thread]

@@ -20,7 +20,7 @@ from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain, lau
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
-"""Every answer simulates all of a graph: of a longer capture, its first steps are enough."""
+"""Limits of a graph: every answer simulates all of it, and of a longer capture the first steps are enough."""
 MOST_OVERHEAD = 0.85
 """Largest part of any stretch of host time that recording its events can have taken."""
 
@@ -59,14 +59,14 @@ def build_graph(capture: Capture) -> Graph | None:
 
 
 def _num_replayed(capture: Capture) -> int:
-    """How many steps are simulated: as many as launch `MOST_LAUNCHES`, at least two."""
+    """Number of simulated steps: as many as launch `MOST_LAUNCHES` operations, at least two."""
     steps, calls = capture.steps, launching_calls(capture)
     per_step = np.histogram(capture.trace.host.start[calls], [*steps.host_starts.tolist(), steps.host_end])[0]
     return int(max(LEAST_STEPS, (np.cumsum(per_step[:MOST_STEPS]) <= MOST_LAUNCHES).sum()))
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """The chain without so much for every recorded event, but at most `MOST_OVERHEAD` of any stretch."""
+    """Chain without the profiler's cost of every recorded event, at most `MOST_OVERHEAD` of any stretch."""
 
     def less(time: Floats, events: Floats) -> Floats:
         return np.asarray(np.maximum(time - cost_ns * events, (1 - MOST_OVERHEAD) * time))

@@ -1,4 +1,4 @@
-"""Operations of devices in the recorded steps, what each operation waited for, and what the host waited for.
+"""Operations of devices in the recorded steps, with the waits of each operation and of the host.
 
 Streams wait for each other in calls of `cudaStreamWaitEvent`, of which a trace says neither the event nor the streams:
 the next launch of the thread waits for the last operation of every other stream, if that had ended by then.
@@ -19,18 +19,22 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""A call that copies and lasts longer, until its copy has ended, waits for it: the memory is pageable."""
+"""Duration above which a copying call that lasts until its copy has ended counts as a wait for it: the memory is
+pageable.
+"""
 FULL_QUEUE_NS, FULL_QUEUE_CALLS, FULL_QUEUE = 50_000, 20, 0.8
-"""A launch that lasts so long, so many times the usual one, while so much of the queue is filled, waits for a place."""
+"""Duration of a launch, multiple of the usual one, and fill of the queue above which the launch waits for a free place.
+"""
 QUEUE_DEPTH = 1024
 """Launches that CUDA's queue takes; up to 1,469 were seen on an H200."""
 OWN_WAIT_NS = 10_000
-"""Waits between streams so soon after the launch of a collective are the library's own."""
+"""Time after the launch of a collective within which waits between streams are the library's own."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
-"""An operation that starts so much later than its edges allow, so soon after one of another stream, waits for it."""
+"""Delay of an operation beyond its edges, soon after the end of one of another stream, that counts as a wait for it."""
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
-"""Where a trace does not show them: launch to start, between queued operations, the return from a wait; and the
-longest that the host itself is at it when it waits."""
+"""Defaults where a trace does not show them: launch to start, between queued operations, return from a wait, and the
+longest host time of a wait itself.
+"""
 _COMMUNICATION = [PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE)]
 
 
@@ -134,7 +138,7 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
 
 
 def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: Ints) -> Floats:
-    """When everything launched before on the same stream had ended; -inf for the first."""
+    """End of everything launched before on the same stream; -inf for the first."""
     work = capture.trace.work
     inside = np.zeros(len(work), dtype=bool)
     inside[rows] = True
@@ -218,7 +222,7 @@ def _recorded_waits(
 
 
 def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: Ints, end: Ints, stream: Ints) -> None:
-    """Adds the operation of another stream that ended just before an operation that nothing else explains."""
+    """Add the operation of another stream that ended just before an operation that nothing else explains."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     for number in late.tolist():

@@ -150,7 +150,7 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
 
 
 def without_late_ranks(ranks: Ranks) -> Ranks:
-    """No rank takes longer than the others from one meeting to the next.
+    """Scenario without late ranks: no rank takes longer than the others between two collectives.
 
     What it takes beyond their median goes: of its host, from the longest stretches; of its device, from all kernels.
     Beside a collective that waits, kernels are slower: there they take the least time that they take on any rank.
@@ -196,7 +196,7 @@ def _late(own: Floats, usual: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
-    """Takes an excess from the longest of some stretches of a host, one after the other."""
+    """Take an excess from the longest of some stretches of a host, one after the other."""
     stretches = sorted(
         ((float(column[node]), which, node) for which, column in enumerate((gap, length)) for node in members.tolist()),
         reverse=True,

@@ -18,8 +18,9 @@ Floats = npt.NDArray[np.float64]
 SYNC_CALL_NS = 2_000.0
 """A call that finds nothing to wait for returns within this."""
 GRAPH_AFTER_NS = 400.0
-"""From the end of an operation of a CUDA graph to the start of the next: medians of 260 and 420 ns in two captures of
-an H200, where launched operations that were queued had 1000 and 1120."""
+"""Gap between operations of a CUDA graph: medians of 260 and 420 ns in two captures of an H200, where launched
+operations that were queued had 1000 and 1120.
+"""
 
 
 def _with(graph: Graph, chain: Chain) -> Graph:
@@ -82,7 +83,7 @@ def without_loader(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def without_allocation(graph: Graph) -> Graph:
-    """No call allocates or frees memory."""
+    """Scenario without allocation: no call allocates or frees memory."""
     chain = graph.chain
     return _with(graph, chain.having(length=np.where(chain.kind == ALLOCATION, 0.0, chain.length)))
 
@@ -109,7 +110,7 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
-    """No operation takes longer than its least time.
+    """Scenario at the floors: no operation takes longer than its least time.
 
     Args:
         floor_ns: By row of `trace.work`.

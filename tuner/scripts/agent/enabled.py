@@ -154,7 +154,7 @@ class Enabled:
         self._num_loaders = self._num_optimizers = 0
         self._called: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
         self.over: Callable[[], None] = lambda: None
-        """Called once no module is left to be changed."""
+        """Callback once no module is left to be changed."""
         atexit.register(self._tell_missing)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 SAMPLED_ELEMENTS = 512
-"""Most elements that are sampled of each tensor, evenly spread, as `trials/update_watch.py` has it."""
+"""Maximum elements sampled of each tensor, evenly spread, as in `trials/update_watch.py`."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 PROBED_SAMPLES, PROBED_SEEDS = 2, 16
 

@@ -101,7 +101,7 @@ class Hooks:
         self._restore[key] = restore
 
     def _put_lazy_init(self) -> None:
-        """Wherever torch has bound the name: a copy is of no use once CUDA has begun."""
+        """Replace the function wherever torch has bound the name: a copy is of no use once CUDA has begun."""
         original = torch.cuda._lazy_init
         for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
             if vars(module).get("_lazy_init") is original:

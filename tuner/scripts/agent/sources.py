@@ -17,7 +17,7 @@ def _lines(text: str) -> list[str]:
 
 
 def counted_lines(text: str) -> list[int]:
-    """Numbers, in the file, of the lines that count."""
+    """Number, in the file, of the lines that count."""
     names = "|".join(["steptune", *_IMPORTED_AS.findall(text)])
     steptunes = re.compile(rf"\s*(import steptune\b|from steptune import\b|(({names})\.)?enable\()")
     counted, num_open = [], 0

@@ -1,4 +1,4 @@
-"""When a process is recorded: a state for each phase, moved on by the ends of steps.
+"""States of recording a process: one for each phase, moved on by the ends of steps.
 
     warm-up     the time of a step becomes steady
     timing      blocks of whole steps without a profiler; on a GPU a block ends when its work has ended

@@ -123,7 +123,7 @@ class ActivationCheckpointing(Strategy):
 
 
 def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
-    """Makes a block recompute itself in the backward pass, in place; its state keys stay the same.
+    """Make a block recompute itself in the backward pass, in place; its state keys stay the same.
 
     Args:
         save: What is kept all the same: None, "attention" or "products".
@@ -149,7 +149,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Modules that would change a kept result in place make a new tensor, which is recomputed like others."""
+    """Make a new tensor in modules that would change a kept result in place; it is recomputed like others."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -159,7 +159,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def _contexts_that_save(save: str | None) -> Contexts:
-    """Contexts of the forward pass and of the recomputation."""
+    """Return the contexts of the forward pass and of the recomputation, which save chosen results."""
     if save is None:
         return nullcontext(), nullcontext()
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -185,7 +185,9 @@ def saved_operators(save: str) -> frozenset[str]:
 
 
 def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operator that draws random numbers is never saved: the recomputation would draw the next ones too early."""
+    """Choose the operators whose results are saved. Never those that draw random numbers: the recomputation would draw
+    the next ones too early.
+    """
     from torch.utils.checkpoint import CheckpointPolicy
 
     namespace, _, name = operator._schema.name.partition("::")
@@ -214,7 +216,7 @@ def _has_statistics(block: torch.nn.Module) -> bool:
 
 @contextmanager
 def _frozen_statistics(block: torch.nn.Module) -> Iterator[None]:
-    """Normalises with the batch's statistics but leaves the running ones as they are."""
+    """Normalise with the batch's statistics but leave the running ones as they are."""
     norms = _norms_with_statistics(block)
     saved = [
         (norm, norm.momentum, None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone())

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Both, with the same text: torch reads the first before the second, but up to 2.11 takes expandable_segments for CUDA
-from the second only (pytorch #183387)."""
+"""Environment variables of the allocator, with the same text: torch reads the first before the second, but up to 2.11
+takes expandable_segments for CUDA from the second only (pytorch #183387).
+"""
 
 
 class Allocator(Strategy):
@@ -69,7 +70,7 @@ class Allocator(Strategy):
         return dict.fromkeys(VARIABLES, ",".join(settings))
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Nothing: the variables are all there is to it."""
+        """Add nothing to the plan: the variables are the whole effect."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         variables = self.environment_variables(choice)

@@ -90,8 +90,8 @@ class AttentionBackend(Strategy):
         return without(situation, Category.ATTENTION)
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge by the operators and kernels of the profiled steps, which hold all of attention's. A compiler makes
-        plain matmuls and a softmax of the math back end: there, that no other ran shows it.
+        """Judge by the operators and kernels of the profiled steps, which contain all attention. A compiler turns the
+        math backend into plain matmuls and a softmax: there, the absence of any other backend shows it.
         """
         backend, operators = choice["backend"], evidence.get("operators", ())
         ran = {name: found for name in operators if (found := backend_of(name))}

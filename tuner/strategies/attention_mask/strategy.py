@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 WITHOUT_MASK = 0.4
-"""Part of the time of attention that leaving its mask out is expected to save: half of its scores are not needed."""
+"""Share of attention time expected to be saved without a mask: half of the scores are not needed."""
 
 
 class AttentionMask(Strategy):
@@ -73,7 +73,9 @@ class AttentionMask(Strategy):
         return without(situation, *self.attacks)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Where the model runs op by op, the library leaves the mask out by itself, and one reading is saved."""
+        """Expected saving where the model runs op by op: the library leaves the mask out by itself, and one reading is
+        saved.
+        """
         compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":
             return HARDLY

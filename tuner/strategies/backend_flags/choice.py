@@ -1,4 +1,4 @@
-"""Setting of `backend_flags`: cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals."""
+"""Setting of `backend_flags`: cuDNN benchmark, TF32 for remaining FP32 matmuls, flushing of denormals."""
 
 from __future__ import annotations
 

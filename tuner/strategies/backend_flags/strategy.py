@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class BackendFlags(Strategy):
     setting = BackendFlagsSetting
     dropped = DROPPED
-    summary = "cuDNN benchmark, TF32 for remaining FP32 products, flushing of denormals"
+    summary = "cuDNN benchmark, TF32 for remaining FP32 matmuls, flushing of denormals"
     attacks = COMPUTE
     cures = (Cure.TUNE_COMPUTE,)
     touches = (*COMPUTE, Category.OPTIMIZER)
@@ -74,7 +74,7 @@ class BackendFlags(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """CuDNN has several algorithms for every convolution."""
+        """Return the usual part of the bound: cuDNN has several algorithms for every convolution."""
         return 0.15 if workload.model.module_types.get("Conv2d", 0) > 1 else self.usual_realisation
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -132,7 +132,7 @@ class BackendFlags(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """TF32 that was not asked for here may be what `precision` asked for."""
+        """Judge the flags. TF32 that this strategy did not set may be set by `precision`."""
         return super().took_effect(evidence, {k: v for k, v in choice.items() if k != "tf32" or v})
 
 

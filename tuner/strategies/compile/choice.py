@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from steptune.tuner.strategies.api import Setting
 
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-"""They record CUDA graphs of the compiled regions."""
+"""Modes of torch.compile that record CUDA graphs of the compiled regions."""
 
 
 @dataclass(frozen=True, kw_only=True)

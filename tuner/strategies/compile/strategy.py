@@ -104,7 +104,9 @@ class Compile(Strategy):
         return Supported()
 
     def _scopes(self, workload: WorkloadFacts) -> list[str]:
-        """The one that compiles less code first; the whole model where its blocks are of as many kinds."""
+        """Return the scopes, the one that compiles less code first: the whole model where its blocks are of as many
+        kinds.
+        """
         scopes = ["whole", "regional"] if workload.model.num_blocks > 1 else ["whole"]
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
@@ -177,7 +179,9 @@ class Compile(Strategy):
         return jointly(fused, at_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """CUDA graphs take away most of the waiting for launches; of what is compiled already, they leave the rest."""
+        """Expected saving: CUDA graphs remove most of the waiting for launches; where the model is compiled already,
+        they remove the rest.
+        """
         waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
         graphs = choice["mode"] in MODES_WITH_GRAPHS
         if situation.choices[self.name]["mode"] is not None:
@@ -186,7 +190,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Expected saving of another way to compile than the incumbent's: what it has that the incumbent's has not."""
+        """Expected saving of another way to compile than the incumbent's: from its additional parts only."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting
@@ -234,7 +238,7 @@ def _autotuned(choice: Choice) -> bool:
 
 
 def _mark_step() -> None:
-    """CUDA graphs of compiled regions reuse what the step before left."""
+    """Mark the step: CUDA graphs of compiled regions reuse the memory of the previous one."""
     import torch
 
     torch.compiler.cudagraph_mark_step_begin()

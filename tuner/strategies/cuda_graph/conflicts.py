@@ -29,6 +29,7 @@ CONFLICTS = (
 
 TOGETHER = (
     Together(
-        between=(AttentionMaskSetting, CudaGraphSetting), reason="no graph can hold what looks whether a mask is needed"
+        between=(AttentionMaskSetting, CudaGraphSetting),
+        reason="a CUDA graph cannot hold the check whether a mask is needed",
     ),
 )

@@ -10,8 +10,8 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
 
 FASTER_IN_A_WORKER = 2.0
-"""How much sooner a worker may make a batch than the main process, whose threads wait for each other over small
-tensors: a worker has one. Of a ResNet over JPEG files on two cores 1.4 was seen.
+"""Speedup of making a batch in a worker: the main process's threads wait for each other over small tensors; a worker
+has one. A ResNet over JPEG files on two cores showed 1.4.
 """
 
 
@@ -34,7 +34,7 @@ def without_crowding(situation: Situation) -> Savings:
 
 
 def pipelined_input(situation: Situation, num_workers: int) -> float:
-    """Share that loader workers can hide: the wait, but no batch comes sooner than one worker's share.
+    """Share that loader workers can hide: the wait, but a batch takes at least one worker's share.
 
     T' >= max(everything but the wait, batch time / (FASTER_IN_A_WORKER * workers)). The time of one batch is known only
     when the incumbent loads in the main process, where the wait is that time.
@@ -48,8 +48,8 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
 
 
 def input_without_workers(situation: Situation) -> float:
-    """Share that loading in the main process should save over the incumbent's workers: no wait for them and none of
-    their starts, but a batch's own loading, which the device waits for. Negative where it costs.
+    """Share that loading in the main process should save over the incumbent's workers: their starts and the wait for
+    them, less the loading of a batch, for which the device waits. Negative where it costs.
 
     An estimate: samples that are stored, or asked for as a batch, come sooner than when the workload was looked at.
     """

@@ -57,7 +57,7 @@ WITHOUT_WORKERS_PART = 0.9
 SHORT_EPOCH_STEPS = 1000
 """Steps of an epoch up to which its beginning is worth a trial of its own."""
 PINNED_PART = 0.5
-"""Part of copies and of waiting for them that pinned memory is expected to save: what it leaves is exposed still."""
+"""Share of copies, and of waiting for them, that pinned memory is expected to save; the rest stays exposed."""
 
 
 class DataLoading(Strategy):
@@ -153,8 +153,8 @@ class DataLoading(Strategy):
         return found
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Workers hide the wait for data, pinned memory lets copies go on beside the host. Workers that have no wait to
-        hide only pass batches on, so pinning alone comes first.
+        """Expected saving: workers hide the wait for data, pinned memory lets copies overlap the host. Workers without
+        a wait to hide only pass batches on, so pinning alone comes first.
         """
         best = self._hidden_at_most(situation, choice)
         hidden = best
@@ -166,8 +166,8 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Share of the step that a loader saves. Without workers no more than the wait for them and their starts: what
-        a batch then takes is not known well enough for a bound.
+        """Upper bound of the share that a loader hides. Without workers it is the wait for them and their starts: the
+        time of a batch is then not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))

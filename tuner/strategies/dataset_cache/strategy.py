@@ -82,7 +82,7 @@ class DatasetCache(Strategy):
         return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Most of the wait, and little of what workers that make samples take of the step's cores."""
+        """Expected saving: most of the wait for data, less the share of the step's cores that the workers use."""
         if not without_crowding(situation):
             return None
         wait = removable(situation, Category.DATA_WAIT)
@@ -118,7 +118,7 @@ class CachedDataset:
         return self.dataset.augment(sample) if self.splits else sample
 
     def fill(self, indices: Any) -> None:
-        """Stores these samples now."""
+        """Store these samples now."""
         for index in indices:
             self._stored(int(index))
 
@@ -146,7 +146,7 @@ class CachedDataset:
 
 
 def _copied(sample: Any) -> Any:
-    """A sample whose tensors and arrays may be changed in place without changing the stored ones."""
+    """Copy a sample so that in-place changes to its tensors and arrays do not reach the stored ones."""
     from steptune.tuner.training.structure import map_structure
 
     def copy(leaf: Any) -> Any:

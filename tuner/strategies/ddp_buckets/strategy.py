@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 CAPS_MB = (50, 100, 200, 5, 1)
-"""Tried beside PyTorch's 25, the most promising first."""
+"""Bucket sizes tried beside PyTorch's 25, the most promising first."""
 SIZES = ("bucket_cap_mb", "first_bucket_mb")
 
 
@@ -109,14 +109,14 @@ class DdpBuckets(Strategy):
         return {name: choice[name] for name in ("first_bucket_mb", "bucket_cap_mb")}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication, but for the last bucket where the links are known; views save copies of the gradients,
-        and nobody need look for unused parameters.
+        """Savings: exposed communication, except the last bucket where the links are known; views save copies of the
+        gradients, and the search for unused parameters is skipped.
         """
         communication = {Category.COMMUNICATION: self._saved_communication(situation, choice)}
         return jointly(communication, self._saved_beside(situation, choice))
 
     def _saved_beside(self, situation: Situation, choice: Choice) -> Savings:
-        """Most saved beside communication."""
+        """Largest possible saving outside communication."""
         today = situation.choices[self.name]
         others: list[Category] = []
         if choice["bucket_views"] != today["bucket_views"]:
@@ -126,7 +126,7 @@ class DdpBuckets(Strategy):
         return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
-        """Most saved of communication: other buckets may begin earlier and hide all but the last of them."""
+        """Largest possible saving of communication: other buckets may start earlier and hide all but the last one."""
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)
@@ -134,9 +134,7 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving of other sizes: fewer calls, or a shorter last bucket. The rest changes nothing of what is
-        sent.
-        """
+        """Expected saving of other sizes: fewer calls, or a shorter last bucket. The bytes sent stay the same."""
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return None

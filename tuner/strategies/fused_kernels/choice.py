@@ -1,4 +1,4 @@
-"""Setting of `fused_kernels`: fused kernels in place of what a model computes in many operators."""
+"""Setting of `fused_kernels`: fused kernels in place of groups of operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptune.tuner.strategies.api import Setting
 
 @dataclass(frozen=True, init=False)
 class FusedKernelsSetting(Setting):
-    """Has a switch for each kernel: for ours and for those that other packages register.
+    """Switches of the kernels: ours and those that other packages register.
 
     Attributes:
         on: Names of the kernels that are asked for.
@@ -36,5 +36,5 @@ class FusedKernelsSetting(Setting):
 
     @property
     def is_on(self) -> bool:
-        """Some kernel is asked for."""
+        """True where any kernel is requested."""
         return bool(self.on)

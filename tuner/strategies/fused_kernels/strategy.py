@@ -1,4 +1,4 @@
-"""fused_kernels: kernels of `steptune.kernels` in place of what a model computes in many operators.
+"""fused_kernels: kernels of `steptune.kernels` in place of groups of operators.
 
 Mechanism: a pattern of ten operators writes and reads its intermediate results in the device's memory ten times; a
 fused kernel keeps them in registers, and is one launch. Where modules of the model have the pattern of a kernel, they
@@ -44,7 +44,7 @@ COMPILE_S = 20.0
 
 class FusedKernels(Strategy):
     setting = FusedKernelsSetting
-    summary = "fused kernels in place of what a model computes in many operators"
+    summary = "fused kernels in place of groups of operators"
     needs_workload = (
         "the parts of the model and of the loss are replaced before training begins, which "
         "Workload.model and Workload.loss allow"
@@ -57,7 +57,7 @@ class FusedKernels(Strategy):
     usual_realisation = 0.2
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """All that the model has a use for together, then each by itself."""
+        """Return all kernels that the model can use together, then each by itself."""
         useful = [name for name in self.defaults if workload.model.kernel_refusals.get(name) == ""]
         changes: list[Choice] = [dict.fromkeys(useful, True)] if useful else []
         changes += [{name: True} for name in self.defaults]
@@ -66,7 +66,7 @@ class FusedKernels(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         today = self.neutral(workload)
         for name, wanted in choice.items():
-            refusal = workload.model.kernel_refusals.get(name, "the model was not looked at for it")
+            refusal = workload.model.kernel_refusals.get(name, "the model was not inspected for it")
             if wanted and not today[name] and refusal:
                 return Unsupported(f"{name}: {refusal}")
             if wanted and name in OURS and needs_cuda(environment) != Supported():
@@ -95,7 +95,7 @@ class FusedKernels(Strategy):
             plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Products at their peak, and all else gone: how much of it the pattern causes is not known."""
+        """Savings: matmuls at their peak, and all else gone, because the pattern's share is not known."""
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}
         if wanted <= set(OF_OPTIMIZER):

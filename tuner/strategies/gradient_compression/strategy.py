@@ -105,14 +105,14 @@ class GradientCompression(Strategy):
         return {"compression": choice["method"], "rank": choice["rank"], "ratio": choice["ratio"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication; where the links are known, less what the fewer bytes take at best."""
+        """Savings: exposed communication; where the links are known, less the minimum time of the fewer bytes."""
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
             return without(situation, Category.COMMUNICATION)
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Less what compressing takes by itself."""
+        """Expected saving: that of the communication, less the time of compressing itself."""
         today = reduction(situation, compressing=True)
         then = reduction(situation, compressing=True, **self.exchange(choice))
         return None if today is None or then is None else saved(situation, today, then)

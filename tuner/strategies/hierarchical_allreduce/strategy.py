@@ -70,7 +70,7 @@ class HierarchicalAllreduce(Strategy):
         return {"levels": choice["levels"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication; where the links are known, less what the other reduction takes at best."""
+        """Savings: exposed communication; where the links are known, less the minimum time of the other reduction."""
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None:
             return without(situation, Category.COMMUNICATION)

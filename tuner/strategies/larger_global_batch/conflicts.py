@@ -16,5 +16,7 @@ DROPPED = (
 )
 
 TOGETHER = (
-    Together(between=(LargerGlobalBatchSetting, MicroBatchSetting), reason="a larger batch may fit in pieces only"),
+    Together(
+        between=(LargerGlobalBatchSetting, MicroBatchSetting), reason="a larger batch may fit in micro-batches only"
+    ),
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 POOLS = (16, 64)
-"""Batches. Windows span whole pools, so that larger ones take longer to measure."""
+"""Pool sizes in batches. Windows span whole pools, so larger ones take longer to measure."""
 MAX_POOL_S = 10.0
 """Longest time that a pool may take."""
 
@@ -80,7 +80,7 @@ class LengthBalancing(Strategy):
         plan.batches.pool_batches = int(choice["pool_batches"] or 0)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """All padding, and all waiting for other ranks. A product over padded tokens falls with their number,
+        """Savings: all padding, and all waiting for other ranks. A matmul over padded tokens shrinks with their number,
         attention at most with its square.
         """
         padding = situation.workload.dataset.padding_share or 0.0

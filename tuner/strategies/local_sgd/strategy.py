@@ -88,7 +88,7 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication, but for that of averages, each of as many bytes as a step's gradients."""
+        """Savings: exposed communication, except that of the averages, each of as many bytes as a step's gradients."""
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)
         return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))

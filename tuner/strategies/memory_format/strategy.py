@@ -64,7 +64,9 @@ class MemoryFormat(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Little, after a single convolution, which cuts an image into patches: nothing goes on in its layout."""
+        """Return a small part after a single convolution, which cuts an image into patches: later layers do not use its
+        layout.
+        """
         single = workload.model.module_types.get("Conv2d", 0) == 1
         return 0.02 if single and not workload.model.can_be_batch_second else self.usual_realisation
 

@@ -1,4 +1,4 @@
-"""Setting of `micro_batch`: gradient accumulation over pieces of the batch."""
+"""Setting of `micro_batch`: gradient accumulation over micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""micro_batch: cut the batch into pieces whose gradients are accumulated.
+"""micro_batch: split the batch into micro-batches whose gradients are accumulated.
 
 Mechanism: forward and backward of one piece at a time; the optimizer runs once. The weighted losses
 of the pieces add up to the loss of the whole batch (tokens are weighted by their number).
@@ -33,7 +33,7 @@ MAX_PIECES = 16
 
 class MicroBatch(Strategy):
     setting = MicroBatchSetting
-    summary = "gradient accumulation over pieces of the batch"
+    summary = "gradient accumulation over micro-batches"
     needs_workload = "the loop's own lines run forward and backward over the whole batch"
     attacks = COMPUTE
     cures = (

@@ -1,4 +1,4 @@
-"""Setting of `model_recipe`: products padded to multiples of 8 or 64; a pooled classifier."""
+"""Setting of `model_recipe`: matmuls padded to multiples of 8 or 64; a pooled classifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""model_recipe: products at padded sizes, and a classifier on the mean of the tokens.
+"""model_recipe: matmuls at padded sizes, and a classifier on the mean of the tokens.
 
 Mechanism: `pad_multiple` computes linear layers whose sizes are no multiple of 8 (or 64) with zeros up to one, the
 vocabulary's included, and gives back the part that was asked for: tensor cores read aligned groups of 8 16-bit
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
-"""Times that products of odd sizes usually take longer: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
+"""Usual slowdown of matmuls of odd sizes: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
 KEPT_PART = 0.7
-"""Part that padded matmuls usually save of what they could: weights and results are copied."""
+"""Usual share of the possible saving that padded matmuls realise: weights and results are copied."""
 SLOWEST = 16
-"""Times that a product of odd sizes may take longer: without tensor cores an H100 has a fifteenth of its FLOP/s."""
+"""Largest slowdown of a matmul of odd sizes: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 
 
 class ModelRecipe(Strategy):
     setting = ModelRecipeSetting
-    summary = "products padded to multiples of 8 or 64; a pooled classifier"
+    summary = "matmuls padded to multiples of 8 or 64; a pooled classifier"
     needs_workload = "the model is changed before its optimizer is made, which Workload.model allows"
     attacks = COMPUTE
     recompiles = True
@@ -92,8 +92,8 @@ class ModelRecipe(Strategy):
             plan.model.append(pool_tokens)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Padding makes products no faster than their roofline, and only those of odd sizes; with fewer tokens all
-        compute may shrink.
+        """Savings: padding brings matmuls of odd sizes to their roofline at best; with fewer tokens all compute may
+        shrink.
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
@@ -106,7 +106,9 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """A compiler that sees the whole model pads by itself, and without tensor cores sizes hardly matter."""
+        """Expected saving: none where a compiler sees the whole model and pads by itself; little without tensor
+        cores.
+        """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:
             return None
         compiled = situation.choices.get(CompileSetting.strategy, {})

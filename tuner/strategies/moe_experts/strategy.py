@@ -1,4 +1,4 @@
-"""moe_experts: how the experts of a mixture-of-experts model run.
+"""Savings: matmuls at their peak, and all else gone, because the experts' share is not known.
 
 Mechanism: `looped` runs one expert after the other on the tokens that chose it, whose number the host must
 know; `batched` gives every expert slots for as many tokens as it may take and runs all at once, as one batched

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""A value of the user's that none of ours says; it stays as it is."""
+"""Value of the user's that none of ours expresses; it stays as it is."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -71,7 +71,7 @@ class NcclSettings(Strategy):
     trial_cost_s = 5.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Fewer channels are not tried: what they would save is compute, which the bound does not hold."""
+        """Return the choices. Fewer channels are not tried: they would save compute, which the bound excludes."""
         today = self.neutral(workload)
         changes: list[Choice] = [
             {"socket_threads": 4, "sockets_per_thread": 4},
@@ -112,7 +112,7 @@ class NcclSettings(Strategy):
         }
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Nothing: the variables are all there is to it."""
+        """Add nothing to the plan: the variables are the whole effect."""
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
         return {"sockets": num_sockets(choice)}
@@ -121,8 +121,8 @@ class NcclSettings(Strategy):
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving of other numbers of sockets, by what they carry between hosts. Of the rest nothing is known
-        beforehand.
+        """Expected saving of other numbers of sockets, by their bandwidth between hosts. For other parameters nothing
+        is known beforehand.
         """
         topology = situation.environment.topology
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
@@ -132,8 +132,8 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Environment that NCCL finds in this process, what emulates hosts there, NCCL's version, and, where its log is
-        kept (in trials of settings), what it says that it used.
+        """Evidence: NCCL's environment in this process, the emulation of hosts, NCCL's version, and, where its log is
+        kept (in trials of settings), the settings that it logged.
         """
         import os
 
@@ -174,7 +174,7 @@ class NcclSettings(Strategy):
 
 
 def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
-    """Say whether NCCL's log shows that it did as a parameter says, and what it shows."""
+    """Say whether NCCL's log shows that it followed a parameter, and what it shows."""
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"
@@ -212,7 +212,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Check the known limits: one on what is left to NCCL, or is the user's own, is not checked."""
+    """Check the known limits; a limit on a value left to NCCL, or set by the user, is not checked."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")

@@ -1,4 +1,4 @@
-"""parallel_mesh: one model laid over several ranks, by products, by layers or by experts, beside data parallelism.
+"""parallel_mesh: one model sharded across several ranks, by matmuls, layers or experts, beside data parallelism.
 
 Mechanism: the ranks are a grid of the degrees below; those left over are data-parallel replicas. `tensor`: each rank
 has some heads of every attention and some inner columns of every feed-forward layer, and activations are summed over
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
-"""Micro-batches tried, for each rank of the pipeline: the more, the less is lost to filling and draining it."""
+"""Micro-batches tried, for each rank of the pipeline: the more, the shorter its filling and draining."""
 
 
 class ParallelMesh(Strategy):
@@ -172,7 +172,7 @@ class ParallelMesh(Strategy):
         return {"model_ranks": ParallelMeshSetting.of(choice).model_ranks}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication, what a pipeline waits, and the update but for a rank's own share of it."""
+        """Savings: exposed communication, the pipeline's waits, and the update except a rank's own share of it."""
         shared = 1 - 1 / ParallelMeshSetting.of(choice).model_ranks
         update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
         return jointly(without(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE), update)

@@ -1,4 +1,4 @@
-"""precision: the number formats of a step. Owns every dtype.
+"""precision: the dtypes of a step. Owns every dtype.
 
 Levels, as apex amp defined them (O2 keeps all normalisation layers in FP32, not batch normalisation
 only):
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Parts of element-wise time, which is casts, and of the update, which reads and writes FP32."""
+"""Shares of element-wise time, which is casts, and of the update, which reads and writes FP32."""
 
 
 class Precision(Strategy):
@@ -83,7 +83,7 @@ class Precision(Strategy):
     exchange_realisation = 0.1
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
-        """A 16-bit level without a dtype is bfloat16, as autocast's default on CPUs and newer GPUs.
+        """Complete a 16-bit level without a dtype with bfloat16, autocast's default on CPUs and newer GPUs.
 
         Raises:
             ChoiceError: A dtype with a level that has none.
@@ -234,7 +234,7 @@ class Precision(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge by the dtypes of weights and of the matmuls that were seen; where none was, the detail says so."""
+        """Judge by the dtypes of weights and of the observed matmuls; the detail says so where none was observed."""
         level, dtype = choice["level"], str(choice["dtype"])
         weights, kept = evidence.get("parameter_dtypes", []), evidence.get("kept_dtypes", [])
         products = evidence.get("products") or {}
@@ -258,7 +258,7 @@ class Precision(Strategy):
             kernel = next((name for name in evidence.get("operators", ()) if "tf32" in name.lower()), None)
             found += f", ran {kernel}" if kernel else ", no kernel of TF32 was among the longest"
             if evidence.get("fp32_products") == "highest":
-                took, found = False, "FP32 products do not use TF32"
+                took, found = False, "FP32 matmuls do not use TF32"
         return Effect(strategy=self.name, took=took, detail=found)
 
 

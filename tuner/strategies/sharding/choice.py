@@ -25,10 +25,10 @@ class ShardingSetting(Setting):
 
     @property
     def is_fsdp(self) -> bool:
-        """FSDP takes the place of DDP: parameters are in parts."""
+        """True where FSDP replaces DDP: parameters are sharded."""
         return self.mode in SHARDED
 
     @property
     def frees(self) -> bool:
-        """Parameters are freed after the forward pass, and gathered again."""
+        """True where parameters are freed after the forward pass, and gathered again."""
         return frees(self.mode, reshard=self.reshard)

@@ -1,4 +1,4 @@
-"""sharding: how parameters, gradients and optimizer states are laid over the ranks.
+"""sharding: how parameters, gradients and optimizer states are sharded across the ranks.
 
 Mechanism: `ddp` keeps everything on every rank. `zero1` keeps the optimizer's states of each parameter on one rank,
 which sends its update to the others (`ZeroRedundancyOptimizer`). FSDP2 (`fully_shard`) keeps a part of every parameter,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
 """Parameters of FSDP that the job shows as they are."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
-"""Tried as the fewest parameters of a unit; FSDP's own is the last."""
+"""Sizes tried as the fewest parameters of a unit; FSDP's own is the last."""
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
@@ -159,12 +159,12 @@ class Sharding(Strategy):
         return {**fields, "ignored": choice["ignored"] is not None}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Exposed communication, and the update but for a rank's own share of it."""
+        """Savings: exposed communication, and the update except a rank's own share of it."""
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving by what is sent, where the links are known; and a usual part of the rest. What lies on the
-        CPU is for memory: it is sent there and back.
+        """Expected saving by the bytes sent, where the links are known; and a usual part of the rest. Offloading to the
+        CPU is for memory: data is sent there and back.
         """
         if choice["cpu_offload"]:
             return 0.0
@@ -174,7 +174,7 @@ class Sharding(Strategy):
         return likely_saved(situation, now, then) + self.usual_realisation * total(_saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Description that FSDP gives of the model, or whose states the optimizer holds."""
+        """Evidence: FSDP's description of the model, or the owners of the optimizer's states."""
         from steptune.tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
 
         if job.plan.wrap.sharding is None:
@@ -212,7 +212,9 @@ class Sharding(Strategy):
 
 
 def _saved_beside(situation: Situation, choice: Choice) -> Savings:
-    """Most saved beside communication: the update of what other ranks have, and copies of gradients into buckets."""
+    """Largest possible saving outside communication: the update of other ranks' parameters, and copies of gradients
+    into buckets.
+    """
     shared = 1 - 1 / max(1, situation.environment.num_ranks)
     update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
     return jointly(update, without(situation, Category.COPY_D2D) if choice["mode"] in SHARDED else {})

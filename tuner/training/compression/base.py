@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from steptune.tuner.training.compression.lane import Lane
 
 FIRST_COMPRESSED = 2
-"""DDP lays its buckets out anew after the first step: what is kept by bucket begins with the third."""
+"""Step from which buckets are compressed: DDP rearranges its buckets after the first one, so state by bucket begins
+with the third.
+"""
 
 
 class Compression(StepHook, ABC):
@@ -60,14 +62,14 @@ class FlatCompression(Compression):
 
     @abstractmethod
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:
-        """Averages a one-dimensional tensor over a group, in place.
+        """Average a one-dimensional tensor over a group, in place.
 
         Args:
             key: The same tensor has the same one in every step.
         """
 
     def see(self, bucket: GradBucket) -> None:
-        """Called before the bucket, or a part of it, is averaged."""
+        """Take note of a bucket, or a part of it, before it is averaged."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.see(bucket)

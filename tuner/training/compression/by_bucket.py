@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BucketLayout:
-    """Whose gradients each bucket has, and what waits for it."""
+    """Parameters of each bucket, and what waits for it."""
 
     def __init__(self) -> None:
         self._parameters: dict[int, list[torch.Tensor]] = {}
@@ -27,7 +27,7 @@ class BucketLayout:
         self._names: Names = {}
 
     def see(self, bucket: GradBucket) -> dict[str, torch.Tensor]:
-        """Notes a bucket in a step that compresses.
+        """Note a bucket in a step that compresses.
 
         Returns:
             What was loaded for it, once.
@@ -68,7 +68,7 @@ class BucketLayout:
         }
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Waits for the buckets of what `kept` gave."""
+        """Wait for the buckets of what `kept` gave."""
         self._parameters = {}
         self._awaited = dict(kept["buckets"])
         self._names = names if self._awaited else {}

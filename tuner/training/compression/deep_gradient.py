@@ -122,7 +122,7 @@ class DeepGradient(Compression):
         return {**state, "state": values, "param_groups": groups}
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes options and momentum over anew, from an optimizer that has loaded its state."""
+        """Take options and momentum over anew, from an optimizer that has loaded its state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:

@@ -54,7 +54,7 @@ class Lane:
         return torch.futures.Future(devices=None if self._stream is None else [self._device])
 
     def fulfil(self, futures: Sequence[Future], function: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Submits a function of several results."""
+        """Submit a function of several results."""
         import torch
 
         if self._stream is None:

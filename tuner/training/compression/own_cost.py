@@ -1,4 +1,4 @@
-"""Time of compressing by itself, without sending anything: counted, unless somebody has measured it.
+"""Own time of compression, without sending: measured, or else counted.
 
 `MEMORY_BYTES` is what the operators of a technique read and write of one FP32 element, over the measured bandwidth of a
 large copy; `LAUNCHES` is how many operators run for a bucket, each of which takes the host `LAUNCH_NS`. With their

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 
 _GROUPS: list[Any] = []
-"""Kept until the process ends. Threads of gloo run the callbacks of PyTorch's hook, which hold the group, and let go of
-them after their result is out: a group that is given up by a thread of its own last cannot wait for it, and aborts."""
+"""Process groups kept until the process ends. Threads of gloo run the callbacks of PyTorch's hook, which hold the
+group, and release it after their result is out: a group released last by its own thread cannot wait for that thread,
+and aborts.
+"""
 
 
 class PowerSgd(Compression):

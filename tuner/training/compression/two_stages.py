@@ -1,4 +1,4 @@
-"""Averaging in fewer bits: each rank averages one part, which it gets from all and then gives to all.
+"""Averaging in fewer bits: each rank averages one part, which it receives from all and then sends to all.
 
     encode my gradient, one part for each rank --all-to-all--> decode and average my part --encode, all-gather--> decode
 

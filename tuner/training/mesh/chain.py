@@ -42,7 +42,7 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
 
 
 class _Left(BaseException):
-    """The model was left behind a block; no error, so that no code of the user's takes it for one."""
+    """Signal that the model was left behind a block; not an error, so that no user code catches it as one."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
@@ -99,7 +99,7 @@ class Chain:
             block.forward = self._steered(number)
 
     def release(self) -> None:
-        """Steers the blocks no longer."""
+        """Stop steering the blocks."""
         for block, inner in zip(self.blocks, self._inner, strict=True):
             block.forward = inner
 
@@ -191,7 +191,7 @@ class Chain:
             hidden = output.detach().requires_grad_()
             value = self.back(loss, hidden, around=True)
             if not bool(value.detach().isfinite().all()):
-                raise UnsupportedError("what follows the blocks uses more than the output of the last one")
+                raise UnsupportedError("the modules after the blocks use more than the output of the last block")
             around = self._reached(value)
             back = self._reached(self.back(loss, hidden))
         finally:
@@ -199,7 +199,7 @@ class Chain:
                 parameter.grad = gradient
         if around != back:
             raise UnsupportedError(
-                "the loss depends on what comes before the blocks not through them alone: "
+                "the loss depends on modules before the blocks other than through the blocks: "
                 + ", ".join(sorted(around - back)[:3])
             )
         inside = {name for block in self.blocks for name in self._names(block.parameters())}

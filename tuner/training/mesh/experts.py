@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of a mixture laid over ranks, and their tokens sent there and back.
+"""Expert parallelism: the experts of a mixture sharded across ranks, and their tokens sent there and back.
 
 Every rank routes its own tokens, exactly as without: the same choices, the same capacity, the same dropped ones. An
 all-to-all then brings the slots of every expert to the rank that has it, which runs those of all ranks at once, and
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, Cut]:
-    """Leaves on this rank its experts.
+    """Leave on this rank its experts.
 
     Args:
         even: All ranks have equally many tokens.

@@ -12,7 +12,7 @@ BUCKET_BYTES = 25 << 20
 
 
 def sum_over(tensors: Iterable[torch.Tensor], group: Any, *, divisor: int = 1) -> None:
-    """In place; in buckets of one number format, all of them under way together."""
+    """Sum gradients over ranks in place, in buckets of one dtype, all of them in flight together."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""A model laid over the ranks of a mesh: what a training job asks of it.
+"""Model sharded across the ranks of a mesh: the interface for a training job.
 
 Every rank loads its share of a batch as ever; the ranks of a replica then put their shares together, so that all of
 them compute on the same samples, augmented and transformed once. Nothing else of the loading changes.
@@ -79,7 +79,7 @@ class Mesh(ParameterLayout):
     # --- building -----------------------------------------------------------------------------
 
     def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]) -> None:
-        """Leaves on this rank its parts of the model, which becomes the first rank's."""
+        """Keep this rank's parts of the model, which becomes the first rank's."""
         import torch.distributed as dist
 
         for _, tensor in named_state(model):
@@ -123,7 +123,7 @@ class Mesh(ParameterLayout):
     def _lay_pipeline(
         self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Cuts the blocks into stages and keeps this rank's.
+        """Cut the blocks into stages and keep this rank's.
 
         Returns:
             On which ranks of the pipeline each parameter is trained.
@@ -172,7 +172,7 @@ class Mesh(ParameterLayout):
     # --- gradients ----------------------------------------------------------------------------
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Brings together what DDP does not: gradients of experts, of stages, and of both ends of a pipeline."""
+        """Bring together what DDP does not: gradients of experts, of stages, and of both ends of a pipeline."""
         if self.arguments.expert > 1:
             self._average_experts(parameters)
         if self.pipeline is None:
@@ -185,7 +185,7 @@ class Mesh(ParameterLayout):
             sum_over(tied, self._ends_group)
 
     def _average_experts(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """They have the sum over their replica already."""
+        """Average gradients of experts, which already hold the sum over their replica."""
         import torch.distributed as dist
 
         own = [p.grad for p in parameters if p.grad is not None and self._names[id(p)] in self.own_experts]
@@ -214,7 +214,7 @@ class Mesh(ParameterLayout):
     # --- state --------------------------------------------------------------------------------
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Under the user's names; every rank calls it and gets all."""
+        """Return the whole state under the user's names; every rank calls it."""
         assert self.replica is not None
         own = model.state_dict()
         return {name: self.replica.whole(name, own.get(name)) for name in self._state_names}
@@ -222,7 +222,7 @@ class Mesh(ParameterLayout):
     def whole_parameters(
         self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those that are trained, one after the other; every rank goes through all of them."""
+        """Yield the trained parameters whole, one after the other; every rank takes part for all of them."""
         assert self.replica is not None
         own = dict(model.named_parameters())
         for name in self._trained:
@@ -307,7 +307,7 @@ def lay_over_mesh(
 
 
 def _group(grid: torch.Tensor) -> Any:
-    """This rank's process group among those of the last axis; every rank makes all of them."""
+    """Return this rank's process group among those of the last axis; every rank creates all of them."""
     import torch.distributed as dist
 
     group, _ = dist.new_subgroups_by_enumeration(grid.reshape(-1, grid.shape[-1]).tolist())

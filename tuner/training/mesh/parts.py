@@ -130,7 +130,7 @@ class Replica:
         }
 
     def own_part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor, or all of it."""
+        """Return this rank's part of a whole tensor, or all of it."""
         held = self.held[name]
         return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 

@@ -105,14 +105,14 @@ class Pipeline:
         """Micro-batches, and their weights in the loss."""
         length = batch_length(batch)
         if length is None:
-            raise UnsupportedError("a batch whose tensors have no common first dimension has no micro-batches")
+            raise UnsupportedError("micro-batches require tensors with a common first dimension")
         bounds = [*range(0, length, self._piece_length), length]
         return split_at(workload, batch, bounds)
 
     def forward_backward(
         self, loss: Callable[[Any], torch.Tensor], pieces: Sequence[Any], weights: Sequence[float]
     ) -> torch.Tensor:
-        """Accumulates the gradients of this rank's stages.
+        """Accumulate the gradients of this rank's stages.
 
         Returns:
             The loss of the whole batch, on every rank.

@@ -32,7 +32,7 @@ def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, devic
 
 
 def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.device) -> tuple[Stages, Examined]:
-    """Examines and measures a chain and cuts it, as the first rank finds it.
+    """Examine and measure a chain and cut it, as the first rank finds it.
 
     Raises:
         UnsupportedError: It is no chain, or too short.
@@ -60,7 +60,7 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
 
 
 def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dict[str, tuple[int, ...]]:
-    """On which ranks of the pipeline each parameter is trained: two where it is used before and behind the blocks."""
+    """Find the ranks of the pipeline that train each parameter: two where it is used before and behind the blocks."""
     ids = {id(p): number for number, block in enumerate(chain.blocks) for p in block.parameters()}
     first_names = {id(parameter): name for name, parameter in chain.model.named_parameters()}
     found: dict[str, tuple[int, ...]] = {}
@@ -79,7 +79,7 @@ def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dic
 def keep_own(
     chain: Chain, examined: Examined, stages: Stages, on_ranks: dict[str, tuple[int, ...]], group: Any
 ) -> None:
-    """Frees what this rank never computes with; what is before the blocks stays on every rank, trained on the first.
+    """Free what this rank never computes with; what is before the blocks stays on every rank, trained on the first.
 
     Raises:
         UnsupportedError: A rank would have nothing to train.

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the products of a block's attention and feed-forward parts, shared out over ranks.
+"""Tensor parallelism: the matmuls of a block's attention and feed-forward parts, sharded across ranks.
 
     Y = f(X A) B      with A cut by columns and B by rows:      Y = sum over ranks of f(X A_r) B_r
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """A pair of products as a family of models names them.
+    """Pair of matmuls as a family of models names them.
 
     Attributes:
         columns: Children that read the input; their outputs are cut.
@@ -63,7 +63,7 @@ FEED_FORWARDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A pair of products that was found.
+    """Pair of matmuls that was found.
 
     Attributes:
         core: The module whose input is that of the columns.
@@ -99,7 +99,7 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """Number that a degree has to divide; 0, and why, where nothing is known to be shared out."""
+    """Number that a degree has to divide; 0, and the reason, where nothing is known to be sharded."""
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""
     except UnsupportedError as error:
@@ -107,7 +107,7 @@ def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
 
 
 def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
-    """Leaves on this rank its part of every pair.
+    """Leave on this rank its part of every pair.
 
     Returns:
         How each part was cut, by the identity of its new parameter.
@@ -159,7 +159,7 @@ def _matches(block: torch.nn.Module, patterns: Sequence[Pattern]) -> Iterator[Sp
 
 
 def _checked(split: Split) -> Split:
-    """With its units; the sizes must fit each other, and attention may have no other weights."""
+    """Check a split and count its units; the sizes must fit each other, and attention may have no other weights."""
     pattern, name = split.pattern, type(split.core).__name__
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
@@ -220,7 +220,7 @@ def _part(module: Any, name: str, cut: Cut, rank: int) -> dict[int, Cut]:
 
 
 def _enter(split: Split, group: Any) -> None:
-    """The input of the columns is the same on all ranks; its gradient is the sum of theirs."""
+    """Pass the input to the columns, equal on all ranks; its gradient is the sum of theirs."""
     entering, _ = _exchanges()
     # Columns of one attention share an input: its gradient is summed once.
     module = split.core if split.pattern.heads else split.columns[0]
@@ -234,7 +234,7 @@ def _enter(split: Split, group: Any) -> None:
 
 
 def _leave(row: Any, group: Any) -> None:
-    """The products of all ranks are summed, and the bias is added once."""
+    """Sum the matmuls of all ranks, and add the bias once."""
     import torch.nn.functional as F
 
     _, leaving = _exchanges()

@@ -1,4 +1,4 @@
-"""Another algorithm in the place of the user's optimizer, over the same groups.
+"""Replacement of the user's optimizer by another algorithm over the same groups.
 
 What is taken over: the groups with their parameters, learning rates, weight decay, and keys of the user's own (which a
 scheduler may read); betas and momentum where both algorithms have them, with what belongs to them. The learning rate is

@@ -41,9 +41,7 @@ def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise ValueError("a gradient is sparse: make the embedding with sparse=False")
         if parameter.is_complex():
-            raise ValueError(
-                "a parameter is complex, whose squared size is not its square: use torch.view_as_real of it"
-            )
+            raise ValueError("complex parameters are not supported: use torch.view_as_real of it")
         kinds.setdefault((parameter.device, parameter.dtype, parameter.dim()), []).append(parameter)
     return list(kinds.values())
 
@@ -55,7 +53,7 @@ def norms(tensors: Tensors) -> torch.Tensor:
 
 
 def scale_each(tensors: Tensors, factors: torch.Tensor) -> None:
-    """Multiplies each tensor by its factor, without waiting for the device to know the factors."""
+    """Multiply each tensor by its factor, without waiting for the device to know the factors."""
     torch._foreach_mul_(tensors, list(factors.to(tensors[0].dtype).unbind()))
 
 
@@ -76,7 +74,7 @@ def number(value: float | torch.Tensor) -> float:
 
 
 def check(name: str, value: float, *, below: float = float("inf")) -> None:
-    """Refuses an option that is negative or too large.
+    """Refuse an option that is negative or too large.
 
     Raises:
         ValueError: Names the option, its value and what it may be.

@@ -126,7 +126,7 @@ class TransformersWorkload(Workload):
 
 
 def _is_block(module: Any) -> bool:
-    """With attention among its parts, or a shortcut around them."""
+    """True for a module with attention among its parts, or a shortcut around them."""
     return any("attention" in type(child).__name__.lower() for child in module.children()) or hasattr(
         module, "shortcut"
     )

@@ -55,7 +55,7 @@ def capacity_of(num_tokens: int, num_experts: int, top_k: int, factor: float) ->
 
 
 def route(logits: torch.Tensor, top_k: int, capacity: int) -> Routing:
-    """Chooses experts.
+    """Choose experts.
 
     Args:
         logits: (T, E), FP32.

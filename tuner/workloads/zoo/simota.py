@@ -135,7 +135,7 @@ def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.T
 
 
 def match(cost: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
-    """For every candidate of one image the box that it learns, or -1.
+    """Return for every candidate of one image the box that it learns, or -1.
 
     Args:
         cost: (G, M), as `overlap`.
@@ -155,7 +155,7 @@ def match(cost: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
 def assign(
     predictions: Sequence[torch.Tensor], boxes: Boxes, anchors: torch.Tensor, strides: Sequence[int], num_images: int
 ) -> list[Matches]:
-    """Assigns boxes to anchors.
+    """Assign boxes to anchors.
 
     Args:
         predictions: Of each level.

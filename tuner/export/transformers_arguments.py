@@ -88,7 +88,7 @@ def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if every is None:
-        return _said(activation_checkpointing=False)
+        return _said()  # the default of every version; the name of the argument is not
     reason = "for models of transformers, which know their layers"
     whole = "transformers recomputes whole layers"
     kwargs = {"every_n_layers": every, "use_reentrant": False}

@@ -258,7 +258,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Those of a batch sampler and the sampler inside of it that are told which epoch it is."""
+    """Return those of a batch sampler and the sampler inside of it that are told which epoch it is."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

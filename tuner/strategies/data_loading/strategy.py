@@ -193,7 +193,7 @@ class DataLoading(Strategy):
 
 
 def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | None:
-    """Why samples of the next epoch are not known before it begins; None where they are."""
+    """Return why samples of the next epoch are not known before it begins; None where they are."""
     if workload.script is not None:
         return "the loop of a script is not known, nor when its epochs begin"
     if workload.dataset.kind == "iterable":

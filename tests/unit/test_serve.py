@@ -8,12 +8,12 @@ import pytest
 import typer
 
 from steptune.service import serving
-from steptune.service.cli.main import app
+from steptune.service.cli.main import application
 from steptune.service.settings import Settings
 
 
 def _options() -> dict[str, str]:
-    command = typer.main.get_command(app).commands["serve"]
+    command = typer.main.get_command(application()).commands["serve"]
     return {parameter.name: parameter.help or "" for parameter in command.params if parameter.name != "help"}
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from engine import engine
 from stamp import RESULTS, hardware, peak_memory_bytes, stamp
 
-import steptune.service.cli.main  # noqa: F401  what the parent of `steptune tune` has loaded
+import steptune.service.cli.tune  # noqa: F401  what the parent of `steptune tune` has loaded
 from steptune.tuner.records import BASELINE, MeasureSettings, Purpose, StudySettings
 
 TOY = "zoo:synthetic"

@@ -6,9 +6,12 @@ A run of a thousand ranks has a handful of kinds of ranks: most, those that come
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_ROWS = 16
 """Number of ranks up to which each is shown."""
@@ -37,7 +40,7 @@ def grouped_ranks(ranks: pd.DataFrame) -> pd.DataFrame:
         row = members.median(numeric_only=True)
         named = _named(sorted(set(members["rank"].tolist())))
         rows.append({**row, "rank": named, "device": "", "straggler": bool(stragglers[first])})
-    return pd.DataFrame(rows, columns=ranks.columns)
+    return type(ranks)(rows, columns=ranks.columns)
 
 
 def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
@@ -52,7 +55,7 @@ def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
         "max_ns": variation["max_ns"].max(),
         "cv": variation["cv"].max(),
     }
-    return pd.DataFrame([row], columns=variation.columns)
+    return type(variation)([row], columns=variation.columns)
 
 
 def named_devices(names: Sequence[str]) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import NamedTuple
-
-import pandas as pd
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.finding_gain import finding_gain, refusal_of
@@ -20,6 +19,11 @@ from steptune.tuner.profiling.gains import ASIDE
 from steptune.tuner.profiling.rank_comparison import late_part, main_rank, straggler
 from steptune.tuner.records import Breakdown
 from steptune.tuner.trace_records import MemoryStats, RankWait, Timeline, TraceAnalysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",
@@ -267,30 +271,52 @@ def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
     return {**known, Category.UNKNOWN.value: sum(times.values()) - sum(known.values())}
 
 
-def get_trace_breakdown_info(analysis: TraceAnalysis) -> pd.DataFrame:
+def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
+    """The rows as a data frame: only pages need pandas, which takes longer to load than a small trace to read."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def breakdown_rows(analysis: TraceAnalysis) -> list[Row]:
     """One row a category that takes time, the longest first: `category`, `group`, `title`, `time_ns`, `share`."""
     times = mean_step_ns(analysis)
     total = sum(times.values())
-    rows = [
-        (name, theme.category_group(name), theme.category_title(name), value, value / total)
+    return [
+        {
+            "category": name,
+            "group": theme.category_group(name),
+            "title": theme.category_title(name),
+            "time_ns": value,
+            "share": value / total,
+        }
         for name, value in sorted(times.items(), key=lambda item: -item[1])
     ]
-    return pd.DataFrame(rows, columns=["category", "group", "title", "time_ns", "share"])
 
 
-def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
+def get_trace_breakdown_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """`breakdown_rows` as a data frame."""
+    return _frame(breakdown_rows(analysis), ("category", "group", "title", "time_ns", "share"))
+
+
+def phase_rows(analysis: TraceAnalysis) -> list[Row]:
     """The parts of a step that compute: `phase`, `time_ns` per step, `share` of the step.
 
     On the basis of the breakdown: where that is rescaled, they are scaled as compute is, so that they still sum to it.
     """
     breakdowns = [b for b in main_breakdowns(analysis) if b.phases]
     step_ns = sum(sum(b.per_step_ns.values()) for b in breakdowns) / max(1, len(breakdowns))
-    rows = []
+    rows: list[Row] = []
     for phase in dict.fromkeys(name for b in breakdowns for name in b.phases):
         time_ns = sum(b.phases.get(phase, 0) * _compute_scale(b) for b in breakdowns) / len(breakdowns)
         if time_ns > 0:
-            rows.append((phase, time_ns, time_ns / step_ns))
-    return pd.DataFrame(rows, columns=["phase", "time_ns", "share"])
+            rows.append({"phase": phase, "time_ns": time_ns, "share": time_ns / step_ns})
+    return rows
+
+
+def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """`phase_rows` as a data frame."""
+    return _frame(phase_rows(analysis), ("phase", "time_ns", "share"))
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
@@ -332,7 +358,7 @@ def get_steps_info(analysis: TraceAnalysis, top: int | None = None) -> pd.DataFr
         for b, number, step in itertools.islice(steps, top)
         for name, value in step.items()
     ]
-    return pd.DataFrame(rows, columns=["device", "step", "category", "ms"])
+    return _frame(rows, ["device", "step", "category", "ms"])
 
 
 def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
@@ -340,7 +366,11 @@ def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
     return f"rank {of.rank} {of.device}" if len(analysis.ranks) > 1 else of.device
 
 
-def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
+_GROUP_OF_SHARE = {"compute": "compute", "communication": "communication", "input": "input/output", "gaps": "gaps"}
+"""Columns of shares of the step, and the groups of categories that they are of."""
+
+
+def rank_rows(analysis: TraceAnalysis) -> list[Row]:
     """One row a rank: its step and the shares of the groups, how long it waited, how often it came last.
 
     `straggler`: the others wait for this rank more than it waits for them, by a share of the step; none where a capture
@@ -350,22 +380,38 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
     ordered = sorted(_wait_per_step(analysis, wait) for wait in analysis.waits)
     median = ordered[len(ordered) // 2] if ordered else 0.0
     trusted = not any(b.quality.problems for b in all_breakdowns(analysis))
-    rows = []
+    rows: list[Row] = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:
             times = trusted_step_ns(b)
             step_ns = sum(times.values())
             shares = {
-                group: sum(v for n, v in times.items() if theme.category_group(n) == group) / step_ns
-                for group in ("compute", "communication", "input/output", "gaps")
+                name: sum(v for n, v in times.items() if theme.category_group(n) == group) / step_ns
+                for name, group in _GROUP_OF_SHARE.items()
             }
             wait = waits.get(rank.rank)
             wait_ns = _wait_per_step(analysis, wait) if wait else None
             straggler = trusted and wait_ns is not None and median - wait_ns > STANDS_OUT * step_ns
             late = wait.late_share if wait else None
-            rows.append((rank.rank, b.device, b.num_steps, step_ns, *shares.values(), wait_ns, late, straggler))
-    columns = ["rank", "device", "num_steps", "step_ns", "compute", "communication", "input", "gaps", "wait_ns"]
-    return pd.DataFrame(rows, columns=[*columns, "late_share", "straggler"])
+            rows.append(
+                {
+                    "rank": rank.rank,
+                    "device": b.device,
+                    "num_steps": b.num_steps,
+                    "step_ns": step_ns,
+                    **shares,
+                    "wait_ns": wait_ns,
+                    "late_share": late,
+                    "straggler": straggler,
+                }
+            )
+    return rows
+
+
+def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
+    """`rank_rows` as a data frame."""
+    columns = ("rank", "device", "num_steps", "step_ns", *_GROUP_OF_SHARE, "wait_ns", "late_share", "straggler")
+    return _frame(rank_rows(analysis), columns)
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
@@ -383,19 +429,32 @@ def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
             for length, count in stats.histogram.items() if stats else ():
                 time_ms = stats.time_ns.get(length, 0) / 1e6 / b.num_steps if stats else 0.0
                 rows.append((device_label(analysis, b), length, count / b.num_steps, time_ms))
-    return pd.DataFrame(rows, columns=["device", "length", "count", "ms"])
+    return _frame(rows, ["device", "length", "count", "ms"])
+
+
+def variation_rows(analysis: TraceAnalysis) -> list[Row]:
+    """How steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    rows: list[Row] = []
+    for rank in analysis.ranks:
+        for b in rank.breakdowns:
+            lengths = [sum(step.values()) for step in b.steps]
+            if len(lengths) > 1:
+                rows.append(
+                    {
+                        "device": device_label(analysis, b),
+                        "num_steps": len(lengths),
+                        "min_ns": min(lengths),
+                        "median_ns": statistics.median(lengths),
+                        "max_ns": max(lengths),
+                        "cv": rank.step_time_cv,
+                    }
+                )
+    return rows
 
 
 def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """Variation of the profiled steps: one row a device with its shortest, median and longest step."""
-    rows = []
-    for rank in analysis.ranks:
-        for b in rank.breakdowns:
-            lengths = pd.Series([sum(step.values()) for step in b.steps])
-            if len(lengths) > 1:
-                label = device_label(analysis, b)
-                rows.append((label, len(lengths), lengths.min(), lengths.median(), lengths.max(), rank.step_time_cv))
-    return pd.DataFrame(rows, columns=["device", "num_steps", "min_ns", "median_ns", "max_ns", "cv"])
+    """`variation_rows` as a data frame."""
+    return _frame(variation_rows(analysis), ("device", "num_steps", "min_ns", "median_ns", "max_ns", "cv"))
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 
 from steptune.service.app import create_app
 from steptune.service.cli.console import INTERRUPTED
-from steptune.service.cli.main import USER_ERROR, app
+from steptune.service.cli.main import USER_ERROR, application
 from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
 from steptune.tuner.costs.categories import CATEGORIES, GROUPS
@@ -473,7 +473,7 @@ Every command has `--help`, or `-h`.
 
 
 def command_line() -> str:
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(application())
     return "\n".join([COMMANDS_TEXT, *_command("steptune", root)]).rstrip()
 
 

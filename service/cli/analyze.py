@@ -86,7 +86,6 @@ def analyze(
             from steptune.tuner.profiling.perfetto import write_perfetto
 
             write_perfetto(files, perfetto, clock_offsets_ns=analysis.clock_offsets_ns)
-    # Tables bring pandas: only now, when the events are gone from memory.
     from steptune.service.cli.trace_summary import print_analysis, print_comparison
 
     if as_json:

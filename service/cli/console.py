@@ -7,18 +7,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steptune.service.database import open_store
-from steptune.service.settings import Settings, load_settings
-from steptune.service.store import SqlStudyStore
 from steptune.service.tables import plain_table
-from steptune.tuner.workloads.reference import COMMAND, is_command
+
+if TYPE_CHECKING:
+    from steptune.service.settings import Settings
+    from steptune.service.store import SqlStudyStore
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended without a result, as shells have it."""
@@ -34,6 +34,8 @@ def say(text: str, style: str | None = None) -> None:
 
 def short_name(workload: str) -> str:
     """A workload's reference without the folders of its file."""
+    from steptune.tuner.workloads.reference import COMMAND, is_command
+
     if is_command(workload):
         return workload.removeprefix(COMMAND)
     return workload if workload.startswith("zoo:") else workload.rpartition("/")[2]
@@ -61,6 +63,8 @@ def print_json(value: Any) -> None:
 
 def settings_with(database: str | None, isolation: str | None = None) -> Settings:
     """The settings, with what was given on the command line."""
+    from steptune.service.settings import load_settings
+
     given = {"database_url": database, "isolation": isolation}
     return load_settings(**{name: value for name, value in given.items() if value})
 
@@ -75,6 +79,8 @@ def database_option(database: str | None) -> str:
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[SqlStudyStore]:
     """The store of these settings, closed at the end."""
+    from steptune.service.database import open_store
+
     store = open_store(settings.database_url)
     try:
         yield store

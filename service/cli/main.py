@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from typing import Annotated
@@ -10,59 +11,59 @@ import typer
 from rich.text import Text
 
 from steptune._version import __version__
-from steptune.service.cli import (
-    analyze,
-    catalogue,
-    compare,
-    database,
-    delete,
-    diagnose,
-    inspect_study,
-    predict,
-    queue,
-    report,
-    serve,
-    submit,
-    token,
-    tune,
-    user,
-    verify,
-    watch,
-    worker,
-)
 from steptune.service.cli.console import INTERRUPTED, errors, say
 from steptune.tuner.errors import SteptuneError
 
 USER_ERROR = 2
 
-app = typer.Typer(
-    name="steptune",
-    help="Finds the fastest way to run one training step of a PyTorch model on this machine, and proves it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-tune.register(app)
-inspect_study.register(app)
-verify.register(app)
-catalogue.register(app)
-diagnose.register(app)
-analyze.register(app)
-compare.register(app)
-predict.register(app)
-report.register(app)
-serve.register(app)
-worker.register(app)
-submit.register(app)
-watch.register(app)
-queue.register(app)
-delete.register(app)
-app.add_typer(database.app, name="db")
-app.add_typer(token.app, name="token")
-app.add_typer(user.app, name="user")
+MODULES = {
+    "tune": ("tune", "resume"),
+    "inspect_study": ("show", "list", "export"),
+    "verify": ("verify",),
+    "catalogue": ("zoo", "strategies"),
+    "diagnose": ("profile", "doctor"),
+    "analyze": ("analyze",),
+    "compare": ("compare",),
+    "predict": ("predict",),
+    "report": ("report",),
+    "serve": ("serve",),
+    "worker": ("worker",),
+    "submit": ("submit",),
+    "watch": ("watch",),
+    "queue": ("studies", "cancel", "pause", "continue"),
+    "delete": ("delete",),
+}
+"""Modules of this package, in the order of `--help`, and the commands that each registers."""
+GROUPS = {"database": "db", "token": "token", "user": "user"}
+"""Modules whose commands are a group, and its name."""
 
 
-@app.callback(invoke_without_command=True)
+def application(wanted: str | None = None) -> typer.Typer:
+    """The application with every command, or with those alone that the module of one command has.
+
+    To run one command, only that is loaded: all of them take longer to load than a small trace to analyse.
+
+    Args:
+        wanted: Name of the command or group; a name that no module has loads all, so that it is answered with them.
+    """
+    app = typer.Typer(
+        name="steptune",
+        help="Finds the fastest way to run one training step of a PyTorch model on this machine, and proves it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    names = {**MODULES, **{module: (group,) for module, group in GROUPS.items()}}
+    for module in [module for module, commands in names.items() if wanted in commands] or names:
+        commands = importlib.import_module(f"steptune.service.cli.{module}")
+        if module in GROUPS:
+            app.add_typer(commands.app, name=GROUPS[module])
+        else:
+            commands.register(app)
+    return app
+
+
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
@@ -78,7 +79,7 @@ def main() -> None:
     if debug:
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app(prog_name="steptune")
+        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="steptune")
     except SteptuneError as error:
         if debug:
             traceback.print_exc()

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.dashboards.rank_groups import grouped_ranks, grouped_variation
+from steptune.dashboards.rank_groups import MOST_ROWS, grouped_ranks, grouped_variation
 from steptune.dashboards.roofline import get_roofline_info
 from steptune.dashboards.theme import category_colour, category_title
 from steptune.dashboards.trace_info import (
+    Row,
     TraceAdvice,
+    breakdown_rows,
     get_findings_info,
     get_late_ns,
     get_memory_classes,
     get_overlapped_info,
-    get_phases_info,
-    get_ranks_info,
-    get_trace_breakdown_info,
     get_trace_headline,
-    get_variation_info,
     is_rescaled,
+    phase_rows,
+    rank_rows,
+    variation_rows,
 )
 from steptune.service.tables import modules_table, plain_table, roofline_tables
 from steptune.tuner.profiling.process_groups import hosts_of, reach
@@ -47,6 +47,9 @@ from steptune.tuner.trace_records import (
     Synchronisation,
     TraceAnalysis,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BAR_WIDTH = 24
 SMALL_SHARE = 0.005
@@ -113,7 +116,7 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
     for column in table.columns[1:]:
         column.no_wrap, column.justify = True, "right"
     table.columns[3].justify = "left"
-    info = _records(get_trace_breakdown_info(analysis))
+    info = breakdown_rows(analysis)
     small = [row for row in info if row["share"] < SMALL_SHARE and row["category"] != "unknown"]
     hidden = small if len(small) > 1 else []
     longest = info[0]["share"]
@@ -133,7 +136,7 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
     """Parts that are not in the sum: phases, and what compute hides."""
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
-        for row in _records(get_phases_info(analysis))
+        for row in phase_rows(analysis)
     ]
     if phases:
         yield _hanging(Text("of it computing: ", style="dim"), Text(", ".join(phases)))
@@ -178,8 +181,8 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
         yield _collectives(collectives, [group for one in analysis.ranks for group in one.groups], top)
     if rank.memory:
         yield _memory(rank, of)
-    variation = grouped_variation(get_variation_info(analysis))
-    if len(variation):
+    variation = _few(variation_rows(analysis), grouped_variation)
+    if variation:
         yield _variation(variation)
 
 
@@ -199,8 +202,13 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
         yield modules_table(rank.modules[:top], num_steps, title)
 
 
-def _records(info: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in info.to_dict("records")]
+def _few(rows: list[Row], grouped: Callable[[pd.DataFrame], pd.DataFrame]) -> list[Row]:
+    """The rows, or those of their groups where they are many: only then pandas is loaded."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    import pandas as pd
+
+    return [{str(name): value for name, value in row.items()} for row in grouped(pd.DataFrame(rows)).to_dict("records")]
 
 
 def _numbers(*names: str, title: str) -> Table:
@@ -218,7 +226,7 @@ def _one_line(text: str) -> Text:
 
 def _ranks(analysis: TraceAnalysis) -> RenderableType:
     table = _numbers("rank", "step", "compute", "comm.", "in/out", "gaps", "waits", "comes last", "", title="Ranks")
-    for row in _records(grouped_ranks(get_ranks_info(analysis))):
+    for row in _few(rank_rows(analysis), grouped_ranks):
         waits = "" if row["wait_ns"] is None or math.isnan(row["wait_ns"]) else units.short_time(row["wait_ns"])
         late = "" if row["late_share"] is None or math.isnan(row["late_share"]) else units.percent(row["late_share"])
         shares = (units.percent(row[name]) for name in ("compute", "communication", "input", "gaps"))
@@ -356,9 +364,9 @@ def _memory(rank: RankAnalysis, of: str) -> RenderableType:
     return Group(*lines)
 
 
-def _variation(info: pd.DataFrame) -> RenderableType:
+def _variation(rows: Iterable[Row]) -> RenderableType:
     lines = [Text("Steps", style="bold")]
-    for row in _records(info):
+    for row in rows:
         cv = "" if row["cv"] is None or math.isnan(row["cv"]) else f", deviation {units.percent(row['cv'])}"
         low, middle, high = (units.short_time(row[name]) for name in ("min_ns", "median_ns", "max_ns"))
         lines.append(

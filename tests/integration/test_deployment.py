@@ -19,7 +19,7 @@ from postgres import PostgresServer, server_binaries
 from sqlalchemy.exc import ProgrammingError
 from typer.main import get_command
 
-from steptune.service.cli.main import app
+from steptune.service.cli.main import application
 from steptune.service.connections import create_engine_for, is_superuser, reading, writing
 from steptune.service.database import migrate
 from steptune.service.settings import Settings, load_settings
@@ -171,7 +171,7 @@ class TestCompose:
     @pytest.mark.parametrize("name", ORDINARY)
     def test_commands_are_ones_that_steptune_has(self, services, name):
         """With options that they have."""
-        command: Any = get_command(app)
+        command: Any = get_command(application())
         words = iter(services[name]["command"])
         for word in words:
             if word.startswith("--"):
@@ -251,7 +251,7 @@ class TestDockerfile:
         assert any(pinned in run.words for run in stages["build"].all("RUN"))
 
     def test_the_last_stage_of_each_image_runs_a_command_that_exists(self, stages):
-        commands = get_command(app).commands
+        commands = get_command(application()).commands
         for name in ("service", "worker"):
             [arguments] = [instruction.exec_form for instruction in stages[name].all("CMD")]
             assert arguments[0] in commands

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from steptune.service.cli.main import app
+from steptune.service.cli.main import application
 from steptune.service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_the_worker_is_a_command_of_steptune_on_as_many_hosts_as_there_are_pods(
     [group] = cluster["spec"]["workerGroupSpecs"]
     [text] = re.findall(r"do steptune (worker .*?); done &", containers[1]["args"][0])
     words = shlex.split(text)
-    command = get_command(app).commands["worker"]  # type: ignore[attr-defined]
+    command = get_command(application()).commands["worker"]  # type: ignore[attr-defined]
     given = command.make_context("worker", words[1:]).params
     assert (given["runner"], given["num_hosts"], given["isolation"]) == ("ray", group["replicas"], "none")
 

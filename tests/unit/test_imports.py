@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from steptune.service.cli.main import GROUPS, MODULES
+
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
     "steptune",
@@ -26,8 +28,8 @@ TORCH_FREE = (
     "steptune.tuner.workloads.zoo",
     "steptune.service.app",
     "steptune.service.cli.main",
+    *(f"steptune.service.cli.{module}" for module in (*MODULES, *GROUPS)),
     "steptune.service.cli.network",
-    "steptune.service.cli.serve",
     "steptune.service.serving",
     "steptune.service.cli.trace_summary",
     "steptune.service.store",

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptune.tuner.profiling.intervals import Ints, contains, cover, histogram, pieces, union, union_length
+from steptune.tuner.profiling.intervals import Ints, contains, cover, distinct, histogram, pieces, union, union_length
 
 Pairs = list[tuple[int, int]]
 pairs = st.lists(st.tuples(st.integers(-30, 60), st.integers(0, 25)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
@@ -20,6 +20,11 @@ def arrays(intervals: Pairs) -> tuple[Ints, Ints]:
 
 def points(intervals: Pairs) -> set[int]:
     return {point for start, end in intervals for point in range(start, end)}
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_distinct_values_are_in_order_and_each_once(values: list[int]) -> None:
+    assert distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
 class TestUnion:

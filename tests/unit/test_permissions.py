@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steptune.service.cli.main import app
+from steptune.service.cli.main import application
 from steptune.service.database import migrate
 from steptune.service.permissions import keep_private, mend
 from steptune.service.settings import Settings
@@ -42,7 +42,7 @@ def test_an_upgrade_closes_everything_that_was_open(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPTUNE_DATA_DIRECTORY", str(settings.data_directory))
-    ended = CliRunner().invoke(app, ["db", "upgrade", "--database", settings.database_url])
+    ended = CliRunner().invoke(application(), ["db", "upgrade", "--database", settings.database_url])
     assert ended.exit_code == 0, ended.output
     for path in [tmp_path / "steptune.db", *(settings.data_directory / name for name in OPEN)]:
         assert mode(path) == 0o600, path

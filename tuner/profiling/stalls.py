@@ -17,7 +17,7 @@ import numpy as np
 
 from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.intervals import Intervals, Ints, cover, pieces, union
+from steptune.tuner.profiling.intervals import Intervals, Ints, cover, distinct, pieces, union
 from steptune.tuner.profiling.regions import joined
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.trace import Kind
@@ -132,7 +132,7 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
 def _silences(capture: Capture, device: int) -> Intervals:
     """Stretches of the steps between two launches, without what has a category of its own."""
     host, launches, regions = capture.trace.host, capture.launches, capture.regions
-    calls = np.unique(launches.row[launches.row >= 0])
+    calls = distinct(launches.row[launches.row >= 0])
     own = (regions.restart, regions.loader, regions.synchronisation, regions.allocation, regions.optimizer)
     threads = _threads(capture, device)
     others = [joined(own, thread) for thread in threads]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.intervals import Ints, pieces, union
+from steptune.tuner.profiling.intervals import Ints, distinct, pieces, union
 from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.regions import ALLOCATION_CALLS, SYNC_CALLS, joined
 from steptune.tuner.profiling.trace import Kind
@@ -90,7 +90,7 @@ def threads_of(capture: Capture) -> list[int]:
 def launching_calls(capture: Capture) -> Ints:
     """Rows of `trace.host` that launch operations. A device's record of a synchronisation is none."""
     launched = (capture.launches.row >= 0) & (capture.trace.work.kind != Kind.SYNC)
-    return np.unique(capture.launches.row[launched])
+    return distinct(capture.launches.row[launched])
 
 
 def host_chain(capture: Capture) -> Chain | None:

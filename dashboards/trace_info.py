@@ -433,7 +433,7 @@ def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def variation_rows(analysis: TraceAnalysis) -> list[Row]:
-    """How steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    """Return how steady the profiled steps are: one row a device with its shortest, median and longest step."""
     rows: list[Row] = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:

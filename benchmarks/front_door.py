@@ -47,11 +47,11 @@ NAMES = ("bert_trainer", "vit_accelerate", "nano_gpt", "resnet_ema", "ddpm_unet"
 ON_CPU = ("slow_files", *NAMES)
 TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
-STUDY_SHARE = 0.6
+STUDY_SHARE = 0.55
 """Share of a row's seconds for the study; the rest is for looking at the script again and for verifying."""
 MOST_BLOCKS = 12
-SHARES = {"enable": 0.7, "diff": 1.0}
-"""Parts of the time that is left, for each way in turn: the first is measured in any case."""
+WAYS = ("enable", "diff")
+"""In turn, each in the time that is left: the first is measured in any case."""
 LEAST_BLOCKS = 2
 NARROW, NEAR = 0.02, 0.05
 """Half-width below which the middles of claim and verification are compared, and how far they may be apart."""
@@ -172,11 +172,11 @@ def verify(row: Row, recommendation: Recommendation, foreign_load: float) -> Ite
         raise RowError(f"the unchanged script ended with status {ended.status}: {log.read_text()[-LOG_CHARACTERS:]}")
     with closing(look):
         block_s = 0.0
-        for way, share in SHARES.items():
+        for way in WAYS:
             try:
                 if block_s and row.left_s < look.seconds + LEAST_BLOCKS * block_s:
                     raise RowError(f"no time was left for {LEAST_BLOCKS} runs of each side, at {block_s:.0f} s a pair")
-                found = beside_unchanged(row, look, recommendation, way, share * row.left_s, foreign_load)
+                found = beside_unchanged(row, look, recommendation, way, row.left_s, foreign_load)
                 block_s = found["seconds"] / found["blocks"]
                 yield way, {**found, "look_seconds": round(look.seconds, 1)}
             except SteptuneError as error:  # the other way is measured all the same

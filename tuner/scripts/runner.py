@@ -345,7 +345,7 @@ class ScriptRunner:
 
     @property
     def why_no_copy(self) -> str:
-        """Why trials start the command anew."""
+        """Reason why trials start the command anew."""
         return self._look.why_no_copy
 
     def run_start(

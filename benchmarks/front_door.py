@@ -206,10 +206,11 @@ def seconds_of_study(folder: Path) -> dict:
     store = SqlStudyStore(create_engine_for(f"sqlite:///{folder}/studies.db"))
     (study,) = store.list_studies()
     events = {event.kind: event.data for event in store.events(study.study_id)}
+    reference = events.get("reference_made") or events.get("reference_unfinished") or {}
     trials = [trial for trial in store.trials(study.study_id) if trial.result is not None]
     return {
         "budget_after_look": round(study.settings.budget_s, 1),
-        "reference": round(float(events.get("reference_made", {}).get("seconds", 0.0)), 1),
+        "reference": round(float(reference.get("seconds", 0.0)), 1),
         "trials": [told_of_trial(trial) for trial in trials],
     }
 

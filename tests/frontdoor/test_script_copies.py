@@ -100,6 +100,50 @@ def test_runs_of_the_reference_go_on_from_a_copy_at_the_same_time(
     assert len(loads.read_text().splitlines()) == 1
 
 
+def test_an_interrupt_ends_all_runs_of_the_reference(
+    folder: ScriptFolder, tmp_path: Path, loads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = threading.Event(), []
+
+    @contextlib.contextmanager
+    def endless(copy: FrozenCopy, trial: Any, log: Path, longest_s: float | None, check: Any) -> Iterator[Ended]:
+        if trial["guard"]["noise"] == 1:
+            began.wait()
+            raise KeyboardInterrupt
+        began.set()
+        try:
+            for _ in range(2000):
+                time.sleep(0.01)
+                check()
+        except CopyError:
+            ended.append(trial["guard"]["noise"])
+        raise CopyError("it ended")
+        yield
+
+    monkeypatch.setattr(ScriptRunner, "_num_together", lambda runner: 3)
+    with trials_of(folder, tmp_path / "study") as trials:
+        trials.run()
+        monkeypatch.setattr(FrozenCopy, "ran", endless)
+        with pytest.raises(KeyboardInterrupt):
+            trials.reference(FP32_ROUNDOFF)
+    assert ended == [2]
+
+
+def test_a_request_that_comes_after_another_one_was_read_is_not_lost(tmp_path: Path) -> None:
+    pipe = tmp_path / "request"
+    os.mkfifo(pipe)
+    requests, found = copies.requests_of(pipe), []
+    reader = threading.Thread(target=lambda: found.append(next(requests)))
+    reader.start()
+    pipe.write_text('{"number": 1}\n')
+    reader.join()
+    with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w") as stream:
+        stream.write('{"number": 2}\n')
+    found.append(next(requests))
+    requests.close()
+    assert found == [{"number": 1}, {"number": 2}]
+
+
 def test_a_fork_trains_what_a_start_trains_digit_by_digit(folder: ScriptFolder, tmp_path: Path, loads: Path) -> None:
     """Also where the script reads on from a file that it opened before, and draws masks of dropout."""
     with trials_of(folder, tmp_path / "forks") as trials:

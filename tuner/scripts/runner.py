@@ -198,6 +198,13 @@ class ScriptRunner:
         if copy is None or at_once < 2 or not (self._runs.reference / SEEN).exists():
             return
         reference = str(copy.shared(self._runs.reference))
+        ended_early = threading.Event()
+
+        def check() -> None:
+            if ended_early.is_set():
+                raise CopyError("a run beside it ended the study")
+            if self._check is not None:
+                self._check()
 
         def run(folder: Path, unit: float) -> None:
             guard = self._guard(reference, disturb=unit, noise=noises[folder])
@@ -205,13 +212,17 @@ class ScriptRunner:
             log = self._files.logs / f"{folder.name}.log"
             with (
                 contextlib.suppress(CopyError),
-                copy.ran(trial, log, self._longest_fork_s(longest_s), self._check) as ended,
+                copy.ran(trial, log, self._longest_fork_s(longest_s), check) as ended,
             ):
                 if (ended.folder / SEEN).exists():
                     _keep_guard(ended.folder, folder)
 
         with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(run, *zip(*runs, strict=True)))
+            try:
+                list(pool.map(run, *zip(*runs, strict=True)))
+            except BaseException:  # an interrupt: the pool waits for what it has begun
+                ended_early.set()
+                raise
 
     def _num_together(self) -> int:
         """Runs of today's settings that fit on the device beside each other, each without its compilation."""

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,16 +167,23 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
     if torch.cuda._is_in_bad_fork():
         (folder / REFUSED).write_text("the script had asked CUDA's driver something", encoding="utf-8")
         os._exit(0)
-    while True:
-        requests = (folder / REQUEST).read_text(encoding="utf-8").splitlines()
+    for request in requests_of(folder / REQUEST):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the supervisor, once the script itself has ended
         _reap()
-        for request in map(json.loads, requests):
-            for name in request.get("imports", ()):
-                importlib.import_module(name)
-            if "trial" in request and _is_trial(request, handlers, files):
-                end_at_others_files(request["view"], frozen_ns)
-                return dict(request)
+        for name in request.get("imports", ()):
+            importlib.import_module(name)
+        if "trial" in request and _is_trial(request, handlers, files):
+            end_at_others_files(request["view"], frozen_ns)
+            return request
+    raise AssertionError("a pipe that is open for writing has no end")
+
+
+def requests_of(pipe: Path) -> Iterator[dict[str, Any]]:
+    """Requests, a line each. The pipe stays open, for writing as well: what another thread wrote between the end of one
+    request and the closing of the pipe would be lost.
+    """
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as stream:
+        yield from map(json.loads, stream)
 
 
 def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]) -> bool:

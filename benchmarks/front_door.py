@@ -23,12 +23,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from preparation_share import told as told_of_trial
 from stamp import RESULTS, ROOT, hardware, stamp
 
+from steptune.service.connections import create_engine_for
 from steptune.service.script_verification import changed_by, verified
+from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.export.native import load_recommendation
 from steptune.tuner.records import Environment, Interval, MeasureSettings, Recommendation
@@ -43,12 +47,12 @@ NAMES = ("bert_trainer", "vit_accelerate", "nano_gpt", "resnet_ema", "ddpm_unet"
 ON_CPU = ("slow_files", *NAMES)
 TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
+STUDY_SHARE = 0.55
+"""Share of a row's seconds for the study; the rest is for looking at the script again and for verifying."""
+MOST_BLOCKS = 12
 WAYS = ("enable", "diff")
-STUDY_SHARE = 0.5
-"""Share of a row's seconds for the study; the rest is for looking at the script and for verifying."""
-MOST_BLOCKS = 4
-LEAST_BLOCKS = {"enable": 3, "diff": 2}
-"""The first is measured in any case: an interval from two starts of each side is wide."""
+"""In turn, each in the time that is left: the first is measured in any case."""
+LEAST_BLOCKS = 2
 NARROW, NEAR = 0.02, 0.05
 """Half-width below which the middles of claim and verification are compared, and how far they may be apart."""
 WANTED_GAIN, WANTED_ROWS = 1.05, 3
@@ -133,6 +137,7 @@ def figures(row: Row, foreign_load: float) -> Iterator[dict]:
         "no_gain": recommendation.verdict is Verdict.NO_SIGNIFICANT_GAIN,
         "verified": verified_ways,
         "tune_seconds": round(time.monotonic() - row.began, 1),
+        "spent": seconds_of_study(row.work.parent),
     }
     if recommendation.candidate.is_baseline:
         return
@@ -162,30 +167,31 @@ def tuned(row: Row, foreign_load: float) -> Recommendation:
 def verify(row: Row, recommendation: Recommendation, foreign_load: float) -> Iterator[tuple[str, dict]]:
     """Each way into the script beside the unchanged one, in as many starts as the time allows."""
     log = row.work.parent / "look.log"
-    look, ended = look_at(row.command, row.work, log, UNCHANGED)
+    look, ended = look_at(row.command, row.work, log, UNCHANGED, frozen_seed=0)
     if look is None:
         raise RowError(f"the unchanged script ended with status {ended.status}: {log.read_text()[-LOG_CHARACTERS:]}")
-    start_s = look.seconds
-    for way in WAYS:
-        try:
-            found = beside_unchanged(row, look, recommendation, way, start_s, foreign_load)
-            start_s = found["seconds"] / (2 * found["starts"])
-            yield way, found
-        except SteptuneError as error:  # the other way is measured all the same
-            yield way, {"refused": str(error)}
+    with closing(look):
+        block_s = 0.0
+        for way in WAYS:
+            try:
+                if block_s and row.left_s < look.seconds + LEAST_BLOCKS * block_s:
+                    raise RowError(f"no time was left for {LEAST_BLOCKS} runs of each side, at {block_s:.0f} s a pair")
+                found = beside_unchanged(row, look, recommendation, way, row.left_s, foreign_load)
+                block_s = found["seconds"] / found["blocks"]
+                yield way, {**found, "look_seconds": round(look.seconds, 1)}
+            except SteptuneError as error:  # the other way is measured all the same
+                yield way, {"refused": str(error)}
 
 
 def beside_unchanged(
-    row: Row, look: Look, recommendation: Recommendation, way: str, start_s: float, foreign_load: float
+    row: Row, look: Look, recommendation: Recommendation, way: str, longest_s: float, foreign_load: float
 ) -> dict:
-    blocks, least = int(row.left_s / (2 * start_s)), LEAST_BLOCKS[way]
-    if blocks < least and way != WAYS[0]:
-        raise RowError(f"no time was left for {least} starts of each side, at {start_s:.0f} s each")
-    blocks = min(MOST_BLOCKS, max(least, blocks))
     began = time.monotonic()
     settings = MeasureSettings(foreign_cpu_share=foreign_load)
     with changed_by(recommendation, way, row.command) as changed:
-        found = verified(look, changed, num_blocks=blocks, settings=settings, say=lambda text: None)
+        found = verified(
+            look, changed, num_blocks=MOST_BLOCKS, settings=settings, say=lambda text: None, longest_s=longest_s
+        )
     line = told_of(found, recommendation)
     if way == "diff":
         diff = script_diff(recommendation)
@@ -195,13 +201,28 @@ def beside_unchanged(
     return {**line, "seconds": round(time.monotonic() - began, 1)}
 
 
+def seconds_of_study(folder: Path) -> dict:
+    """Seconds of the parts of the study in a folder, and of each of its trials."""
+    store = SqlStudyStore(create_engine_for(f"sqlite:///{folder}/studies.db"))
+    (study,) = store.list_studies()
+    events = {event.kind: event.data for event in store.events(study.study_id)}
+    reference = events.get("reference_made") or events.get("reference_unfinished") or {}
+    trials = [trial for trial in store.trials(study.study_id) if trial.result is not None]
+    return {
+        "budget_after_look": round(study.settings.budget_s, 1),
+        "reference": round(float(reference.get("seconds", 0.0)), 1),
+        "trials": [told_of_trial(trial) for trial in trials],
+    }
+
+
 def told_of(found: ScriptVerification, recommendation: Recommendation) -> dict:
     """A verification beside the claim."""
     claimed, own = answer_of(recommendation), found.gain
     line: dict = {
         "ratio": round(own.ratio, 4),
         **interval_of(own.interval),
-        "starts": own.num_blocks,
+        "blocks": own.num_blocks,
+        "runs": found.runs,
         "same_loss": found.same,
         "loss": found.reason,
         "missing": list(found.missing),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -95,11 +97,13 @@ def verified(
     num_blocks: int,
     settings: MeasureSettings,
     say: Callable[[str], None],
+    longest_s: float = math.inf,
 ) -> ScriptVerification:
     """Both scripts side by side; their logs are gone at the end."""
     with tempfile.TemporaryDirectory(prefix="steptune-verify-") as folder:
         (Path(folder) / "logs").mkdir()
-        return verify_script(look, changed, Path(folder), num_blocks=num_blocks, settings=settings, say=say)
+        limits: dict[str, Any] = {"num_blocks": num_blocks, "longest_s": longest_s}
+        return verify_script(look, changed, Path(folder), settings=settings, say=say, **limits)
 
 
 def print_script_verification(
@@ -108,12 +112,13 @@ def print_script_verification(
     """Print own speed and own loss, beside the claim."""
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
-    console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} starts of each)")
+    console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")
     if recommendation is not None and recommendation.gain is not None:
         claimed = answer_of(recommendation)
         words = "" if claimed.interval is None else f" ({units.ratio_interval(claimed.interval)})"
         console.print(f"claimed    {units.ratio(claimed.ratio)}{words}")
     console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
+    console.print(f"runs       {found.runs}", style="dim")
     if found.missing:
         console.print(f"not made   {', '.join(found.missing)}: the script never came to it", style="yellow")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +46,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    blocks: Annotated[int, typer.Option(min=2, help="For a script: starts of each side.")] = 4,
+    blocks: Annotated[int, typer.Option(min=2, help="For a script: runs of each side.")] = 4,
     database: Database = None,
     python: Python = None,
     isolation: Isolation = None,
@@ -151,8 +151,8 @@ def _verify_script(
     settings = MeasureSettings() if study is None else study.settings.measure
     try:
         with interruptible(), way as changed:
-            look = look_of(command, folder, UNCHANGED)
-            with errors.status("starting") as status:
+            look = look_of(command, folder, UNCHANGED, frozen_seed=0)
+            with closing(look), errors.status("starting") as status:
                 found = verified(
                     look, changed, num_blocks=blocks, settings=settings, say=lambda text: status.update(escape(text))
                 )

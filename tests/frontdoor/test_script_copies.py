@@ -9,16 +9,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from script_runs import ScriptFolder, Trials
 
-from steptune.tuner.records import Choice
+from steptune.tuner.records import Candidate, Choice
 from steptune.tuner.scripts.agent import copies
 from steptune.tuner.scripts.agent.others_files import TICK_NS, end_at_others_files
-from steptune.tuner.scripts.copies import CopyError, place_to_start_from
+from steptune.tuner.scripts.copies import CopyError, FrozenCopy, place_to_start_from
+from steptune.tuner.scripts.guard_files import SEEN
+from steptune.tuner.scripts.launch import Ended
+from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.strategies.api import FP32_ROUNDOFF
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
@@ -50,14 +54,94 @@ def test_a_script_is_loaded_once_for_all_trials_but_those_of_another_process(
         found += [trials.run(**FUSED), trials.run(data_loading={"num_workers": 1})]
         assert len(loads.read_text().splitlines()) == 1
         bound = trials.run(**BOUND)
+        costs_s = [trials.space.trial_cost_s(Candidate(choices=choices)) for choices in (FUSED, BOUND)]
+        spared_s = trials.look.facts.fork_spares_ns / 1e9
         family = set(psutil.Process().children(recursive=True)) - others
 
     assert {result.interpreter for result in found} == {"forked"}, trials.look.why_no_copy
     assert [result.failure for result in (*found, bound)] == [None] * 5
     assert bound.interpreter == "started"
+    assert costs_s[1] - costs_s[0] == pytest.approx(spared_s)
+    assert spared_s > 0
     assert len(loads.read_text().splitlines()) == 2
     assert not psutil.wait_procs(list(family), timeout=30)[1]
     assert {name: size for name, size in folder.files().items() if name != "loaded.py"} == before
+
+
+def test_runs_of_the_reference_go_on_from_a_copy_at_the_same_time(
+    folder: ScriptFolder, tmp_path: Path, loads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not timed. One that fails beside others is made again alone."""
+    running, most, lock, ran = [0], [0], threading.Lock(), FrozenCopy.ran
+
+    @contextlib.contextmanager
+    def counted(copy: FrozenCopy, trial: Any, *arguments: Any) -> Iterator[Ended]:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        with ran(copy, trial, *arguments) as ended:
+            if running[0] > 1 and trial["guard"]["noise"] == 2:
+                (ended.folder / SEEN).unlink()
+            running[0] -= 1
+            yield ended
+
+    monkeypatch.setattr(FrozenCopy, "ran", counted)
+    monkeypatch.setattr(ScriptRunner, "_num_together", lambda runner: 3)
+    with trials_of(folder, tmp_path / "study") as trials:
+        trials.run()
+        trials.reference(FP32_ROUNDOFF)
+        verdict = trials.run(**FUSED).guard
+        made = {path.name.partition("-")[0] for path in (tmp_path / "study" / "reference").iterdir()}
+
+    assert most == [2]
+    assert made == {"today", "repeated", "disturbed"}
+    assert verdict is not None
+    assert verdict.passed, verdict.reason
+    assert len(loads.read_text().splitlines()) == 1
+
+
+def test_an_interrupt_ends_all_runs_of_the_reference(
+    folder: ScriptFolder, tmp_path: Path, loads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = threading.Event(), []
+
+    @contextlib.contextmanager
+    def endless(copy: FrozenCopy, trial: Any, log: Path, longest_s: float | None, check: Any) -> Iterator[Ended]:
+        if trial["guard"]["noise"] == 1:
+            began.wait()
+            raise KeyboardInterrupt
+        began.set()
+        try:
+            for _ in range(2000):
+                time.sleep(0.01)
+                check()
+        except CopyError:
+            ended.append(trial["guard"]["noise"])
+        raise CopyError("it ended")
+        yield
+
+    monkeypatch.setattr(ScriptRunner, "_num_together", lambda runner: 3)
+    with trials_of(folder, tmp_path / "study") as trials:
+        trials.run()
+        monkeypatch.setattr(FrozenCopy, "ran", endless)
+        with pytest.raises(KeyboardInterrupt):
+            trials.reference(FP32_ROUNDOFF)
+    assert ended == [2]
+
+
+def test_a_request_that_comes_after_another_one_was_read_is_not_lost(tmp_path: Path) -> None:
+    pipe = tmp_path / "request"
+    os.mkfifo(pipe)
+    requests, found = copies.requests_of(pipe), []
+    reader = threading.Thread(target=lambda: found.append(next(requests)))
+    reader.start()
+    pipe.write_text('{"number": 1}\n')
+    reader.join()
+    with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w") as stream:
+        stream.write('{"number": 2}\n')
+    found.append(next(requests))
+    requests.close()
+    assert found == [{"number": 1}, {"number": 2}]
 
 
 def test_a_fork_trains_what_a_start_trains_digit_by_digit(folder: ScriptFolder, tmp_path: Path, loads: Path) -> None:

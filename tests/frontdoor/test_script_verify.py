@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from test_script_tuning import steptune
 from steptune.service.script_verification import changed_by, changed_file, verified
 from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.records import Choice
+from steptune.tuner.scripts import verification
 from steptune.tuner.scripts.verification import Changed, ScriptVerification
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
@@ -60,6 +62,57 @@ def test_the_changed_script_has_a_speed_and_the_loss_of_the_unchanged_one(
     assert not found.missing
     assert folder.files() == before
     assert not list((folder.path.parent / "temporary").glob("steptune*"))
+
+
+@pytest.mark.parametrize("how", ["enable", "diff"])
+def test_both_scripts_run_on_from_frozen_copies_where_forks_are_like_starts(
+    folder: ScriptFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The look has left one of the unchanged script; of the changed one a start leaves another."""
+    monkeypatch.setattr(verification, "shares_layout", lambda look: False)
+    monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
+    command = (interpreter(None), folder.add("loaded.py"))
+    with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
+        said: list[str] = []
+        with changed_by(trials.recommended(**WORKER | FUSED), how, command) as changed:
+            found = verified(trials.look, changed, num_blocks=3, settings=STEPS_ONLY, say=said.append)
+
+    assert found.runs == "each is a fork of a frozen copy, one of either script"
+    assert len((tmp_path / "loads").read_text().splitlines()) == 2
+    assert found.same, found.reason
+    assert found.num_losses >= 8
+    assert found.gain.num_blocks == 3
+    assert not found.missing
+    assert said[0] == "starting the changed script"
+    assert not list((folder.path.parent / "temporary").glob("steptune*"))
+
+
+def test_a_script_that_bears_no_copy_is_started_each_time_and_says_why(
+    folder: ScriptFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "shares_layout", lambda look: False)
+    monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
+    command = (interpreter(None), folder.add("loaded.py"), "--folder")
+    with (
+        contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials,
+        changed_by(trials.recommended(**FUSED), "enable", command) as changed,
+    ):
+        found = compared(trials, changed)
+
+    assert found.runs.startswith("each starts the command, without a frozen copy: ")
+    assert "File exists" in found.runs
+    assert found.same, found.reason
+
+
+def test_no_block_begins_that_would_end_too_late(folder: ScriptFolder, tmp_path: Path) -> None:
+    command = (interpreter(None), folder.add("plain.py"))
+    trials = Trials(folder.path, tmp_path / "study", command)
+
+    with changed_by(trials.recommended(**FUSED), "enable", command) as changed:
+        found = verified(trials.look, changed, num_blocks=9, settings=STEPS_ONLY, say=lambda text: None, longest_s=0.0)
+
+    assert found.gain.num_blocks == 2
+    assert found.runs.startswith("each starts the command")
 
 
 def test_a_file_that_trains_otherwise_is_found_by_its_loss(folder: ScriptFolder, tmp_path: Path) -> None:

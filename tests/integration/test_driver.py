@@ -517,6 +517,9 @@ class TestPreparation:
         assert {d.reason for d in answer.certificate.not_tried} == {"the budget was spent on the guard's reference"}
         assert answer.needed_budget_s > 130.0
         assert study.machine.now_s <= 130.0 + ROUNDING_S
+        events = study.store.events(study.study_id)
+        (seconds,) = [event.data["seconds"] for event in events if event.kind == "reference_unfinished"]
+        assert 0.0 < seconds <= 130.0
 
     @pytest.mark.parametrize("needs", [1, 2])
     def test_a_reference_that_only_fits_otherwise_is_no_reason_to_call_the_baseline_too_large(self, needs):

@@ -225,6 +225,7 @@ class WorkloadFacts(Record):
         prepare_ns: What its `prepare` took.
         import_ns: What importing it took.
         model_ns: What making its model took.
+        fork_spares_ns: Time by which a trial of a script is shorter that goes on from a frozen copy of its process.
     """
 
     reference: str
@@ -268,5 +269,6 @@ class WorkloadFacts(Record):
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0
+    fork_spares_ns: int = 0
     script: ScriptFacts | None = None
     """None of a `Workload`."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -78,7 +80,8 @@ class FrozenCopy:
         self._view = view.resolve()
         self._copy = folder / chosen.copy
         self.spared_ns = chosen.at_ns - began_ns
-        self._number = 0
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
         for place in record.copies:
             if place.copy and place.copy != self._copy.name:
                 _kill(_pid(folder / place.copy))
@@ -96,13 +99,12 @@ class FrozenCopy:
     def ran(
         self, trial: Mapping[str, Any], log: Path, longest_s: float | None, check: Callable[[], None] | None
     ) -> Iterator[Ended]:
-        """Run a trial from the copy; what it wrote is there until the context ends.
+        """Run a trial from the copy; what it wrote is there until the context ends. Several threads may do so at once.
 
         Raises:
             CopyError: The copy starts none.
         """
-        self._number += 1
-        folder = self._folder / f"trial-{self._number}"
+        folder = self._folder / f"trial-{next(self._numbers)}"
         folder.mkdir()
         (folder / SETTINGS).write_text(json.dumps({"full": False, "trial": dict(trial)}), encoding="utf-8")
         own_log = folder / "log"
@@ -171,7 +173,7 @@ class FrozenCopy:
                     raise CopyError("the frozen copy does not answer") from None
                 time.sleep(POLL_S)
                 continue
-            with os.fdopen(pipe, "wb") as stream:
+            with self._sending, os.fdopen(pipe, "wb") as stream:
                 os.set_blocking(pipe, True)
                 stream.write(f"{json.dumps(request)}\n".encode())
             return

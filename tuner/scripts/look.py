@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.records import Breakdown, ScriptFacts, WorkloadFacts
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
@@ -64,7 +66,8 @@ class Look:
     @functools.cached_property
     def facts(self) -> WorkloadFacts:
         """In the terms of the search."""
-        return workload_facts(self.command, self.record)
+        facts = workload_facts(self.command, self.record)
+        return facts if self.copy is None else msgspec.structs.replace(facts, fork_spares_ns=self.copy.spared_ns)
 
     @property
     def script(self) -> ScriptFacts:

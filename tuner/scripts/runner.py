@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineError, BudgetError, RunnerError
+from steptune.tuner.hardware import usable_cores
 from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
@@ -69,6 +71,10 @@ LEAST_WINDOWS = 2
 LOAD_READ_EVERY_S = 0.5
 NUM_LOSSES = 100
 """Backward passes at the beginning whose losses a verification compares."""
+ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
+"""For runs of the reference beside each other: share of the device's memory, memory of an eager run in peaks of today's
+trial, and cores of each.
+"""
 MOST_REFERENCE_SHARE = 0.1
 """Share of the time that is left, from which on each roundoff disturbs one run in place of two."""
 
@@ -120,6 +126,8 @@ class ScriptRunner:
         self._runs = ReferenceRuns(directory)
         self._judge = Judge()
         self._own_roundoff = 0.0
+        self._peak_bytes = 0
+        """Largest peak of a good trial of today's settings."""
         self._fastest_ns: dict[bool, float] = {}
         """Shortest mean step time of good trials, by whether they started anew."""
 
@@ -152,24 +160,77 @@ class ScriptRunner:
         self._own_roundoff = request.own_roundoff
         self._judge.start()  # it loads torch while nothing is timed
         units = sorted({request.own_roundoff, *request.unit_roundoffs} - {0.0})
-        began = time.monotonic()
-        folders = [(self._runs.reference, 0.0), (self._runs.repeated, 0.0)]
-        left = [*folders, *((self._runs.disturbed(unit, 0), unit) for unit in units)]
-        number = 0
-        while left:
-            folder, unit = left.pop(0)
-            remaining = None if longest_s is None else longest_s - (time.monotonic() - began)
-            if remaining is not None and remaining <= 0:
-                raise BudgetError("the budget was spent on the guard's reference")
-            if not (folder / SEEN).exists():
-                self._run_guarded(folder, unit, number, remaining, request.environment_variables)
-            number += 1
-            usual_s = (time.monotonic() - began) / number
-            if folder == self._runs.repeated and longest_s is not None:
-                second = [(self._runs.disturbed(unit, 1), unit) for unit in units]
-                if usual_s * (len(left) + len(second)) < MOST_REFERENCE_SHARE * longest_s:
-                    left += second
+        began, variables = time.monotonic(), request.environment_variables
+        today, repeated = (self._runs.reference, 0.0), (self._runs.repeated, 0.0)
+        first, second = ([(self._runs.disturbed(unit, number), unit) for unit in units] for number in (0, 1))
+        noises = {folder: number for number, (folder, _) in enumerate([today, repeated, *first, *second])}
+
+        def left_s() -> float | None:
+            return None if longest_s is None else longest_s - (time.monotonic() - began)
+
+        def make(runs: Sequence[tuple[Path, float]]) -> None:
+            missing = [(folder, unit) for folder, unit in runs if not (folder / SEEN).exists()]
+            if not variables:
+                self._run_together(missing, noises, left_s())
+            for folder, unit in missing:
+                if (folder / SEEN).exists():
+                    continue
+                remaining = left_s()
+                if remaining is not None and remaining <= 0:
+                    raise BudgetError("the budget was spent on the guard's reference")
+                self._run_guarded(folder, unit, noises[folder], remaining, variables)
+
+        make([today])
+        made = time.monotonic()
+        make([repeated, *first])
+        took_s = time.monotonic() - made
+        if longest_s is not None and took_s * (1 + len(second) / (1 + len(first))) < MOST_REFERENCE_SHARE * longest_s:
+            make(second)
         self._judge.wait_until_loaded()
+
+    def _run_together(
+        self, runs: Sequence[tuple[Path, float]], noises: Mapping[Path, int], longest_s: float | None
+    ) -> None:
+        """Runs of today's settings at the same time, as many as the device has memory for: they are not timed. One that
+        fails beside others is left to be made alone.
+        """
+        copy, at_once = self._look.copy, min(len(runs), self._num_together())
+        if copy is None or at_once < 2 or not (self._runs.reference / SEEN).exists():
+            return
+        reference = str(copy.shared(self._runs.reference))
+        ended_early = threading.Event()
+
+        def check() -> None:
+            if ended_early.is_set():
+                raise CopyError("a run beside it ended the study")
+            if self._check is not None:
+                self._check()
+
+        def run(folder: Path, unit: float) -> None:
+            guard = self._guard(reference, disturb=unit, noise=noises[folder])
+            trial = {**self._trial({}, guard, None), "only_guard": True}
+            log = self._files.logs / f"{folder.name}.log"
+            with (
+                contextlib.suppress(CopyError),
+                copy.ran(trial, log, self._longest_fork_s(longest_s), check) as ended,
+            ):
+                if (ended.folder / SEEN).exists():
+                    _keep_guard(ended.folder, folder)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                list(pool.map(run, *zip(*runs, strict=True)))
+            except BaseException:  # an interrupt: the pool waits for what it has begun
+                ended_early.set()
+                raise
+
+    def _num_together(self) -> int:
+        """Runs of today's settings that fit on the device beside each other, each without its compilation."""
+        hardware, cores = self._environment.hardware, usable_cores()
+        if self._look.record.device != "cuda" or not self._peak_bytes:
+            return 1
+        fit = int(hardware.devices[0].memory_bytes * ROOM / (EAGER_PEAKS * self._peak_bytes))
+        return max(1, min(fit, cores // CORES_OF_A_RUN))
 
     def _run_guarded(
         self, folder: Path, unit: float, number: int, longest_s: float | None, variables: Mapping[str, str]
@@ -252,6 +313,8 @@ class ScriptRunner:
             if again.failure is None:
                 self._without_copy(result.failure.message)
             return again
+        if result.ok and spec.candidate.is_baseline:
+            self._peak_bytes = max(self._peak_bytes, result.peak_memory_bytes)
         if result.ok:
             times = [window.duration_ns / window.num_steps for window in result.windows]
             self._fastest_ns[anew] = min(sum(times) / len(times), self._fastest_ns.get(anew, math.inf))
@@ -291,6 +354,11 @@ class ScriptRunner:
         self._look.close()
         self._look.why_no_copy = reason
 
+    @property
+    def why_no_copy(self) -> str:
+        """Reason why trials start the command anew."""
+        return self._look.why_no_copy
+
     def run_start(
         self, way: Start, spec: TrialSpec, settings: MeasureSettings
     ) -> tuple[TrialResult, Mapping[str, Any]]:
@@ -301,6 +369,26 @@ class ScriptRunner:
         """
         trial = {**self._trial({}, None, _measure(spec, settings)), "seed": spec.seed, "num_losses": NUM_LOSSES}
         return self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {})
+
+    def frozen(self, way: Start, log: Path) -> Look:
+        """Start the command another way, up to its first steps; the look's findings with a frozen copy of that process.
+
+        Raises:
+            CopyError: It leaves none, or does not train.
+        """
+        look, began_ns = self._look, time.perf_counter_ns()
+        with contextlib.ExitStack() as kept:
+            started = self._started(
+                self._trial({}, None, None), way, log, START_LOOKS * look.seconds, frozen_seed=self._seed
+            )
+            ended = kept.enter_context(started)
+            record = next((record for record in ended.records if record.complete), None)
+            if record is None:
+                raise CopyError(_why(ended, log).message)
+            copy = FrozenCopy(ended.folder, record, began_ns, look.folder)
+            found = Look(way.command, look.folder, look.record, look.breakdowns, look.seconds)
+            found.keep(copy, kept.pop_all())
+        return found
 
     def _timed(
         self,
@@ -426,7 +514,7 @@ class ScriptRunner:
         self, changes: Mapping[str, Any], guard: dict[str, Any] | None, measure: dict[str, Any] | None
     ) -> dict[str, Any]:
         script = self._look.script
-        none = {"warm_up_s": 0.0, "window_s": 0.2, "min_rounds": 1, "max_rounds": 1, "half_width": 1.0, "cap_s": 0.0}
+        none = {"warm_up_s": 0.0, "window_s": 0.0, "min_rounds": 1, "max_rounds": 1, "half_width": 1.0, "cap_s": 0.0}
         return {
             "pattern": self._look.record.step.optimizers,
             "loader": script.loader_number,
@@ -450,17 +538,23 @@ class ScriptRunner:
                 return
             except CopyError as error:
                 self._without_copy(str(error))
-        with ran_script(
+        with self._started(trial, way, log, longest_s) as ended:
+            yield ended
+
+    def _started(
+        self, trial: Mapping[str, Any], way: Start, log: Path, longest_s: float | None, frozen_seed: int | None = None
+    ) -> contextlib.AbstractContextManager[Ended]:
+        return ran_script(
             way.command,
             trial=trial,
             variables={**same_for_all(), **self._variables, **way.variables},
             texts=way.texts,
+            frozen_seed=frozen_seed,
             folder=self._look.folder,
             log=log,
             longest_s=longest_s,
             check=self._check,
-        ) as ended:
-            yield ended
+        )
 
     def _longest_s(self, spec: TrialSpec, way: Start) -> float:
         deadlines = spec.deadlines

@@ -1,32 +1,38 @@
 """The changed script beside the unchanged one: its own speed, and its own loss.
 
-Both are started as a user starts them, in blocks of one start each, in random order. The intervals are those of the
-confirmation. The changes come from `steptune.enable`, from a diff, or from a file that the user has edited: not from
-the hooks that measure.
+Both are started as a user starts them, in blocks of one run each, in random order: a start of the command, or, where
+the device is a GPU, a fork of a frozen copy that a start of it has left. The intervals are those of the confirmation.
+The changes come from `steptune.enable`, from a diff, or from a file that the user has edited: not from the hooks that
+measure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from steptune.tuner.errors import BaselineError, RecommendationError
+from steptune.tuner.errors import BaselineError, RecommendationError, SteptuneError
 from steptune.tuner.guard.curves import last_quarter
 from steptune.tuner.records import Candidate, Choice, Gain, MeasureSettings, TrialResult, TrialSpec, new_id
 from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.agent import OUTSIDE
+from steptune.tuner.scripts.copies import CopyError
 from steptune.tuner.scripts.look import Look
 from steptune.tuner.scripts.runner import ScriptRunner, Start
-from steptune.tuner.search.confirmation import judge, plan_blocks
+from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
 """Tolerance as a share of the loss itself: rounding grows over the steps, also where the loss does not fall."""
+STARTS_ON_CPU = "forks share the layout of the host's memory, which differs from start to start"
 UNCHANGED = {OUTSIDE: ""}
 """A line `steptune.enable()` that stands in the script already does nothing."""
 
@@ -42,6 +48,7 @@ class ScriptVerification(Record):
         difference: Of the mean losses over their last quarter.
         tolerance: For it.
         missing: Changes to which the changed script never came.
+        runs: How each run began, for people.
     """
 
     gain: Gain
@@ -51,6 +58,7 @@ class ScriptVerification(Record):
     difference: float
     tolerance: float
     missing: tuple[str, ...] = ()
+    runs: str = "each starts the command"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,16 @@ class Changed:
     choices: dict[str, Choice]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """One of both scripts, and who runs it."""
+
+    name: str
+    shown: Changed
+    runner: ScriptRunner
+    error: type[SteptuneError]
+
+
 def verify_script(
     look: Look,
     changed: Changed,
@@ -75,42 +93,100 @@ def verify_script(
     num_blocks: int,
     settings: MeasureSettings,
     seed: int = 0,
+    longest_s: float = math.inf,
     say: Callable[[str], None] = lambda text: None,
 ) -> ScriptVerification:
     """Time both scripts in blocks, and compare their losses.
 
     Args:
-        look: At the unchanged one.
+        look: At the unchanged one; its frozen copy is used where it has one.
         directory: For logs.
+        longest_s: Seconds after which no further block begins, once there are enough for an interval.
 
     Raises:
         BaselineError: The unchanged script could not be timed.
         RecommendationError: The changed one could not.
     """
-    today = Changed(start=Start(command=look.command, variables=UNCHANGED), candidate=Candidate(), choices={})
-    sides = {side.candidate.key: side for side in (today, changed)}
+    begun = _Blocks(look, changed, directory, num_blocks, settings, seed, time.monotonic() + longest_s, say)
+    reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was asked for")
+    if not reason:
+        try:
+            say("starting the changed script")
+            runner = ScriptRunner(look, directory, seed=seed)
+            with contextlib.closing(runner.frozen(changed.start, directory / "logs" / "changed.log")) as frozen:
+                found = begun.compared(runner, ScriptRunner(frozen, directory, seed=seed), forked=True)
+            return msgspec.structs.replace(found, runs="each is a fork of a frozen copy, one of either script")
+        except CopyError as error:
+            reason = str(error)
     runner = ScriptRunner(look, directory, seed=seed)
-    blocks: list[dict[str, TrialResult]] = []
-    losses: dict[str, list[list[float]]] = {key: [] for key in sides}
-    missing: tuple[str, ...] = ()
-    for block in plan_blocks(today.candidate, [changed.candidate], num_blocks, seed):
-        blocks.append({})
-        for candidate in block.order:
-            side = sides[candidate.key]
-            say(f"block {block.number + 1} of {num_blocks}: the {'unchanged' if side is today else 'changed'} script")
-            spec = _spec(side, look, directory, seed + block.number)
-            result, seen = runner.run_start(side.start, spec, settings)
-            if result.failure is not None:
-                error = BaselineError if side is today else RecommendationError
-                name = "unchanged" if side is today else "changed"
-                raise error(f"the {name} script could not be timed: {result.failure.message}")
-            blocks[-1][candidate.key] = result
-            losses[candidate.key].append([math.nan if loss is None else loss for loss in seen["losses"]])
-            missing = tuple(seen["missing"]) or missing
-    (finalist,) = judge(today.candidate, [changed.candidate], blocks)
-    assert finalist.gain is not None, "every block is complete, and there are two at least"
-    found = compare_losses(losses[today.candidate.key], losses[changed.candidate.key], finalist.gain)
-    return msgspec.structs.replace(found, missing=missing)
+    found = begun.compared(runner, runner, forked=False)
+    return msgspec.structs.replace(found, runs=f"each starts the command, without a frozen copy: {reason}")
+
+
+def shares_layout(look: Look) -> bool:
+    """Say whether forks share what differs from start to start: on a CPU the layout of the host's memory."""
+    return look.record.device != "cuda"
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks of runs of both scripts."""
+
+    look: Look
+    changed: Changed
+    directory: Path
+    num_blocks: int
+    settings: MeasureSettings
+    seed: int
+    end_s: float
+    say: Callable[[str], None]
+
+    def compared(self, today: ScriptRunner, changed: ScriptRunner, *, forked: bool) -> ScriptVerification:
+        """Run them, and judge.
+
+        Raises:
+            CopyError: A run was no fork, or failed as one.
+        """
+        start = Start(command=self.look.command, variables=UNCHANGED)
+        unchanged = Changed(start=start, candidate=Candidate(), choices={})
+        sides = {
+            unchanged.candidate.key: _Side(name="unchanged", shown=unchanged, runner=today, error=BaselineError),
+            self.changed.candidate.key: _Side(
+                name="changed", shown=self.changed, runner=changed, error=RecommendationError
+            ),
+        }
+        blocks: list[dict[str, TrialResult]] = []
+        losses: dict[str, list[list[float]]] = {key: [] for key in sides}
+        missing: tuple[str, ...] = ()
+        longest_s = 0.0
+        for block in plan_blocks(unchanged.candidate, [self.changed.candidate], self.num_blocks, self.seed):
+            began_s = time.monotonic()
+            if len(blocks) >= LEAST_BLOCKS and began_s + longest_s > self.end_s:
+                break
+            blocks.append({})
+            for candidate in block.order:
+                side = sides[candidate.key]
+                self.say(f"block {block.number + 1} of {self.num_blocks}: the {side.name} script")
+                result, seen = self._run(side, self.seed + block.number, forked=forked)
+                blocks[-1][candidate.key] = result
+                losses[candidate.key].append([math.nan if loss is None else loss for loss in seen["losses"]])
+                missing = tuple(seen["missing"]) or missing
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks)
+        assert finalist.gain is not None, "every block is complete, and there are two at least"
+        found = compare_losses(losses[unchanged.candidate.key], losses[self.changed.candidate.key], finalist.gain)
+        return msgspec.structs.replace(found, missing=missing)
+
+    def _run(self, side: _Side, seed: int, *, forked: bool) -> tuple[TrialResult, Mapping[str, Any]]:
+        spec = _spec(side.shown, self.look, self.directory, seed)
+        start = replace(side.shown.start, anew=not forked)
+        result, seen = side.runner.run_start(start, spec, self.settings)
+        message = "" if result.failure is None else result.failure.message
+        if forked and (message or result.interpreter != "forked"):
+            raise CopyError(message or side.runner.why_no_copy)
+        if message:
+            raise side.error(f"the {side.name} script could not be timed: {message}")
+        return result, seen
 
 
 def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]], gain: Gain) -> ScriptVerification:

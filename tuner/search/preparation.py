@@ -307,6 +307,10 @@ class ReferenceMaker:
                     self._runner.make_reference(request, longest_s)
                     self._note(candidate, eager=request.eager, seconds=self._view.elapsed_s - began_s)
                     return
+                except BudgetError:
+                    seconds = self._view.elapsed_s - began_s
+                    self._store.add_event(self._study.study_id, "reference_unfinished", {"seconds": seconds})
+                    raise
                 except BaselineError as error:
                     problem = problem or error
                     if not error.out_of_memory:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steptune.tuner.costs.bounds import Situation, jointly, total
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.records import Candidate, Choice, Environment, Move, Numerics, StudySettings, WorkloadFacts
 from steptune.tuner.strategies import STRATEGIES, Strategy, strategy_named
-from steptune.tuner.strategies.api import NeedsWorkload, Supported, Unsupported, needs_cuda, needs_ranks
-from steptune.tuner.strategies.combine import complete_choices, conflict, normalise, numerics_of, unit_roundoff_of
+from steptune.tuner.strategies.api import NeedsWorkload, Outside, Supported, Unsupported, Way, needs_cuda, needs_ranks
+from steptune.tuner.strategies.combine import (
+    complete_choices,
+    conflict,
+    environment_variables,
+    normalise,
+    numerics_of,
+    unit_roundoff_of,
+)
 from steptune.tuner.strategies.cuda_graph.choice import CudaGraphSetting
 from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
@@ -132,11 +139,22 @@ class Space:
         candidate and by the user already.
         """
         complete = self.complete(candidate)
-        return sum(
+        own_s = sum(
             strategy.cost_s(complete[strategy.name], self.workload)
             for strategy in self.strategies
             if strategy.name in candidate.choices or strategy.name in self.workload.current
         )
+        return own_s + self._starting_s(candidate, complete)
+
+    def _starting_s(self, candidate: Candidate, complete: Mapping[str, Choice]) -> float:
+        """Seconds that a trial of a script takes longer because a choice needs a process of its own."""
+        workload, script = self.workload, self.workload.script
+        if script is None or not workload.fork_spares_ns:
+            return 0.0
+        ways = (self.strategy(name).outside(complete[name], script) for name in candidate.choices)
+        starts = any(isinstance(outside, Outside) and outside.way is Way.START for outside in ways)
+        starts = starts or bool(environment_variables(complete, self.strategies))
+        return workload.fork_spares_ns / 1e9 if starts else 0.0
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
         """Say whether the model of a candidate is not the one that was compiled for another."""

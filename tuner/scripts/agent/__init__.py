@@ -15,6 +15,9 @@ from typing import Any
 FOLDER = "STEPTUNE_SCRIPT_RECORD"
 """Environment variable that arms a process: the folder of the settings and the records."""
 
+ARMED_PACKAGE = "_steptune_agent"
+"""Name of this package where it is loaded to arm a process."""
+
 OUTSIDE = "STEPTUNE_SCRIPT_ENABLE"
 """Environment variable by which a verification decides about `steptune.enable`, whatever the script says: the file of a
 recommendation, or nothing.

@@ -7,6 +7,7 @@ fork, so that a copy is made before the first of both, and torch has one thread 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import importlib
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ HARMLESS_THREADS = ("TMonitor",)
 REQUEST, PID, REFUSED = "request", "pid", "refused"
 """Files of a copy: the pipe for requests; its process; why it can start nothing."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Forks:
+    """Forks of a process as itself.
+
+    Attributes:
+        now: True while one is made: what the script has installed stays as it is there.
+    """
+
+    now = False
+
+    @classmethod
+    def fork(cls) -> int:
+        """Fork as `os.fork` does."""
+        cls.now = True
+        try:
+            return os.fork()
+        finally:
+            cls.now = False
 
 
 class Copies:
@@ -107,7 +127,7 @@ class Copies:
         files, frozen_ns = open_files(), time.time_ns()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads of libraries
-            child = os.fork()
+            child = Forks.fork()
         if child:
             self._children.append(child)
             (folder / PID).write_text(str(child), encoding="ascii")
@@ -138,7 +158,7 @@ class OneThread:
 
 
 def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns: int) -> dict[str, Any]:
-    """Fork a trial for each request, and return in it. A copy itself never returns."""
+    """Have a trial forked for each request, and return in it. A copy itself never returns."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the supervisor ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -147,31 +167,58 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
     if torch.cuda._is_in_bad_fork():
         (folder / REFUSED).write_text("the script had asked CUDA's driver something", encoding="utf-8")
         os._exit(0)
-    while True:
-        requests = (folder / REQUEST).read_text(encoding="utf-8").splitlines()  # two, if both came before the reader
+    for request in requests_of(folder / REQUEST):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the supervisor, once the script itself has ended
-        request: dict[str, Any] = {}
-        for line in requests:
-            request = json.loads(line)
-            for name in request.get("imports", ()):
-                importlib.import_module(name)
-        if "trial" not in request:
-            continue
-        own = os.getpid()
-        child = os.fork()
-        if child == 0:
-            _begin_trial(request, own, handlers, files)
+        _reap()
+        for name in request.get("imports", ()):
+            importlib.import_module(name)
+        if "trial" in request and _is_trial(request, handlers, files):
             end_at_others_files(request["view"], frozen_ns)
             return request
+    raise AssertionError("a pipe that is open for writing has no end")
+
+
+def requests_of(pipe: Path) -> Iterator[dict[str, Any]]:
+    """Requests, a line each. The pipe stays open, for writing as well: what another thread wrote between the end of one
+    request and the closing of the pipe would be lost.
+    """
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as stream:
+        yield from map(json.loads, stream)
+
+
+def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]) -> bool:
+    """Fork a keeper, and it a trial: several may run at the same time. True in the trial, False in the copy."""
+    copy = os.getpid()
+    if Forks.fork():
+        return False
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _die_with(copy)
+    keeper = os.getpid()
+    child = Forks.fork()
+    if child:
         _see_end(Path(request["folder"]), child)
+        os._exit(0)
+    _begin_trial(request, keeper, handlers, files)
+    return True
+
+
+def _reap() -> None:
+    """Forget keepers that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _begin_trial(
     request: dict[str, Any], parent: int, handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]
 ) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    _die_with(parent)
     for number, handler in handlers.items():
         if handler is not None:
             signal.signal(number, handler)

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader
 
+from . import ARMED_PACKAGE
 from .changes import Changes
 from .hooks import Hooks
 from .ranks import rank_and_size
@@ -234,10 +235,16 @@ class EnabledHooks(Hooks):
         self._put(DataLoader, "__iter__", self._began_loader)
         self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
         self._put(torch.nn.Module, "__call__", self._module)
-        os.register_at_fork(after_in_child=self.remove)
+        os.register_at_fork(after_in_child=self._in_child)
 
     def wrap_step(self, kind: Any) -> None:
         """Nothing: steps are not counted."""
+
+    def _in_child(self) -> None:
+        """A frozen copy of the script, and what starts from it, are the script itself; workers are not."""
+        copies = sys.modules.get(f"{ARMED_PACKAGE}.copies")
+        if copies is None or not copies.Forks.now:
+            self.remove()
 
     def _without_forward(self) -> None:
         """Take the wrappers away that only the first step needs."""

@@ -59,7 +59,7 @@ class GuardWatch:
         self._dropout = _Dropout()
         if settings["disturb"]:  # hooks in every module would break a compiled graph into hundreds
             torch.compiler.set_stance("force_eager")
-        self._generator: torch.Generator | None = None
+        self._generators: dict[torch.device, torch.Generator] = {}
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._handles: list[Any] = [
@@ -191,23 +191,23 @@ class GuardWatch:
         with torch.no_grad():
             for tensor in tensors.values():
                 if tensor.is_floating_point():
-                    tensor.copy_(tensor * self._factors(tensor))
+                    tensor.copy_(_moved(tensor, self._steps_of(tensor)))
 
-    def _factors(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One plus relative noise: uniform within the unit roundoff, or, where that is the format's own, the step to a
-        neighbour with such a probability that its mean distance is one unit roundoff.
+    def _steps_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Relative noise: uniform within the unit roundoff, or, where that is the format's own, the step to a neighbour
+        with such a probability that its mean distance is one unit roundoff. Drawn where the tensor lies: the host takes
+        minutes for a step of a model of some size.
         """
-        unit = self._settings["disturb"]
-        if self._generator is None:
-            self._generator = torch.Generator().manual_seed(self._settings["seed"] + self._settings["noise"])
-        noise = 2 * torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) - 1
+        unit, device = self._settings["disturb"], tensor.device
+        if device not in self._generators:
+            seed = self._settings["seed"] + self._settings["noise"]
+            self._generators[device] = torch.Generator(device).manual_seed(seed)
+        noise = torch.rand(tensor.shape, generator=self._generators[device], device=device, dtype=torch.float32)
+        noise.mul_(2).sub_(1)
         own = torch.finfo(tensor.dtype).eps / 2
-        wide = torch.float64 if tensor.dtype.itemsize >= 4 else torch.float32
         if own < unit:
-            steps = unit * noise.to(wide)
-        else:
-            steps = 1.25 * own * (noise.abs() < unit / own).to(wide) * noise.sign().to(wide)
-        return torch.add(steps, 1).to(tensor.device)
+            return noise.mul_(unit).to(tensor.dtype)
+        return torch.where(noise.abs() < unit / own, noise.sign(), 0.0).mul_(1.25 * own).to(tensor.dtype)
 
     def _disturb(self, module: torch.nn.Module) -> None:
         """Disturb what every module without children returns, and the gradient that flows back through it."""
@@ -223,7 +223,7 @@ class GuardWatch:
 
     def _disturbed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and not self.over:
-            return _Disturbed.apply(value, self._factors(value))  # type: ignore[no-untyped-call]
+            return _Disturbed.apply(value, self._steps_of(value))  # type: ignore[no-untyped-call]
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
             return tuple(self._disturbed(part) for part in value)
         return value
@@ -379,18 +379,24 @@ def _calls_dropout(module: torch.nn.Module) -> bool:
     return named and not kind.__module__.startswith("torch.")
 
 
+def _moved(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """A product with one plus the steps, in a format that tells it from one, rounded once."""
+    wide = torch.float64 if steps.dtype.itemsize >= 4 else torch.float32
+    return (tensor.to(wide) * steps.to(wide).add_(1)).to(tensor.dtype)
+
+
 class _Disturbed(torch.autograd.Function):
-    """A product with factors in a wide format, rounded once; its gradient as well."""
+    """A tensor that is moved; its gradient by the same steps."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(factors)
-        return (tensor.to(factors.dtype) * factors).to(tensor.dtype)
+    def forward(ctx: Any, tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(steps)
+        return _moved(tensor, steps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (factors,) = ctx.saved_tensors
-        return (gradients[0].to(factors.dtype) * factors).to(gradients[0].dtype), None
+        (steps,) = ctx.saved_tensors
+        return _moved(gradients[0], steps), None
 
 
 def _named(optimizer: Any) -> dict[str, Any]:

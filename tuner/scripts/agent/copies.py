@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
     raise AssertionError("a pipe that is open for writing has no end")
 
 
-def requests_of(pipe: Path) -> Iterator[dict[str, Any]]:
+def requests_of(pipe: Path) -> Generator[dict[str, Any], None, None]:
     """Requests, a line each. The pipe stays open, for writing as well: what another thread wrote between the end of one
     request and the closing of the pipe would be lost.
     """

@@ -144,7 +144,10 @@ def train_all(rows: Sequence[tuple[str, str]], arguments: argparse.Namespace) ->
 def trained(
     name: str, start: str, side: str, seed: int, num_threads: int, arguments: argparse.Namespace
 ) -> dict[str, float]:
-    """Losses of a training in a process of its own."""
+    """Train in a process of its own; its losses are kept beside its record, so that a run that is cut off goes on."""
+    kept = folder_of(name, start, arguments) / f"{side}-{seed}-{arguments.steps}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
     reference, last = reference_of(name, start, arguments.steps), max(1, arguments.steps // NUM_LAST)
     with tempfile.TemporaryDirectory() as folder:  # also for what the workload prepares
         record = Path(folder) / "steptune.json"
@@ -158,7 +161,8 @@ def trained(
         )
     if done.returncode != 0:
         raise RuntimeError(f"a training of {reference} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    kept.write_text(done.stdout.splitlines()[-1])
+    return json.loads(kept.read_text())
 
 
 def judged(losses: dict[str, list[dict[str, float]]]) -> dict:

@@ -299,7 +299,7 @@ class TestTalking:
         before = psutil.Process().memory_info().rss
         failure = study.fails(deed)
         assert failure.kind is FailureKind.WORKLOAD_ERROR
-        assert "none of its messages" in failure.message
+        assert "invalid data" in failure.message
         assert psutil.Process().memory_info().rss - before < 600 << 20
 
 

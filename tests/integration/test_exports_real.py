@@ -328,7 +328,7 @@ def transformers_means(found: dict, recommendation: Recommendation) -> None:
     assert found["torch_compile"] == (choices["compile"]["mode"] is not None and choices["compile"]["scope"] == "whole")
     fused = choices["optimizer_implementation"]["implementation"] == "fused"
     assert found["optim"] == ("adamw_torch_fused" if fused else "adamw_torch")
-    assert bool(found.get("activation_checkpointing")) == (choices["activation_checkpointing"]["every"] is not None)
+    assert found.get("activation_checkpointing", False) == (choices["activation_checkpointing"]["every"] is not None)
     if recommendation.num_ranks > 1:
         buckets = choices["ddp_buckets"]
         assert found["ddp_find_unused_parameters"] == buckets["find_unused"]

@@ -1,4 +1,4 @@
-"""The records of a trace's analysis: everything that `steptune analyze` says, beside the breakdowns.
+"""Records of a trace's analysis: everything that `steptune analyze` reports, except the breakdowns.
 
 Like `steptune.tuner.records`: frozen, keyword-only, plain data. Times are integer nanoseconds, over all profiled
 steps of a rank unless a name says otherwise; moments count from the beginning of the first step.
@@ -12,35 +12,36 @@ from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite,
 
 
 class Gap(Record):
-    """One stretch in which a device did nothing."""
+    """Stretch of time in which a device was idle."""
 
     start_ns: int
     length_ns: int
     category: str
-    """Category that most of it is blamed on."""
+    """Category that most of the gap is blamed on."""
     kernel_before: str
     kernel_after: str
     operator_before: str
     operator_after: str
-    """Innermost operators that launched the kernels on both sides; empty where the trace does not say."""
+    """Innermost operators that launched the kernels before and after the gap; empty if not recorded."""
     source: str = ""
-    """Line of the user's code, where the trace has call stacks."""
+    """Line of the user's code, if the trace has call stacks."""
     module: str = ""
-    """The `nn.Module` of the operator that ends it, and "(backward)" of its gradient; where the trace has call stacks.
+    """Module (`nn.Module`) of the operator that ends the gap, with "(backward)" for its gradient; if the trace has call
+    stacks.
     """
 
 
 class GapStats(Record):
-    """The gaps of one device."""
+    """Statistics of the gaps of one device."""
 
     count: int
     total_ns: int
     median_ns: int
     p99_ns: int
     histogram: dict[str, int]
-    """Gaps by length: "<1 us", "1-10 us", ..."""
+    """Number of gaps by length: "<1 us", "1-10 us", ..."""
     time_ns: dict[str, int]
-    """Time in gaps by the same lengths."""
+    """Time in gaps, by the same lengths."""
     longest: tuple[Gap, ...]
     sites: tuple[GapSite, ...] = ()
     """Sites of the gaps, the most time first."""
@@ -52,136 +53,136 @@ class QueueStats(Record):
     stream: int
     num_launches: int
     mean_depth: float
-    """Mean over time."""
+    """Mean depth over time."""
     max_depth: int
     empty_share: float
     """Share of the launches that found the stream empty and idle."""
     median_delay_ns: int
-    """Time from the call to the start."""
+    """Median time from the launch call to the start of the operation."""
     timeline: tuple[tuple[int, int], ...] = ()
-    """(time, depth from then on), thinned out; every largest depth is kept."""
+    """(time, depth from then on), thinned out; every maximum is kept."""
 
 
 class OperatorStats(Record):
-    """All calls of one operator with arguments of one shape."""
+    """Calls of one operator with arguments of one shape."""
 
     name: str
     shapes: str
     """Types and shapes by argument: "float[32, 64], Scalar"; empty where they were not recorded."""
     count: int
     device_ns: int
-    """Time of the kernels and copies that it launched itself; on a CPU its own time."""
+    """Time of the kernels and copies that the operator launched itself; on a CPU, its own time."""
     host_ns: int
-    """Time without the operators inside it."""
+    """Host time without the operators inside."""
     flops: float | None = None
-    """FLOP of all calls, where the shapes allow it."""
+    """FLOP of all calls, if the shapes determine them."""
     num_bytes: float | None = None
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     source: str = ""
     module: str = ""
-    """The `nn.Module` of the first call; where the trace has call stacks."""
+    """Module (`nn.Module`) of the first call, if the trace has call stacks."""
 
 
 class ModuleStats(Record):
-    """All calls of one `nn.Module`, with the modules inside of it."""
+    """Calls of one `nn.Module`, including the modules inside."""
 
     name: str
-    """Classes with the number of the object, the outermost first: "GPT_0.Block_3.MLP_3"."""
+    """Classes with object numbers, the outermost first: "GPT_0.Block_3.MLP_3"."""
     count: int
     forward_ns: int
-    """Time of the kernels and copies that its operators launched; on a CPU of the operators themselves."""
+    """Time of the kernels and copies that the module's operators launched; on a CPU, of the operators themselves."""
     backward_ns: int
-    """Time of the operators that compute their gradients, counted alike."""
+    """Time of the operators that compute gradients, measured like `forward_ns`."""
     own_ns: int
-    """Time of both without the modules inside of it."""
+    """Forward and backward time without the modules inside."""
     num_launches: int = 0
-    """Kernels and copies of its own operators; on a CPU the operators' calls."""
+    """Number of kernels and copies that the module's own operators launched; on a CPU, of the operators' calls."""
     kernels: tuple[str, ...] = ()
-    """Kernels (on a CPU operators) without the modules inside of it, the most time first."""
+    """Kernels (on a CPU: operators) of the module's own operators, the most time first."""
     num_bytes: float | None = None
-    """Compulsory bytes of its own operators; None where not all of them are known."""
+    """Compulsory bytes of the module's own operators; None unless all are known."""
     dtypes: tuple[str, ...] = ()
-    """Types of what its own operators multiply, where shapes were recorded."""
+    """Dtypes of the factors in the own operators' matmuls, if shapes were recorded."""
 
 
 class RooflineRow(Record):
-    """An operator, kernel or module whose work is known, over all steps."""
+    """Operator, kernel or module with known work, over all steps."""
 
     name: str
     count: int
     time_ns: int
     """Time of the kernels and copies that it launched itself."""
     floor_ns: int
-    """The least time of its FLOP and bytes at the device's peaks: a bound, which kernels seldom reach."""
+    """Least time of its FLOP and bytes at the device's peaks: a bound that kernels seldom reach."""
     limit: str
-    """The longer of the two: "compute" or "memory"."""
+    """Longer of the two times: "compute" or "memory"."""
     shapes: str = ""
     module: str = ""
     flops: float | None = None
     num_bytes: float | None = None
     saved_share: float | None = None
-    """Share of the step saved with these kernels at their floor, by a simulation; of the first kernels, where it could
-    be done."""
+    """Share of the step saved with these kernels at their floor, by simulation; for the first kernels, if simulated."""
 
     @property
     def above_ns(self) -> int:
-        """Time above the floor: the most that another kernel for it could save."""
+        """Return the time above the floor: the most that faster kernels could save."""
         return max(0, self.time_ns - self.floor_ns)
 
 
 class Roofline(Record):
-    """Work of the steps beside the peaks of the device."""
+    """Work of the steps compared with the peaks of the device."""
 
     device: str
-    """Name of the device; empty on a CPU, and where a trace does not name it."""
+    """Name of the device; empty on a CPU, and if the trace does not record it."""
     peak_known: bool
-    """The peaks of this device are known."""
+    """True if the peaks of this device are known."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
-    """Peak by arithmetic."""
+    """Peak FLOP per second by arithmetic."""
     bytes_per_s: float | None = None
-    """Bandwidth of its memory."""
+    """Memory bandwidth of the device."""
     step_flops: float | None = None
-    """FLOP of the matmuls, convolutions and attention of a step, forward and backward, without recomputation; None
-    where too few of them are known."""
+    """FLOP of a step's matmuls, convolutions and attention, forward and backward, without recomputation; None if too
+    few of them are known.
+    """
     mfu: float | None = None
-    """Model FLOPs utilisation: these FLOP at the peak of the arithmetic that ran, over the time of the step."""
+    """Model FLOPs utilisation: `step_flops` at the peak of the arithmetic that ran, over the time of the step."""
     known_share: float | None = None
     """Share of the time of computing kernels that has a floor."""
     silent: str = ""
-    """Reason why FLOP are not stated; empty where they are."""
+    """Reason why FLOP are not reported; empty if they are."""
     operators: tuple[RooflineRow, ...] = ()
-    """The most time above the floor first, as in the two others."""
+    """Operators, the most time above the floor first (as in `kernels` and `modules`)."""
     kernels: tuple[RooflineRow, ...] = ()
     modules: tuple[RooflineRow, ...] = ()
-    """Modules by their own operators, without the modules inside; where the trace has call stacks."""
+    """Modules by their own operators, without the modules inside; if the trace has call stacks."""
 
 
 class StackNode(Record):
-    """A function, module or operator in a call stack, with what is inside of it."""
+    """Function, module or operator in a call stack, including everything inside."""
 
     name: str
     parent: int
-    """Place of the one around it in the same list, or -1."""
+    """Index of the parent in the same list, or -1."""
     time_ns: int
-    """Time of the kernels and copies that operators in it launched; on a CPU of the operators themselves."""
+    """Time of the kernels and copies that operators inside launched; on a CPU, of the operators themselves."""
 
 
 class Synchronisation(Record):
-    """A place in which the host waits for the device, over the steps that were simulated."""
+    """Place at which the host waits for the device, over the simulated steps."""
 
     call: str
-    """The outermost operator, or the call of the API where there is none: "aten::item"."""
+    """Outermost operator, or the API call if there is none: "aten::item"."""
     source: str
     module: str
-    """Line and `nn.Module`; where the trace has call stacks."""
+    """Module (`nn.Module`), and source line in `source`; if the trace has call stacks."""
     count: int
     wait_ns: int
-    """Length of the calls. What they cost is another thing: the host loses its lead."""
+    """Total length of the calls. Their cost can differ, because the host loses its lead."""
     num_steps: int
     saved_share: float | None = None
-    """Share of the step saved without the waits of this place, by a simulation; None where the steps could not be
-    simulated."""
+    """Share of the step saved without the waits of this place, by simulation; None if the steps could not be simulated.
+    """
 
 
 class MemoryClass(Record):
@@ -189,8 +190,8 @@ class MemoryClass(Record):
 
     Attributes:
         name: "parameters" (buffers among them), "gradients", "optimizer state", "activations", "temporary" or "other".
-        peak_bytes: The most that it held at once.
-        at_peak_bytes: Held when all classes together held most.
+        peak_bytes: Maximum bytes of the class at any one time.
+        at_peak_bytes: Bytes of the class when all classes together held the most.
     """
 
     name: str
@@ -199,7 +200,7 @@ class MemoryClass(Record):
 
 
 class MemoryStats(Record):
-    """The allocator of one device."""
+    """Allocator memory of one device."""
 
     device: str
     peak_allocated_bytes: int
@@ -208,43 +209,43 @@ class MemoryStats(Record):
     timeline: tuple[tuple[int, int, int], ...]
     """(time, allocated, reserved), thinned out; every peak is kept."""
     classes: tuple[MemoryClass, ...] = ()
-    """Memory by class of tensor; empty where the tensors' addresses are not known, as of a trace alone."""
+    """Memory by class of tensor; empty if the tensors' addresses are unknown, for instance from a trace alone."""
     class_timeline: tuple[tuple[int, ...], ...] = ()
-    """(time, bytes of each class in their order), thinned out; the peak is kept."""
+    """(time, bytes of each class in order), thinned out; the peak is kept."""
 
 
 class RankWait(Record):
-    """Time that a rank waited for others in collectives: the one that waits least is waited for."""
+    """Time that a rank waited for others in collectives. The others wait for the rank with the least wait."""
 
     rank: int
     wait_ns: int
-    """Time in all collectives that were compared."""
+    """Total wait in all collectives that were compared."""
     late_share: float
-    """Share of the collectives in which it arrived last."""
+    """Share of the collectives in which the rank arrived last."""
     exposed_ns: int = 0
-    """Wait that counts as exposed communication, because no compute hides it. It is not the network's time."""
+    """Wait that counts as exposed communication because no compute hides it. It is not the network's time."""
     step_share: float = 1.0
-    """Share of its steps whose collectives were compared. Another rank may have recorded fewer steps."""
+    """Share of the rank's steps whose collectives were compared: another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):
-    """A step of the same samples, if something were different: the most that it could gain."""
+    """Step of the same samples under a hypothetical change, with the largest possible gain."""
 
     scenario: str
     step_time_ns: int
     gain: float
-    """Rate over today's; 1.0 is none."""
+    """Rate over today's; 1.0 means no gain."""
     replayed: bool = False
-    """True for a simulation of the steps, not the shares of categories: an estimate, not the most that it could be."""
+    """True if the gain is an estimate from a simulation of the steps, False if it is a bound from category shares."""
 
 
 class ExtraWork(Record):
-    """Compute that only some of the steps have, as an evaluation inside of the loop.
+    """Compute that only some of the steps have, such as an evaluation inside the loop.
 
     Attributes:
-        steps: Their numbers, from 1.
-        time_ns: Compute in all of them beyond that of the others.
-        name: Annotation or Python function that only they have; empty where none is recorded.
+        steps: Numbers of these steps, from 1.
+        time_ns: Total compute of these steps beyond that of the others.
+        name: Annotation or Python function that only these steps have; empty if none is recorded.
     """
 
     steps: tuple[int, ...]
@@ -253,20 +254,20 @@ class ExtraWork(Record):
 
 
 class ProcessGroup(Record):
-    """Ranks that exchange data.
+    """Process group: ranks that exchange data.
 
     Attributes:
-        ranks: Empty where the trace does not name them.
+        ranks: Ranks of the group; empty if the trace does not name them.
     """
 
     name: str
     ranks: tuple[int, ...]
     num_hosts: int | None = None
-    """None where the trace does not show which ranks share a host."""
+    """Number of hosts that the group spans; None if the trace does not show which ranks share a host."""
 
 
 class RankAnalysis(Record):
-    """One rank's trace."""
+    """Analysis of one rank's trace."""
 
     file: str
     rank: int
@@ -282,101 +283,101 @@ class RankAnalysis(Record):
     kernels: tuple[KernelStats, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
     synchronisations: tuple[Synchronisation, ...] = ()
-    """The largest cost first."""
+    """Places at which the host waits for the device, the most expensive first."""
     modules: tuple[ModuleStats, ...] = ()
-    """Available where the trace has call stacks; the most time first."""
+    """Modules, the most time first; available if the trace has call stacks."""
     stacks: tuple[StackNode, ...] = ()
-    """Time by call stack, outer ones first."""
+    """Time by call stack, outer frames first."""
     memory: tuple[MemoryStats, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
     tensor_core_share: float | None = None
-    """Share of tensor cores in the time of matrix kernels."""
+    """Share of tensor cores in the time of matmul and convolution kernels."""
     step_time_cv: float | None = None
-    """Standard deviation of the steps' times over their mean."""
+    """Coefficient of variation of the step times: standard deviation over mean."""
     extra_work: ExtraWork | None = None
-    """None where all steps do the same."""
+    """Work that only some steps have; None if all steps do the same."""
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
-    """One for each breakdown."""
+    """Timelines, one per breakdown."""
     lanes: tuple[Lane, ...] = ()
-    """Lanes of each device (what it did) and of its streams (what they ran), then of the host's threads."""
+    """Lanes of each device (its activity) and of its streams (their operations), then of the host's threads."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Scenarios of the busiest device."""
+    """Scenarios for the busiest device."""
     roofline: Roofline | None = None
-    """None in older records."""
+    """Roofline of the steps; None in older records."""
     first_step_ns: int = 0
-    """The beginning of the first step by the wall clock, where moments count from."""
+    """Beginning of the first step by the wall clock: the origin of all moments."""
 
 
 class TraceAnalysis(Record):
-    """The traces of one run."""
+    """Analysis of the traces of one run."""
 
     ranks: tuple[RankAnalysis, ...]
     collectives: tuple[CollectiveStats, ...] = ()
-    """Collectives across ranks; with one rank its own."""
+    """Collectives across ranks; with a single rank, those of that rank."""
     waits: tuple[RankWait, ...] = ()
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)
     """Offset of each rank, added to its wall-clock times so that collectives end together; 0 for the first rank."""
     findings: tuple[Finding, ...] = ()
-    """Findings of the run: those of its ranks, each once, with what only several ranks show."""
+    """Findings of the run: those of its ranks, each once, and those that only several ranks show."""
     replay: Replay | None = None
-    """All ranks together, without late ones; None of one rank, and in older records."""
+    """Replay of all ranks together, without late ones; None for a single rank, and in older records."""
     notes: tuple[str, ...] = ()
 
 
 class Timeline(Record):
     """Activity of a device (or CPU), thinned out for a picture: buckets that tile the steps.
 
-    A bucket has one category, or is of the least width and has what happens in it summed up exactly, so
+    A bucket has one category, or has the minimum width and the exact sum of each category in it, so
     that the sums over buckets are those of the breakdown.
 
     Attributes:
-        rank: The process.
-        device: Its device, or its CPU.
+        rank: Rank of the process.
+        device: Name of the device or CPU.
     """
 
     rank: int
     device: str
     step_boundaries_ns: tuple[int, ...]
-    """Each step's beginning, and the last one's end."""
+    """Beginning of each step, and end of the last one."""
     end_ns: tuple[int, ...]
-    """End of each bucket; it begins where the one before it ends."""
+    """End of each bucket; it begins at the end of the previous one."""
     time_ns: tuple[dict[str, int], ...]
     """Nanoseconds of each category in each bucket, the longest first."""
 
 
 class Lane(Record):
-    """Activity of one device, stream or thread: cells in order, an event each.
+    """Activity of one device, stream or thread: cells in order, one per event.
 
-    Where neighbours are too short for a picture, they are merged: a cell for each category in their stretch, one after
+    Neighbours that are too short for a picture are merged into one cell for each category in their stretch, one after
     another. Only those overlap, and they have the same beginning and length.
 
     Attributes:
-        device: Whose stream it is; empty of a thread of the host.
-        label: For people.
-        names: Names of its events, each once.
-        categories: Names of its categories, each once.
-        length_ns: By cell.
-        category: By cell, a number in `categories`, from 0.
+        device: Device of the stream; empty for a host thread.
+        label: Text shown to users.
+        names: Names of the lane's events, each once.
+        categories: Names of the lane's categories, each once.
+        length_ns: Length of each cell.
+        category: Category of each cell, as an index into `categories`, from 0.
     """
 
     device: str
     kind: str
-    """"device" (its exclusive categories, gaps included, which tile the steps), "stream" or "thread"."""
+    """Kind of lane: "device" (exclusive categories, gaps included, which tile the steps), "stream" or "thread"."""
     label: str
     names: tuple[str, ...]
     categories: tuple[str, ...]
     start_ns: tuple[int, ...]
-    """Beginning of each cell, from the beginning of the first step."""
+    """Beginning of each cell, measured from the beginning of the first step."""
     length_ns: tuple[int, ...]
     name: tuple[int, ...]
-    """Number in `names`, from 0, of the longest event in each cell."""
+    """Name of the longest event in each cell, as an index into `names`, from 0."""
     category: tuple[int, ...]
     count: tuple[int, ...]
-    """Events in it: more than one where it is merged."""
+    """Number of events in each cell: more than one if it is merged."""
     busy_ns: tuple[int, ...]
-    """Time in it that is of its category."""
+    """Time of each cell's category within it."""
 
     def __post_init__(self) -> None:
         columns = (self.length_ns, self.name, self.category, self.count, self.busy_ns)
@@ -388,15 +389,15 @@ class Lane(Record):
 
 
 class LaneTile(Record):
-    """Part of the time of a run's lanes, as closely as a screen can show it.
+    """Part of the time of a run's lanes, in as much detail as a screen can show.
 
     Attributes:
-        low_ns: Where it begins; cells may reach beyond it.
-        high_ns: Where it ends.
-        first_ns: Where the earliest of all lanes begins.
-        last_ns: Where the latest of all lanes ends.
-        exact: Nothing was merged for it.
-        lanes: In the order of rows.
+        low_ns: Beginning of the part; cells may reach beyond it.
+        high_ns: End of the part.
+        first_ns: Beginning of the earliest lane.
+        last_ns: End of the latest lane.
+        exact: True if nothing was merged.
+        lanes: Lanes in the order of rows.
     """
 
     low_ns: int
@@ -408,24 +409,24 @@ class LaneTile(Record):
 
 
 class SpanPlace(Record):
-    """One event of a lane."""
+    """Event of a lane, with its place in time."""
 
     lane: str
-    """Label of it."""
+    """Label of the lane."""
     start_ns: int
-    """Time from the beginning of the first step."""
+    """Start of the event, measured from the beginning of the first step."""
     length_ns: int
-    """Its duration."""
+    """Duration of the event."""
 
 
 class Difference(Record):
-    """One quantity per step on two sides."""
+    """Difference of one quantity per step between two sides."""
 
     name: str
     before_ns: float
     after_ns: float
     low_ns: float | None = None
-    """95 % interval of after less before; None where a side has one step only."""
+    """Lower end of the 95 % interval of after minus before; None if a side has only one step."""
     high_ns: float | None = None
 
     @property
@@ -439,7 +440,7 @@ class Difference(Record):
 
 
 class KernelDifference(Record):
-    """One kernel on two sides, per step and device as profiled."""
+    """Difference of one kernel between two sides, per step and device, as profiled."""
 
     name: str
     category: str
@@ -454,25 +455,27 @@ class KernelDifference(Record):
 
     @property
     def state(self) -> str:
-        """Change of it: "new", "gone" or "changed"."""
+        """Kind of the change: "new", "gone" or "changed"."""
         return "new" if not self.before_count else "gone" if not self.after_count else "changed"
 
 
 class GapDifference(KernelDifference):
-    """The gaps with one cause (`category`) that end with one kernel (`name`), on two sides."""
+    """Difference between two sides of the gaps with one cause (`category`) that one kernel (`name`) ends."""
 
 
 class ModuleDifference(Record):
-    """The own operators of one `nn.Module` on two sides, forward and backward, per step and device as profiled."""
+    """Difference of one `nn.Module`'s own operators between two sides, forward and backward, per step and device, as
+    profiled.
+    """
 
     name: str
     before_ns: float
     after_ns: float
     before_count: float
-    """Kernels and copies that they launch; on a CPU calls."""
+    """Number of kernels and copies that the operators launch; on a CPU, of their calls."""
     after_count: float
     cause: str
-    """Changes of what runs there that come with it."""
+    """Changes in the kernels, dtypes, launches or bytes of the module that accompany the difference."""
 
     @property
     def change_ns(self) -> float:
@@ -480,7 +483,7 @@ class ModuleDifference(Record):
 
 
 class Comparison(Record):
-    """Two runs, and what explains the difference. Changes are after less before.
+    """Difference between two runs, and its explanation. Changes are after minus before.
 
     Everything is per step and device: the mean over the ranks of a run and their devices.
     """
@@ -490,20 +493,20 @@ class Comparison(Record):
     num_steps: tuple[int, int]
     step: Difference
     categories: tuple[Difference, ...]
-    """The largest change first; the changes sum to the step's."""
+    """Differences of categories, the largest first; they sum to that of the step."""
     measured: Difference | None = None
-    """The step without the profiler, with its interval by the windows of both trials; as the study states it where it
-    states the speeds of both configurations.
+    """Difference of the step without the profiler, with its interval from the windows of both trials; if a study states
+    the speeds of both configurations, as stated there.
     """
     stated: Interval | None = None
-    """Interval of the ratio of speeds, where a study states it."""
+    """Interval of the ratio of speeds, if a study states it."""
     stated_how: str = ""
-    """Method of its measurement; empty where no study states it."""
+    """Method by which a study measured this ratio; empty if no study states it."""
     trusted: bool = True
-    """Both profiles can be trusted; else the difference of categories is no verdict."""
+    """True if both profiles can be trusted; otherwise the differences of categories are no verdict."""
     kernels: tuple[KernelDifference, ...] = ()
-    """The largest change first."""
+    """Differences of kernels, the largest first."""
     gaps: tuple[GapDifference, ...] = ()
     modules: tuple[ModuleDifference, ...] = ()
-    """Available where both traces have call stacks."""
+    """Differences of modules; available if both traces have call stacks."""
     notes: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Costs of a step that strategies, the search and the prediction share: one formula, in one place."""
+"""Costs of a step shared by strategies, the search and the prediction: each formula is defined once."""

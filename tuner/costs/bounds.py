@@ -2,7 +2,7 @@
 
 Figures are shares of the step time: 0.25 means that the step cannot become shorter than three
 quarters of what it is. Categories are disjoint, so removing several saves the sum of their shares.
-Of one category several changes save no more than the one that leaves least of it (`jointly`).
+Several changes to one category save no more than the one with the largest saving (`jointly`).
 Compute has a floor, the roofline: it cannot take less time than its floating-point operations at
 the measured peak of the device, or its compulsory bytes at the measured bandwidth.
 
@@ -23,7 +23,7 @@ from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity
 FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)
 PEAK_TOLERANCE = 1.1
-"""A measured peak may be this much below what the device can do."""
+"""Largest factor by which a device can be faster than its measured peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Computation:
     Attributes:
         dtype: 16-bit dtype of matmuls, where there is one.
         tf32: Matmuls of FP32 run in TF32.
-        rest_in_tf32: The same of those that another choice of dtype leaves in FP32.
+        rest_in_tf32: Matmuls that any choice of dtype leaves in FP32 run in TF32.
         factor: Global batch of a step, as a multiple of today's.
     """
 
@@ -49,23 +49,23 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The incumbent as measured, and what is known about the workload and the machine."""
+    """The incumbent as measured, with the known facts about the workload and the machine."""
 
     breakdown: Breakdown
     workload: WorkloadFacts
     environment: Environment
     choices: dict[str, Choice]
-    """The complete choices of the incumbent."""
+    """All choices of the incumbent, neutral ones included."""
     input: InputActivity | None = None
-    """Input activity in its last clean window, where it was measured."""
+    """Input activity in the incumbent's last clean window; None if not measured."""
     facts: StepFacts = field(default_factory=StepFacts)
-    """Facts about what the choices switch on."""
+    """Facts about the features that the choices enable."""
     computation: Computation = field(default_factory=Computation)
-    """Computation of a step with the incumbent's choices."""
+    """Arithmetic of the matmuls under the incumbent's choices."""
     exchange: Exchange = field(default_factory=Exchange)
-    """Exchange between ranks with the incumbent's choices."""
+    """Communication settings between ranks under the incumbent's choices."""
     exchange_today: Exchange = field(default_factory=Exchange)
-    """Exchange between ranks with the user's own settings, with which the links were measured."""
+    """Communication settings between ranks under the user's own settings, with which the links were measured."""
 
     @property
     def step_ns(self) -> float:
@@ -73,7 +73,7 @@ class Situation:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Part of the step that each category takes."""
+        """Return the share of the step that each category takes."""
         return {name: value / self.step_ns for name, value in self.breakdown.per_step_ns.items()}
 
     def time_ns(self, categories: Iterable[str]) -> float:
@@ -82,34 +82,34 @@ class Situation:
 
 
 Savings = Mapping[Category, float]
-"""The most that a change can save, by category, as shares of the step."""
+"""Largest savings of a change, by category, as shares of the step."""
 
 
 def jointly(*changes: Savings) -> Savings:
-    """Savings of several changes together: for each category those of the change that leaves least of it."""
+    """Combine the savings of several changes: in each category the largest saving counts."""
     names = sorted({name for change in changes for name in change})
     return {name: max(change.get(name, 0.0) for change in changes) for name in names}
 
 
 def total(savings: Savings) -> float:
-    """Add the savings of several changes: in each category the change that leaves the least counts."""
+    """Return the sum of the savings over all categories, at most 1."""
     return min(1.0, sum(savings.values()))
 
 
 def part_of(savings: Savings, part: float) -> Savings:
-    """Return this part of the savings in every category."""
+    """Scale the savings in every category by a factor."""
     return {name: part * share for name, share in savings.items()}
 
 
 def without(situation: Situation, *categories: Category) -> Savings:
-    """Savings where these categories vanish."""
+    """Return the savings if these categories vanish."""
     return {category: removable(situation, category) for category in categories}
 
 
 def at_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> Savings:
-    """Savings where compute of these categories runs at the measured peak; as for `above_roofline`.
+    """Return the savings if compute of these categories runs at the measured peak, as in `above_roofline`.
 
-    The floor is left in the matrix products; where it is more than they take, in the other compute as well.
+    The remaining floor time is assigned to the matmuls first; what exceeds their time is assigned to other compute.
     """
     chosen = categories or COMPUTE
     left = situation.time_ns(chosen) - situation.step_ns * above_roofline(situation, *categories, dtype=dtype)
@@ -124,14 +124,15 @@ def at_roofline(situation: Situation, *categories: Category, dtype: str | None =
 
 
 def removable(situation: Situation, *categories: Category) -> float:
-    """Share that is saved when these categories vanish."""
+    """Return the share of the step that is saved if these categories vanish."""
     return situation.breakdown.removable_share(*categories)
 
 
 def above_roofline(situation: Situation, *categories: Category, dtype: str | None = None) -> float:
-    """Share that is saved when compute of these categories runs at the measured peak.
+    """Return the share of the step that is saved if compute of these categories runs at the measured peak.
 
-    Without categories, all compute. `dtype` is the arithmetic of the matrix products afterwards; None: the incumbent's.
+    Without categories, all compute counts. `dtype` is the arithmetic of matmuls after the change; None: the
+    incumbent's.
     """
     chosen = categories or COMPUTE
     time = situation.time_ns(chosen)
@@ -144,9 +145,9 @@ def above_roofline(situation: Situation, *categories: Category, dtype: str | Non
 
 
 def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
-    """Least time of a step's compute: the larger of FLOP over peak and compulsory bytes over bandwidth.
+    """Return the least time of a step's compute: the longer of FLOP at the peak and compulsory bytes at the bandwidth.
 
-    Unknown figures count as no floor, so that a bound is never too small. `dtype` as for `above_roofline`.
+    An unknown figure gives a floor of 0, so that a bound is never too small. `dtype` as for `above_roofline`.
     """
     dtype = dtype or arithmetic(situation)
     calibration = situation.environment.calibration
@@ -159,7 +160,7 @@ def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
 
 
 def _products_ns(situation: Situation, dtype: str) -> float:
-    """Time of a step's floating-point operations at the peak of an arithmetic; 0 where either is unknown."""
+    """Return the time of a step's FLOP at the peak of an arithmetic; 0 if either is unknown."""
     peak = situation.environment.calibration.matmul_flops_per_s.get(dtype, 0.0)
     flops = situation.computation.factor * (situation.workload.model.flops_per_step or 0)
     return flops / peak * 1e9 / _num_ranks(situation) if peak else 0.0
@@ -170,13 +171,13 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Any) -> str:
-    """Arithmetic of matmuls, by the name that the calibration has for it.
+    """Return the arithmetic of matmuls by its name in the calibration.
 
     Args:
         changed: Fields of the incumbent's `Computation` that a choice changes.
 
-    The incumbent's own is one that its products can have been computed in: cuDNN takes TF32 for convolutions of FP32 by
-    default, and a model may cast by itself.
+    Without changes, this is the fastest arithmetic that may have run: cuDNN uses TF32 for FP32 convolutions by
+    default, and a model may cast to other dtypes itself.
     """
     named = replace(situation.computation, **changed).arithmetic
     if named != situation.computation.arithmetic:

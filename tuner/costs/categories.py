@@ -45,14 +45,14 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryInfo:
-    """Meaning of a category, and the group that people see first."""
+    """Meaning of a category, and the group of categories under which reports list it."""
 
     category: Category
     group: str
     title: str
     counts: str
     host: bool = False
-    """Time of the host, which a profiler inflates."""
+    """True for time on the host, which profiling lengthens."""
 
 
 CATEGORIES: tuple[CategoryInfo, ...] = (
@@ -220,7 +220,7 @@ WAITS: dict[str, tuple[Category, ...]] = {
     "host": (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST),
     "synchronisation": (Category.SYNCHRONISATION, Category.QUEUED),
 }
-"""Categories of what a step can wait for, by the names that people see as what limits it."""
+"""Categories that a step can wait for, by the name that reports give the bottleneck."""
 HOST_CATEGORIES: frozenset[str] = frozenset(info.category.value for info in CATEGORIES if info.host)
 
 _Rules = tuple[tuple[Category, re.Pattern[str]], ...]
@@ -231,7 +231,7 @@ def _rules(*pairs: tuple[Category, str]) -> _Rules:
 
 
 _PART = r"((?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
-"""Start of a part of a name, in snake case or camel case: "small_reduce" holds no all-reduce."""
+"""Pattern for the beginning of a word in snake case or camel case: "small_reduce" contains no all-reduce."""
 _COMMUNICATION = re.compile(
     # Libraries by their names: NCCL, RCCL, MSCCL(++), oneCCL, HCCL, NVSHMEM, DeepEP, Transformer Engine's user buffers.
     r"^(nccl|rccl|gloo:|c10d::|oneccl|ccl_|hccl|hcom_)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|\bmsccl|"
@@ -266,7 +266,9 @@ _OPERATOR_RULES = _rules(
 )
 
 _NAMESPACES = re.compile(r"\b(deep_gemm|flashinfer|fp8_blockscale_gemm)::")
-"""Libraries that are called after their first kernel, whatever else they hold."""
+"""Namespaces removed before classification: libraries named after their first kernel, whatever other kernels they
+contain.
+"""
 
 _KERNEL_RULES = _rules(
     # Inductor names a fused kernel after everything it fuses ("triton_poi_fused_addmm_relu_3" adds a bias):
@@ -305,7 +307,7 @@ _KERNEL_RULES = _rules(
 
 
 def classify_operator(name: str) -> Category | None:
-    """Class of a CPU operator or annotation by its name, or None where its name says nothing."""
+    """Return the category of a CPU operator or annotation by its name; None if the name does not tell."""
     for category, pattern in _OPERATOR_RULES:
         if pattern.search(name):
             return category
@@ -314,7 +316,7 @@ def classify_operator(name: str) -> Category | None:
 
 @lru_cache(maxsize=4096)
 def classify_kernel(name: str) -> Category:
-    """Class of a device kernel by its name. Memory copies are classified by `classify_copy`."""
+    """Return the category of a device kernel by its name. Memory copies are classified by `classify_copy`."""
     if is_communication(name):
         return Category.COMMUNICATION
     short = _NAMESPACES.sub("", name)
@@ -329,7 +331,7 @@ def is_communication(name: str) -> bool:
 
 
 def classify_copy(name: str) -> Category:
-    """Class of a memory copy or memset by its name ("Memcpy HtoD (Pageable -> Device)")."""
+    """Return the category of a memory copy or memset by its name ("Memcpy HtoD (Pageable -> Device)")."""
     lowered = name.lower()
     if "htod" in lowered or "hosttodevice" in lowered:
         return Category.COPY_H2D
@@ -339,7 +341,7 @@ def classify_copy(name: str) -> Category:
 
 
 def bottleneck(per_step_ns: dict[str, float]) -> str:
-    """The name of what limits a step: one of `WAITS`, or the optimizer, or compute.
+    """Return the name of a step's bottleneck: one of `WAITS`, the optimizer, or compute.
 
     Compute only counts as the bottleneck when nothing else takes a fifth of the step: time that
     computes is useful, time that waits is not.

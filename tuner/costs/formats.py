@@ -1,4 +1,4 @@
-"""Formats in which ranks exchange gradients and weights, and what a compression sends in place of a gradient."""
+"""Dtypes in which ranks exchange gradients and weights, and bytes that each gradient compression sends."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from steptune.tuner.training.wide_reduction import is_needed
 
 FP32_BYTES, SIXTEEN_BIT_BYTES = 4.0, 2.0
 SENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 256, "one_bit": 1 / 8 + 4 / 2048}
-"""Bytes sent of an element, scales of blocks included; `int8` and `one_bit` twice, to whom averages, and back."""
+"""Bytes sent per gradient element, block scales included; `int8` and `one_bit` are sent twice: to the averaging rank
+and back.
+"""
 CHOSEN_BYTES = 8.0
-"""Value and place of an element of `dgc`."""
+"""Bytes sent per element that `dgc` selects: its value and its index."""
 WIDENED_BYTES = 20.0
-"""Bytes read and written to widen, to divide and to narrow an element of 16 bits that DDP averages in FP32."""
+"""Bytes read and written per 16-bit element that DDP averages in FP32: to widen, divide and narrow it."""
 
 
 class Formats(NamedTuple):
-    """Bytes of an element.
+    """Bytes per element of gradients and weights in each stage of the exchange.
 
     Attributes:
-        gradient: As DDP's buckets hold it.
-        reduced: As it is averaged where nothing compresses it.
-        gathered: Of a parameter, as FSDP gathers it.
-        updated: Of what the optimizer updates.
+        gradient: A gradient in DDP's buckets.
+        reduced: A gradient as it is averaged without compression.
+        gathered: A parameter as FSDP gathers it.
+        updated: A parameter as the optimizer updates it.
     """
 
     gradient: float
@@ -34,7 +36,7 @@ class Formats(NamedTuple):
 
 
 def formats_of(model: ModelFacts, num_ranks: int, exchange: Exchange) -> Formats:
-    """Dtypes of the exchange by the precision level."""
+    """Return the bytes per element in the exchange for the precision level."""
     own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
     half = min(own, SIXTEEN_BIT_BYTES)
     match exchange.level:
@@ -48,15 +50,15 @@ def formats_of(model: ModelFacts, num_ranks: int, exchange: Exchange) -> Formats
 
 
 def widening_bytes(formats: Formats, exchange: Exchange) -> float:
-    """Bytes that are read and written for an element of DDP's gradients to average it in more bits than it has."""
+    """Return the bytes read and written per element to average DDP's gradients in a wider dtype than their own."""
     if exchange.compression is not None or exchange.is_sharded or formats.reduced <= formats.gradient:
         return 0.0
     return WIDENED_BYTES
 
 
 def num_fsdp_units(model: ModelFacts, exchange: Exchange) -> int:
-    """Blocks, modules of a size, or one; the root, which holds the rest, counts with them. At O2 normalisation layers
-    have another format than their block: they are units of their own, unless they are left out.
+    """Return the number of FSDP units: blocks, modules above a size, or one, and the root with the rest. At O2
+    normalisation layers have another dtype than their block, so they are separate units unless FSDP ignores them.
     """
     norms = sum(count for name, count in model.module_types.items() if "Norm" in name)
     apart = norms if exchange.level == "O2" and not exchange.ignored else 0

@@ -1,6 +1,6 @@
-"""Cost of averaging the gradients of a step on the measured links, with one choice or another.
+"""Cost of averaging the gradients of a step on the measured links, for each choice of how to communicate.
 
-DDP's buckets, levels and compression are choices of one thing: how gradients are averaged. Their costs are those of the
+DDP's buckets, levels and compression all decide how gradients are averaged. Their costs are those of the
 collectives that their hooks call (`tuner.training.hierarchy`, `tuner.training.compression`), by the alpha-beta model
 (`tuner.network.collective_costs`). FSDP scatters gradients, and gathers weights besides. A flat reduction is that of
 the ring over all ranks as it was measured, not one put together from its links.
@@ -41,14 +41,14 @@ from steptune.tuner.training.compression.own_cost import own_costs
 
 MIB = 2**20
 SLACK = 1.5
-"""Factor by which a bound allows a cost to be smaller than the fitted model of links says."""
+"""Factor by which a cost may be below its model, in a bound."""
 COPIED_PARTS = 5
-"""Sizes of the gradients that two levels write and read to pad a bucket, to fill it and to take it out again."""
+"""Number of gradient-sized reads and writes with which a two-level reduction pads, fills and empties a bucket."""
 
 
 class Reduction(NamedTuple):
-    """Nanoseconds of a step's reductions, one after the other, and of what no compute can hide: the last reduction,
-    the first gathering of weights, and sending an update.
+    """Time of a step's reductions in nanoseconds: of all of them in sequence, and of the part that no compute can hide
+    (the last reduction, the first gathering of weights, and sending an update).
     """
 
     total_ns: float
@@ -56,11 +56,11 @@ class Reduction(NamedTuple):
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Any) -> Reduction | None:
-    """Reduction with the incumbent's exchange, these fields replaced; None where the links are not known, or ranks
-    exchange something else: activations of a model sharded across them, or weights every few steps.
+    """Return the cost of reductions under the incumbent's exchange with these fields replaced; None if the links are
+    unknown or ranks exchange something else (activations of a sharded model, or weights every few steps).
 
     Args:
-        compressing: With what compressing takes by itself, which is no part of a bound.
+        compressing: Add the time of compression itself, which is no part of a bound.
     """
     topology = situation.environment.topology
     if topology is None:
@@ -84,16 +84,16 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Any
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Share as in `saved`, if the model errs in favour of the change that is tried.
+    """Return the share of the step saved as in `saved`, with the model's error in favour of the change.
 
-    Links that were measured beside other load have a large error of their fit, which either cost may have.
+    Links that were measured under other load have a large fit error, which may affect either cost.
     """
     return saved(situation, today, then, slack=SLACK * (1 + _fit_error(situation)) ** 2)
 
 
 def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Share as in `saved`, where the two use different links, whose errors do not cancel: the mean over a cost that is
-    modelled too small by the error of the fit, as it is, or too large.
+    """Return the expected share of the step saved, as in `saved`, for costs on different links, whose errors do not
+    cancel: the mean over the modelled cost, and that cost divided and multiplied by the fit error.
     """
     error = 1 + _fit_error(situation)
     return sum(saved(situation, today, then, slack=slack) for slack in (1 / error, 1.0, error)) / 3
@@ -107,10 +107,10 @@ def _fit_error(situation: Situation) -> float:
 
 
 def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: float = 1.0) -> float:
-    """Share of the step that is saved of exposed communication.
+    """Return the share of the step that a change of the exchange saves in exposed communication.
 
     Args:
-        slack: The costs may be so many times smaller than the model says.
+        slack: Factor by which the new costs may be smaller than modelled.
     """
     exposed = removable(situation, Category.COMMUNICATION)
     breakdown = situation.breakdown
@@ -121,8 +121,8 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
-    """Reduction of FSDP's units, taken to be equally large: gathered ahead of each pass, scattered after each backward
-    pass.
+    """Return the cost of reductions with FSDP units of equal size: each is gathered ahead of each pass and scattered
+    after each backward pass.
     """
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, exchange)
@@ -144,7 +144,7 @@ def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Re
 
 
 def _buckets(situation: Situation, exchange: Exchange, formats: Formats) -> list[float]:
-    """Elements of each, in the order of their reduction."""
+    """Return the number of elements in each DDP bucket, in the order of reduction."""
     first, cap = (size_mb * MIB / formats.gradient for size_mb in (exchange.first_bucket_mb, exchange.bucket_cap_mb))
     left = float(max(1, situation.workload.model.num_trained))
     found = [min(first, left)]
@@ -191,7 +191,7 @@ def _bucket_ns(
 
 
 def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]) -> list[float]:
-    """Time of compressing by itself, for each bucket."""
+    """Return the time of the compression itself, for each bucket."""
     method, topology = exchange.compression, situation.environment.topology
     assert topology is not None, "costs require known links"
     if method is None:
@@ -202,10 +202,10 @@ def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]
 
 
 def _sent_bytes(situation: Situation, exchange: Exchange, element_bytes: float) -> float:
-    """Bytes that one rank sends of an element.
+    """Return the bytes that one rank sends per element.
 
     Args:
-        element_bytes: What is sent where nothing compresses it.
+        element_bytes: Bytes sent per element without compression.
     """
     method = exchange.compression
     if method == "dgc":

@@ -1,4 +1,4 @@
-"""Effect of more sockets of a connection on the links between hosts."""
+"""Effect of more sockets per connection on the links between hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from msgspec.structs import replace
 from steptune.tuner.records import Link, Topology
 
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
-"""Exponents with which more sockets carry more, and let a step of a ring wait longer: 16 for one took the bus between
-emulated hosts from 7 to 9 GB/s to 23, left a third of the exposed communication (`benchmarks/results/multi_gpu.jsonl`),
-and made messages of 1 MiB four times slower."""
+"""Exponents of bandwidth and of latency per ring step in the number of sockets: 16 sockets instead of one raised the
+bus bandwidth between emulated hosts from 7–9 GB/s to 23 GB/s, left a third of the exposed communication
+(`benchmarks/results/multi_gpu.jsonl`), and made messages of 1 MiB four times slower.
+"""
 
 
 def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:
-    """Links as expected with another number of sockets than today's, with which they were measured."""
+    """Return the links as expected with another number of sockets than the one with which they were measured."""
     times = sockets / measured_with
     if topology.num_hosts == 1 or times == 1.0:
         return topology

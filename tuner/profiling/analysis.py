@@ -1,4 +1,4 @@
-"""The analysis of traces as one call: everything that `steptune analyze` shows.
+"""Analysis of traces in one call: everything that `steptune analyze` shows.
 
     from pathlib import Path
     from steptune.tuner.profiling.analysis import analyse_traces
@@ -78,16 +78,16 @@ sys.path[:] = path
 from steptune.tuner.profiling.analysis import answer_apart
 answer_apart(*arguments)
 """
-"""The program of a process that reads a trace."""
+"""Program of a subprocess that reads a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """Result of the process that reads a trace: it has no events, so that it is small.
+    """Result of a subprocess that reads a trace: without events, so that it is small.
 
     Attributes:
-        calls: Of the device with the most collectives, in wall-clock time.
-        graph: Of the steps on devices, to be replayed with those of other ranks; None without.
+        calls: Collectives of the device that has the most of them, in wall-clock time.
+        graph: Dependency graph of the steps, for a replay with other ranks; None without device work.
     """
 
     analysis: RankAnalysis
@@ -97,7 +97,7 @@ class RankResult:
 
 
 def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: int = 20) -> RankAnalysis:
-    """The analysis of one trace.
+    """Analyse one trace.
 
     Args:
         unprofiled_step_time_ns: Step time measured without the profiler; the breakdown is rescaled to it.
@@ -116,11 +116,11 @@ def analyse_traces(
     details: Mapping[Path, DetailsFile] | None = None,
     max_cells: int = MAX_CELLS,
 ) -> TraceAnalysis:
-    """The analysis of one run: of one trace, or of those of several ranks.
+    """Analyse the traces of one run, from one rank or several.
 
     Args:
-        details: By trace: another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane; with 0 there are no lanes.
+        details: For each trace, another window of the same steps with call stacks and shapes.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -133,10 +133,10 @@ def analyse_traces(
 
 
 def together(results: Sequence[RankResult], notes: Sequence[str] = ()) -> TraceAnalysis:
-    """One run of the results of its ranks, in their order.
+    """Combine the results of ranks, in their order, into the analysis of one run.
 
     Args:
-        notes: What a reader should know of how they were found.
+        notes: Remarks for the reader on how the results were found.
     """
     if len(results) == 1:
         only = results[0].analysis
@@ -172,11 +172,11 @@ def analyse_trace(
     details: Details | None = None,
     max_cells: int = MAX_CELLS,
 ) -> tuple[RankAnalysis, CollectiveCalls, Graph | None]:
-    """The analysis of a trace that was read, with its collectives and its graph for a comparison with other ranks.
+    """Analyse a trace in memory; return its collectives and its graph too, for a comparison with other ranks.
 
     Args:
         details: Another window of the same steps, with call stacks and shapes.
-        max_cells: Of each lane; with 0 there are no lanes.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes.
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
@@ -265,7 +265,7 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """The analysis whose replay says what the findings save in their order, each beside those before it."""
+    """Add to the replay what the causes of the findings save together, each beside those before it."""
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
     if breakdown.replay is None or breakdown.replay.refusal or not causes:
@@ -280,7 +280,7 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
 
 
 def _number(device: str) -> int | None:
-    """Number of a device by its name; None of a CPU."""
+    """Return the number of a device by its name; None for a CPU."""
     return None if device == "cpu" else int(device.partition(":")[2])
 
 
@@ -290,7 +290,7 @@ def _not_replayed(capture: Capture) -> Replay:
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
-    """Profile that a trial's result keeps beside the breakdown: at most `top` of each."""
+    """Return the profile that a trial's result keeps beside the breakdown: at most `top` rows in each list."""
     gaps = analysis.gaps.get(analysis.breakdowns[0].device)
     return TrialProfile(
         kernels=analysis.kernels[:top],
@@ -300,13 +300,15 @@ def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
 
 
 def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
-    """The analysis without what is kept in files of their own, and without names of files."""
+    """Return the analysis without file names and without the data that is kept in separate files."""
     ranks = (msgspec.structs.replace(rank, timelines=(), lanes=(), file="") for rank in analysis.ranks)
     return msgspec.structs.replace(analysis, ranks=tuple(ranks))
 
 
 def step_time_cv(capture: Capture) -> float | None:
-    """Standard deviation of the step times (of a sample: n - 1) over their mean; None below two marked steps."""
+    """Return the coefficient of variation of the step times (sample standard deviation over mean); None below two
+    marked steps.
+    """
     lengths = np.diff(capture.steps.boundaries)
     if len(lengths) < 2 or not lengths.any():
         return None
@@ -314,7 +316,7 @@ def step_time_cv(capture: Capture) -> float | None:
 
 
 def _device_names(capture: Capture) -> dict[str, str]:
-    """Names of the devices that worked, as far as the trace has them."""
+    """Return the names of the devices that worked, where the trace has them."""
     names = {device.number: device.name for device in capture.trace.devices}
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
@@ -326,11 +328,11 @@ def analyse_file(
     details_file: DetailsFile | None = None,
     max_cells: int = MAX_CELLS,
 ) -> RankResult:
-    """The result of one trace.
+    """Analyse the trace in one file.
 
     Args:
-        details_file: Another window of the same steps, with call stacks, shapes, and maybe every allocation.
-        max_cells: Of each lane; with 0 there are no lanes.
+        details_file: Another window of the same steps, with call stacks, shapes, and possibly every allocation.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes.
     """
     trace = read_trace(path)
     details = read_details(details_file) if details_file is not None else None
@@ -353,7 +355,7 @@ def _analyse_files(
     details: Mapping[Path, DetailsFile],
     max_cells: int,
 ) -> list[RankResult]:
-    """In order; in parallel processes where there are several files and several cores."""
+    """Analyse files and return the results in order; with several files and several cores, in parallel processes."""
     num_processes = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     questions = [(path, unprofiled_step_time_ns, top, details.get(path), max_cells) for path in paths]
     if num_processes < 2:
@@ -370,9 +372,9 @@ def _analyse_files(
 def _analyse_apart(
     path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None, max_cells: int
 ) -> RankResult:
-    """Run `analyse_file` in an interpreter of its own.
+    """Run `analyse_file` in a separate interpreter.
 
-    It does not import the caller's main module again, as a spawned process of `multiprocessing` does: a script that
+    Unlike a process spawned by `multiprocessing`, it does not import the caller's main module again: a script that
     analyses its traces needs no `__main__` guard.
 
     Raises:
@@ -397,7 +399,7 @@ def _analyse_apart(
 def answer_apart(
     path: Path, unprofiled_step_time_ns: int | None, top: int, details: DetailsFile | None, max_cells: int
 ) -> None:
-    """The other end of `_analyse_apart`: what came of a trace, pickled, on standard output."""
+    """Write the pickled result of a trace, or its error, to standard output: the child side of `_analyse_apart`."""
     answer: tuple[RankResult | None, Exception | None]
     try:
         answer = analyse_file(path, unprofiled_step_time_ns, top, details, max_cells), None
@@ -407,7 +409,7 @@ def answer_apart(
 
 
 def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[str]) -> list[RankResult]:
-    """Results in the order of ranks. A trace that does not say its rank gets the first free number, in the order of the
+    """Return the results in the order of ranks. A trace without a rank gets the first free number, in the order of the
     files.
     """
     file_of: dict[int, Path] = {}
@@ -436,7 +438,7 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
 
 
 def of_rank(result: RankResult, rank: int) -> RankResult:
-    """The result of a rank that is known from elsewhere."""
+    """Return the result with a rank that is known from elsewhere."""
     analysis = result.analysis
     breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
     timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)
@@ -447,7 +449,7 @@ def of_rank(result: RankResult, rank: int) -> RankResult:
 def _evidence_of_ranks(
     analyses: Sequence[RankAnalysis], compared: RankComparison, replayed: Replay | None
 ) -> dict[int, Evidence]:
-    """Evidence by rank, with its exposed communication told apart: waiting for a late rank, and the network."""
+    """Return the evidence by rank, with exposed communication divided into waiting for a late rank and the network."""
     waits = {wait.rank: wait for wait in compared.waits}
     return {
         one.rank: Evidence(
@@ -458,7 +460,7 @@ def _evidence_of_ranks(
 
 
 def _replay_of_ranks(results: Sequence[RankResult]) -> Replay | None:
-    """The steps of all ranks, where all of them have a graph."""
+    """Replay the steps of all ranks together; None unless all of them have a graph."""
     graphs = _graphs(results)
     if len(graphs) < len(results):
         return None
@@ -484,8 +486,8 @@ def _findings_of_run(
     compared: RankComparison,
     replayed: Replay | None,
 ) -> list[Finding]:
-    """Findings of all ranks, each rule once, for the rank where it could save most; and those that only several ranks
-    show.
+    """Return the findings of all ranks, each rule once for the rank where it could save most, and the findings that
+    only several ranks show.
     """
     largest: dict[tuple[str, str], Finding] = {}
     for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):

@@ -2,7 +2,7 @@
 
 The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`; operators named in
 `NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one deeper in new traces, and empty where
-they are long; whatever is not understood is simply not known.
+they are long; text that cannot be parsed counts as unknown.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 NEEDS_VALUES = re.compile(r"conv|attention|attn|index_select|embedding", re.IGNORECASE)
-"""Operators whose work depends on numbers among their arguments: strides, masks, sizes of tables. Those of others are
-left out, as learning rates make every call another one."""
+"""Operators whose work depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
+operators are left out, because learning rates would make every call different.
+"""
 DTYPE_BYTES = {
     "float": 4,
     "double": 8,
@@ -65,12 +66,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor among the arguments. `item_bytes` is 0 where the type is not known."""
+    """Tensor argument of an operator call. `item_bytes` is 0 if the dtype is unknown."""
 
     shape: Shape
     item_bytes: int
     dtype: str = ""
-    """Name of the type, as `c10::ScalarType` has it, in lower case."""
+    """Name of the dtype in `c10::ScalarType`, in lower case."""
 
     @property
     def size(self) -> int:
@@ -83,11 +84,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Shapes of one call, by position; None for arguments that are not tensors.
+    """Arguments of one call: tensor shapes by position; None for other arguments.
 
     Attributes:
-        lists: Shapes of the tensors in each list of tensors; empty for what is none, or was too long to be recorded.
-        values: Numbers as text ("[2, 2]", "True"), where they were kept.
+        lists: Shapes of the tensors in each list of tensors; empty for other arguments, and for lists too long to be
+            recorded.
+        values: Numbers as text ("[2, 2]", "True"), where they were recorded.
     """
 
     tensors: tuple[Tensor | None, ...]
@@ -96,41 +98,41 @@ class Arguments:
     values: tuple[str, ...] = ()
 
     def shape(self, position: int) -> Shape:
-        """Shape of the tensor at a position; empty where there is none."""
+        """Return the shape of the tensor at a position; empty if there is none."""
         tensor = self.tensors[position] if position < len(self.tensors) else None
         return tensor.shape if tensor else ()
 
     def integers(self, position: int) -> tuple[int, ...]:
-        """Whole numbers at a position, of a list or one; empty where none are known."""
+        """Return the integers at a position, from a list or a single value; empty if unknown."""
         text = self.values[position] if position < len(self.values) else ""
         return (
             tuple(int(number) for number in re.findall(r"-?\d+", text)) if re.fullmatch(r"[\[\]\s,\d-]*", text) else ()
         )
 
     def flags(self, position: int) -> tuple[bool, ...]:
-        """Truth values at a position, of a list or one; empty where none are known."""
+        """Return the booleans at a position, from a list or a single value; empty if unknown."""
         text = self.values[position] if position < len(self.values) else ""
         return tuple(word == "True" for word in re.findall(r"True|False", text))
 
     def elements(self, position: int) -> int:
-        """Elements of all tensors in a list."""
+        """Return the number of elements of all tensors in the list at a position."""
         return sum(map(math.prod, self.lists[position])) if position < len(self.lists) else 0
 
 
 def dtype_name(dtype: str) -> str:
-    """The name of `c10::ScalarType`, in lower case, for any of the names that traces use."""
+    """Return the name in `c10::ScalarType`, in lower case, for any spelling that traces use."""
     name = dtype.lower()
     name = _ALIASES.get(name, name).removeprefix("c10::")
     return _ALIASES.get(name, name)
 
 
 def item_bytes(dtype: str) -> int:
-    """Size of one element by any of the names that traces use; 0 where the name is not known."""
+    """Return the bytes per element of a dtype in any spelling that traces use; 0 if the name is unknown."""
     return DTYPE_BYTES.get(dtype_name(dtype), 0)
 
 
 def parse_arguments(text: bytes) -> Arguments:
-    """Arguments of a recorded text, as far as it can be understood."""
+    """Parse recorded arguments, as far as they can be understood."""
     dims_text, types_text, values_text = (*text.split(b"|", 2), b"", b"")[:3]
     dims, types, values = _decoded(dims_text), _decoded(types_text), _decoded(values_text)
     if not dims:
@@ -159,7 +161,7 @@ def _tensor(dim: Any, name: str) -> Tensor | None:
 
 
 def _list(dim: Any) -> tuple[Shape, ...]:
-    """Shapes of a list of tensors."""
+    """Return the shapes of a list of tensors."""
     if not isinstance(dim, list) or not all(map(_is_shape, dim)):
         return ()
     return tuple(map(tuple, dim))

@@ -1,7 +1,7 @@
-"""Operations and bytes of fused attention, forward and backward, of every backend of PyTorch and of FlashAttention.
+"""FLOP and bytes of fused attention, forward and backward, for every PyTorch backend and FlashAttention.
 
-Forward two matmuls (Q·K, P·V), backward five (Q·K once more, and four gradients), as `torch.utils.flop_counter` counts.
-Packed sequences of different lengths have no count: shapes do not tell their lengths.
+The forward pass has two matmuls (Q·K, P·V), the backward pass five (Q·K again, and four gradients), as
+`torch.utils.flop_counter` counts. Packed sequences have no count, because shapes do not tell their lengths.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from steptune.tuner.profiling.work import Work, dtype_of, traffic
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Arguments of one operator.
+    """Argument positions and layout of one attention operator.
 
     Attributes:
-        causal: Position of the flag (or kind of mask) that leaves out half.
+        causal: Position of the causal flag, or of the kind of mask.
         heads_last: Shapes are [batch, sequence, heads, channels]; else heads come before the sequence.
         backward: The gradient of the output comes first, then query, key and value.
-        packed: Positions of lengths of packed sequences.
-        window: Position of the size of a sliding window, where there may be one.
+        packed: Positions of the lengths of packed sequences.
+        window: Position of the size of a sliding window, if the operator supports one.
     """
 
     causal: int
@@ -54,7 +54,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def attention_work(name: str, arguments: Arguments) -> Work:
-    """Work of one call of an operator of `BACKENDS`."""
+    """Return the work of one call of an operator in `BACKENDS`."""
     backend = BACKENDS[name]
     first = 1 if backend.backward else 0
     query, key, value = (arguments.shape(position) for position in range(first, first + 3))
@@ -76,7 +76,7 @@ def attention_work(name: str, arguments: Arguments) -> Work:
 
 
 def _least(backend: Backend, arguments: Arguments, flops: int) -> int:
-    """Operations that remain where masked pairs are skipped: half where the mask may be causal."""
+    """Return the FLOP that remain if masked pairs are skipped: half if the mask may be causal."""
     if backend.window >= 0 and any(size >= 0 for size in arguments.integers(backend.window)):
         return 0
     whole = arguments.flags(backend.causal) == (False,) or arguments.integers(backend.causal) == (0,)

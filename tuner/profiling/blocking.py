@@ -1,4 +1,4 @@
-"""Exposed communication that makes the steps longer."""
+"""Exposed communication that lengthens the steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from steptune.tuner.profiling.trace import Kind
 
 
 def blocking_ns(capture: Capture, computing: Ints, start: Ints, end: Ints, code: Ints) -> dict[str, int]:
-    """Nanoseconds of exposed communication that extend the steps, by category.
+    """Return the exposed communication that lengthens the steps, in nanoseconds by category.
 
-    What follows it was launched and had to wait, or the host that was to launch it waited for the device.
+    Such communication delays an operation that was launched already, or a host that waits for the device.
 
     Where a busy host launched the next compute only later, the collective filled a stretch that would have been idle
-    without it: making it faster would gain nothing there. Nor would it beyond what the host itself needs: a rank that
-    runs ahead of its peers waits for them in collectives while its host is at work on the next step. Work without a
-    launch counts as held up.
+    without it: faster communication would gain nothing there. Nor can a step become shorter than the host's work: a
+    rank that runs ahead of its peers waits for them in collectives while its host is at work on the next step. Work
+    without a launch counts as held up.
 
     Args:
         computing: Rows of the device's compute, in order.
@@ -48,8 +48,8 @@ def blocking_ns(capture: Capture, computing: Ints, start: Ints, end: Ints, code:
 
 
 def _waits(capture: Capture, computing: Ints) -> Intervals:
-    """Waits of launching threads for the device: calls that synchronise, copies of pageable memory, launches into a
-    full queue.
+    """Return the waits of launching threads for the device: synchronising calls, copies of pageable memory, and
+    launches into a full queue.
     """
     trace, host = capture.trace, capture.trace.host
     copies = trace.host_rows(r"^(cuda|hip)Memcpy", Kind.RUNTIME)
@@ -63,7 +63,7 @@ def _waits(capture: Capture, computing: Ints) -> Intervals:
 
 
 def _slack(capture: Capture, waits: Intervals) -> int:
-    """Host time to spare in the steps, which cannot be shorter than the host's own work."""
+    """Return the slack of the host in the steps: the step time less the host's own work."""
     steps = capture.steps
     low, high = steps.span
     begun = steps.host_starts
@@ -74,6 +74,6 @@ def _slack(capture: Capture, waits: Intervals) -> int:
 
 
 def _inside(start: Ints, end: Ints, cuts: Intervals) -> int:
-    """Time of disjoint stretches that lies inside of others."""
+    """Return the total time of disjoint intervals that lies inside `cuts`."""
     low, high, _, _ = pieces(start, end, cuts)
     return int((high - low).sum())

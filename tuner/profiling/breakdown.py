@@ -27,10 +27,10 @@ TOP_OPERATORS = 40
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
 """Operators and kernels of attention, which show the backend that ran."""
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
-"""Operators that are not torch's own."""
+"""Operators from libraries other than PyTorch."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
-"""Highest cost of recording one operator: 0.2 to 1.7 us were measured on hosts of H100 and H200
+"""Maximum time to record one operator: 0.2 to 1.7 us were measured on hosts with H100 and H200 GPUs
 (benchmarks/overhead_correction.py).
 """
 
@@ -38,7 +38,7 @@ MAX_EVENT_OVERHEAD_NS = 3_000
 def breakdown_of(
     capture: Capture, device: str, segments: Segments, unprofiled_step_time_ns: int | None = None
 ) -> Breakdown:
-    """The segments of a device or CPU, added up by step."""
+    """Sum the segments of a device or CPU by step into a breakdown."""
     boundaries = capture.steps.boundaries
     number = None if device == "cpu" else int(device.removeprefix("cuda:"))
     by_step = histogram(segments.start, segments.end, segments.category, len(CATEGORIES), boundaries)
@@ -84,11 +84,11 @@ def rescale(
     num_recorded: Mapping[str, int],
     on_cpu: bool,
 ) -> dict[str, int]:
-    """Categories per step whose sum is the unprofiled step time.
+    """Rescale the categories per step so that their sum is the unprofiled step time.
 
     The profiler makes the host slower, by a few microseconds for every event that it records, and leaves
-    kernels almost alone. So the categories of the host (on a CPU: all) and the waits for data give up the
-    excess in proportion to the events recorded in them, none more than it has. What that many events
+    kernels almost unchanged. So the categories of the host (on a CPU: all) and the waits for data are reduced by the
+    excess in proportion to the events recorded in them, none below zero. What that many events
     cannot explain is how far these steps were slower by chance: it is taken from the same categories in
     proportion to their time, then from what waits for other ranks and streams, whose hosts the profiler slowed
     as well, and only then from all. Where the profiled steps were the faster ones, all categories grow alike. A
@@ -113,7 +113,7 @@ def rescale(
 
 
 def _take(values: dict[str, float], amount: float, weights: dict[str, float]) -> float:
-    """Take an amount from values in proportion to weights, none more than is there; return what is left."""
+    """Subtract an amount from values in proportion to weights, none below zero; return the remainder."""
     open_names = {n for n, weight in weights.items() if weight > 0 and values[n] > 0}
     while amount > 1e-6 and open_names:
         total = sum(weights[n] for n in open_names)
@@ -139,7 +139,7 @@ def with_epoch_restart(breakdown: Breakdown, restart_ns_per_step: int) -> Breakd
 
 
 def _rounded(values: dict[str, float], total: int) -> dict[str, int]:
-    """Integers that sum to `total`, by largest remainders."""
+    """Round the values to integers that sum to `total`, by largest remainders."""
     whole = {name: int(value) for name, value in values.items()}
     missing = total - sum(whole.values())
     by_remainder = sorted(values, key=lambda name: whole[name] - values[name])
@@ -167,8 +167,8 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Names of operators and kernels inside the steps: the longest by time, and, however short, those of attention and
-    of a library's own operators (`library::operator`, such as fused kernels).
+    """Return names of operators and kernels inside the steps: the longest by time, and, however short, those of
+    attention and of other libraries' operators (`library::operator`, such as fused kernels).
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):

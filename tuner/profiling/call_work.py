@@ -1,4 +1,4 @@
-"""The work of every operator call of a trace, counted once: `linear` around `addmm` computes nothing itself."""
+"""Work of every operator call of a trace, counted once: `linear` around `addmm` has none of its own."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NO_ARGUMENTS = Arguments((), "")
 
 @dataclass(frozen=True, kw_only=True)
 class CallGroups:
-    """Calls in the steps by (name, shapes), and their work.
+    """Calls in the steps, grouped by name and shapes, with their work.
 
     Attributes:
-        row: int64 rows of `trace.host` that count.
-        group: int64 group of each.
+        row: int64 rows of `trace.host` that are in the steps.
+        group: int64 group of each of these rows.
         names, arguments: By group.
         time_ns: int64 by row of `trace.host`: time of the kernels and copies that an operator launched itself; on a
             trace without device work the operator's own time.
-        works: Work of one call, by group; of those whose shapes were recorded.
-        counted: By row of `trace.host`: the calls that do the work of their group themselves.
+        works: Work of one call, by group, where shapes were recorded.
+        counted: By row of `trace.host`: True for calls that do the work of their group themselves.
     """
 
     row: Ints
@@ -46,13 +46,13 @@ class CallGroups:
         return len(self.names)
 
     def sums(self, values: Ints) -> Ints:
-        """Sums of values by row of `trace.host`, by group."""
+        """Sum values, given by row of `trace.host`, for each group."""
         total = np.zeros(len(self), dtype=np.int64)
         np.add.at(total, self.group, values[self.row])
         return total
 
     def num_counted(self) -> Ints:
-        """Calls that do their work themselves, by group."""
+        """Return the number of calls by group that do their work themselves."""
         return np.bincount(self.group[self.counted[self.row]], minlength=len(self))
 
 
@@ -72,7 +72,7 @@ def group_calls(capture: Capture, calls: OperatorCalls) -> CallGroups:
     works = _works(capture, names, arguments, np.bincount(group, minlength=len(names)))
 
     def of(groups: Iterable[int]) -> Mask:
-        """Mask over `trace.host` of the calls of some groups."""
+        """Return a mask over `trace.host` for the calls of some groups."""
         wanted = np.zeros(len(names), dtype=bool)
         wanted[list(groups)] = True
         mask: Mask = np.zeros(len(host), dtype=bool)

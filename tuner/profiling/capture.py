@@ -1,4 +1,4 @@
-"""A trace with what every part of its analysis starts from, found once."""
+"""A trace with the launches, steps and regions that every part of its analysis uses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PHASES = tuple(StepPhase)
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """One rank's trace, read and linked.
+    """One rank's trace, with its device operations linked to their launches and classified.
 
     Attributes:
-        category: int64 by row of `trace.work`: `PRIORITY` number of what the operation is.
+        category: int64 by row of `trace.work`: `PRIORITY` number of the operation's category.
         phase: int64 by row of `trace.work`: number of the `StepPhase` that launched it.
         record: int64 by row of `trace.work`: index into `trace.collectives`, or -1.
     """
@@ -44,7 +44,7 @@ class Capture:
 
 
 def link(trace: Trace) -> Capture:
-    """Find launches, steps and regions, and say what every device operation is."""
+    """Find launches, steps and regions, and classify every device operation."""
     launches = find_launches(trace)
     regions = Regions(trace)
     steps = find_steps(trace, launches)
@@ -78,7 +78,7 @@ def link(trace: Trace) -> Capture:
 
 
 def _in_graph(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
-    """Operations launched by a graph: the host cannot tell their phase."""
+    """Return a mask of operations launched by a CUDA graph: the host cannot tell their phase."""
     graph_call = trace.names_matching(r"GraphLaunch")[trace.host.name]
     inside: npt.NDArray[np.bool_] = np.zeros(len(trace.work), dtype=bool)
     known = launches.row >= 0

@@ -1,9 +1,9 @@
-"""Claims of findings: every lost share of a step is claimed by one of them, so that claims add up.
+"""Claims of findings: each lost share of a step is claimed by one finding, so that claims add up.
 
-Findings state what each saves alone, and the same lost time can be two findings': a host that waits for the device
-has no lead left for the stall that follows. In their order, each claims what it saves once those before it are
-mended: of a replayed cause, simulated without all of them (`replay.together`); of one that only its categories bound,
-what is left of those. No more is claimed of waiting than the device waits.
+Each finding states what it saves alone, and two findings can cover the same lost time: a host that waits for the device
+has no lead left for the stall that follows. In their order, each claims what it saves once those before it are fixed:
+for a replayed cause, by simulation without all of them (`replay.together`); for one that only its categories bound,
+from their unclaimed rest. Claims on waiting never exceed the time that the device waits.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from steptune.tuner.profiling.replay.together import saved_without
 from steptune.tuner.records import Finding
 
 AFTER = "after"
-"""Evidence of a finding that claims less, or more, than it saves alone: the rules of the earlier findings that share
-the claim.
+"""Evidence key of a finding that claims less, or more, than it saves alone; its value lists the rules of the earlier
+findings that share the claim.
 """
 SAME = 0.001
-"""Share of the step below which two gains are one."""
+"""Share of the step below which two gains count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Time that a rule is about.
+    """Categories and replayed cause that a rule covers.
 
     Attributes:
-        cause: Of the replay; empty where it is not replayed.
+        cause: Name of the cause in the replay; empty if it is not replayed.
     """
 
     categories: tuple[Category, ...]
@@ -40,11 +40,11 @@ class Subject:
 
 @dataclass(kw_only=True)
 class _Unclaimed:
-    """Shares of a step that no finding claims yet.
+    """Shares of a step that no finding has claimed yet.
 
     Attributes:
-        waiting: Of all in which the device does not compute.
-        of: By category.
+        waiting: Unclaimed share in which the device does not compute.
+        of: Unclaimed share by category.
     """
 
     waiting: float
@@ -56,11 +56,12 @@ class _Unclaimed:
 def claimed(
     findings: Sequence[Finding], evidence: Sequence[Evidence], subjects: Mapping[str, Subject]
 ) -> tuple[Finding, ...]:
-    """The findings with their claims.
+    """Return the findings with their claims.
 
     Args:
-        evidence: Of the rank that they are about, or of each of several: the one that waits most has most to lose.
-        subjects: By rule.
+        evidence: Evidence of the rank that the findings concern, or of several ranks: the one that waits most sets the
+            limit.
+        subjects: Subject of each rule.
     """
     waiting = max(evidence, key=lambda one: one.idle_share)
     left = _Unclaimed(waiting=waiting.idle_share)
@@ -83,7 +84,7 @@ def claimed(
 
 
 def causes_of(findings: Sequence[Finding], subjects: Mapping[str, Subject]) -> list[str]:
-    """The replayed causes of findings, in their order."""
+    """Return the replayed causes of findings, in their order."""
     known = [subjects[finding.rule] for finding in findings if finding.rule in subjects and _is_replayed(finding)]
     return [subject.cause for subject in known if subject.cause]
 
@@ -93,7 +94,7 @@ def _is_replayed(finding: Finding) -> bool:
 
 
 def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Unclaimed) -> float | None:
-    """Claim of a replayed cause; None where no simulation covers it."""
+    """Return the claim of a replayed cause; None if no simulation covers it."""
     replay = evidence.run or evidence.breakdown.replay
     if replay is None or not subject.cause or not _is_replayed(finding):
         return None
@@ -108,7 +109,7 @@ def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Un
 
 
 def _counted(finding: Finding, subject: Subject, evidence: Sequence[Evidence], left: _Unclaimed) -> float:
-    """Claim of a finding bounded by its categories: at most its bound of their unclaimed rest."""
+    """Return the claim of a finding bounded by its categories: at most its bound, and at most their unclaimed rest."""
     claim = 0.0
     for category in subject.categories:
         share = left.of.setdefault(category, max(one.breakdown.removable_share(category) for one in evidence))

@@ -28,7 +28,7 @@ _COMPUTING = tuple(PRIORITY[c] for c in COMPUTING)
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Kind and size of a collective. `num_bytes` is 0 where the trace does not say; `sequence` -1."""
+    """Kind and size of a collective. If the trace does not record them, `num_bytes` is 0 and `sequence` is -1."""
 
     name: str
     group: str
@@ -43,11 +43,11 @@ class CollectiveCalls:
     """The collectives of one rank, in order.
 
     Attributes:
-        messages: By call.
+        messages: Kind and size of each call.
         start, end: int64 nanoseconds by call, of the rank's own clock, as in its trace.
         step: int64 by call: number N of the `ProfilerStep#N` that launched it; -1 outside, 0 without marks.
         busy_ns: int64 by call: time of its kernels inside the steps.
-        exposed_ns: int64 by call: of that, what no compute hides. Two at the same time count both.
+        exposed_ns: int64 by call: the part of `busy_ns` that no compute hides. Simultaneous calls each count in full.
         exposed_start, exposed_end: int64, disjoint and in order: what counts as exposed communication in the steps,
             on the same clock.
     """
@@ -65,16 +65,16 @@ class CollectiveCalls:
         return len(self.messages)
 
     def shifted(self, by_ns: int) -> CollectiveCalls:
-        """Return the calls on a clock that is this much ahead."""
+        """Return the calls on a clock that is ahead by this time."""
         times = ("start", "end", "exposed_start", "exposed_end")
         return replace(self, **{name: getattr(self, name) + by_ns for name in times})
 
 
 def collective_calls(capture: Capture, segments: Segments, device: int | None) -> CollectiveCalls:
-    """Collectives that run in the steps on one device, or (None) on a CPU.
+    """Return the collectives that run in the steps on one device, or on a CPU (`device` None).
 
     Args:
-        segments: Of that device or CPU: they say when compute runs.
+        segments: Segments of that device or CPU, from which compute is read.
     """
     start, end, launch, owner, messages = _on_cpu(capture) if device is None else _on_device(capture, device)
     low, high = capture.steps.span
@@ -105,7 +105,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
 
 
 def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
-    """Length of the part of each interval that lies inside disjoint ones."""
+    """Return the length of the part of each interval that lies inside disjoint ones."""
     low, high, whole, _ = pieces(start, end, intervals)
     total = np.zeros(len(start), dtype=np.int64)
     np.add.at(total, whole, high - low)
@@ -113,7 +113,7 @@ def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
 
 
 def _steps(capture: Capture, time: Ints) -> Ints:
-    """Number in the name of the mark that contains each moment."""
+    """Return the number in the name of the step mark that contains each moment."""
     trace = capture.trace
     marks = trace.host_rows(r"^ProfilerStep#\d+$", *HOST)
     marks = marks[trace.host.thread[marks] == capture.steps.thread]
@@ -126,7 +126,7 @@ def _steps(capture: Capture, time: Ints) -> Ints:
 
 
 _Found = tuple[Ints, Ints, Ints, Ints, list[Message]]
-"""Start, end, launch and number of the call of each operation, and the calls."""
+"""Start, end, launch and call number of each operation, and the calls themselves."""
 
 
 def _on_device(capture: Capture, device: int) -> _Found:
@@ -154,7 +154,7 @@ def _on_device(capture: Capture, device: int) -> _Found:
 
 
 def _annotations_around(capture: Capture, rows: Ints) -> Ints:
-    """Row in `trace.host` of the library's annotation around the launch of each operation, or -1."""
+    """Return the row in `trace.host` of the library's annotation around the launch of each operation, or -1."""
     trace, launches = capture.trace, capture.launches
     host = trace.host
     found = np.full(len(rows), -1, dtype=np.int64)
@@ -179,7 +179,7 @@ def _on_cpu(capture: Capture) -> _Found:
 
 
 def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message:
-    """Kind and size of a collective, from a record, an annotation or the name of a kernel."""
+    """Return the kind and size of a collective, from a record, an annotation or the name of a kernel."""
     if record >= 0:
         said = trace.collectives[record]
         return Message(
@@ -204,14 +204,14 @@ def _message(trace: Trace, record: int, annotation: int, kernel: str) -> Message
 
 
 def bus_bandwidth(message: Message, time_ns: float | None) -> float | None:
-    """Bytes per second; None where size or time are not known."""
+    """Return the bus bandwidth in bytes per second; None if size or time is unknown."""
     if not time_ns or time_ns < 0 or not message.num_bytes or message.group_size < 2:
         return None
     return bus_bytes_per_s(message.name, message.num_bytes, message.group_size, time_ns)
 
 
 def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
-    """Numbers of the calls by everything that they have in common."""
+    """Group the numbers of calls by identical messages."""
     found: dict[Message, list[int]] = {}
     for number, message in enumerate(messages):
         kind = Message(
@@ -226,7 +226,9 @@ def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
 
 
 def collective_stats(calls: CollectiveCalls) -> tuple[CollectiveStats, ...]:
-    """Statistics by kind, the most time first. The bus bandwidth is that of the median duration, waits included."""
+    """Return statistics by kind, the most time first. Bus bandwidth is computed from the median duration, waits
+    included.
+    """
     found = []
     for kind, numbers in kinds_of(calls.messages).items():
         median = float(np.median((calls.end - calls.start)[numbers]))

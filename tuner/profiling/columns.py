@@ -1,4 +1,4 @@
-"""Events on their way into the columns of a trace.
+"""Conversion of events to the columns of a trace.
 
 `cat` had other names before 2022 ("Kernel", "Runtime"); ROCm and others have their own.
 """
@@ -50,12 +50,12 @@ _WORK = {
 }
 MEMORY_EVENT = "[memory]"
 MOST_NS = 2**62
-"""Two times below this (146 years) have a sum, and a difference, that an int64 holds."""
+"""Maximum absolute time (146 years): the sum and the difference of two smaller ones fit into an int64."""
 NS_PER_YEAR = 365 * 86_400 * 10**9
 
 
 class Columns:
-    """Takes events in, piece by piece, and makes a trace of them."""
+    """Builder of a trace from events that are added chunk by chunk."""
 
     def __init__(self) -> None:
         self._names = _Interner()
@@ -72,7 +72,7 @@ class Columns:
         self.num_events = 0
 
     def take(self, events: Sequence[Event] | Sequence[ExactEvent], *, exact: bool = False) -> None:
-        """Add a piece of the file.
+        """Add a chunk of the file's events.
 
         Raises:
             InexactTimesError: Floats cannot hold these times. Nothing was taken.
@@ -96,7 +96,7 @@ class Columns:
         self.num_events += len(events)
 
     def finish(self, header: Header, *, framing: str, num_lost: int, is_whole: bool, losses: Sequence[str]) -> Trace:
-        """The trace of everything taken in.
+        """Build the trace of all added events.
 
         Raises:
             TraceError: No event has a time, or they lie too far apart.
@@ -144,7 +144,7 @@ class Columns:
         )
 
     def _instead(self) -> str:
-        """Report the events that the file holds in place of torch.profiler's."""
+        """Describe the events that the file holds instead of torch.profiler's."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
         if not others and not self.num_events:
             return ""
@@ -158,7 +158,7 @@ class Columns:
     # --- one piece --------------------------------------------------------------------------------
 
     def _timed(self, columns: tuple[npt.NDArray[Any], ...]) -> tuple[npt.NDArray[Any], ...]:
-        """Return the events that have a time; none ends before it starts."""
+        """Return the events that have a time, none ending before it starts."""
         start, end, *_ = columns
         negative = end < start
         if negative.any():
@@ -215,7 +215,9 @@ class Columns:
         return np.fromiter(map(self._names.__getitem__, [event.name for event in events]), np.int32, len(events))
 
     def _shape_ids(self, events: list[Any]) -> npt.NDArray[np.int32]:
-        """Argument shapes and types as recorded, as one text, with values that decide about an operator's work."""
+        """Return ids of argument texts: shapes and types as recorded, with the values that determine an operator's
+        work.
+        """
         if all(event.args.dims is NO_RAW for event in events):
             return np.full(len(events), -1, np.int32)
         return np.fromiter(map(self._shapes.__getitem__, map(_shape_text, events)), np.int32, len(events))
@@ -256,7 +258,7 @@ class Columns:
 
 
 def _block(args: Args) -> dict[str, int]:
-    """Block that an allocator allocated or freed; empty where the event has no whole numbers."""
+    """Return the block that an allocator allocated or freed; empty if the event has no integers."""
     if type(args.address) is not int or type(args.block_bytes) is not int or not args.address:
         return {}
     return {"address": args.address, "num_bytes": args.block_bytes}
@@ -292,7 +294,7 @@ _WORK_TYPES = {
 
 
 class _Interner(dict[Any, int]):
-    """Gives every new key the next number."""
+    """Mapping that gives every new key the next number."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -300,7 +302,7 @@ class _Interner(dict[Any, int]):
 
 
 class _Groups(dict[str, int]):
-    """Table of an event, by its category: 0 none, 1 host, 2 device, 3 instants."""
+    """Number of the table for an event category: 0 none, 1 host, 2 device, 3 instants."""
 
     def __missing__(self, category: str) -> int:
         lowered = category.lower()
@@ -316,7 +318,7 @@ def _kinds(events: list[Any], kinds: Mapping[str, Kind]) -> npt.NDArray[np.int8]
 
 
 def _ints(values: list[int], dtype: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
-    """-1 (not recorded) where a number is too large to be one: writers put an unsigned -1 there."""
+    """Convert integers to an array, with -1 (not recorded) for those out of range: writers store -1 as unsigned."""
     try:
         return np.array(values, dtype)
     except OverflowError:
@@ -331,7 +333,7 @@ def _either(new: list[int], old: list[int]) -> Ints:
 
 
 def _stream_of(tid: int | str) -> int:
-    """Old traces name the stream in the thread: "stream 7"."""
+    """Return the stream number from a thread name ("stream 7" in old traces)."""
     digits = re.search(r"\d+", str(tid))
     return int(digits.group()) if digits else 0
 
@@ -354,14 +356,14 @@ def _joined(pieces: list[tuple[npt.NDArray[Any], ...]], types: Mapping[str, Any]
 
 
 def _in_order(columns: tuple[npt.NDArray[Any], ...], origin: int) -> tuple[npt.NDArray[Any], ...]:
-    """Columns in the order of time, which then counts from the origin."""
+    """Sort columns by time and make times relative to the origin."""
     start, end, *rest = columns
     order = _by_time(start, end)
     return start[order] - origin, end[order] - origin, *(column[order] for column in rest)
 
 
 def _by_time(start: Ints, end: Ints) -> Ints:
-    """Order by start; of equal starts the longer first, of equal spans as in the file."""
+    """Return the order by start; at equal starts the longer first, at equal spans as in the file."""
     order: Ints = np.argsort(start, kind="stable")
     sorted_start = start[order]
     tied = np.zeros(len(order), dtype=bool)
@@ -381,7 +383,7 @@ def _ranks(distributed: Any) -> tuple[int | None, int, dict[str, Any]]:
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:
-    """Devices as the trace describes them; other entries are left out."""
+    """Return the devices that the trace describes; malformed entries are left out."""
     rows = [row for row in properties if isinstance(row, dict)] if isinstance(properties, list) else []
     return tuple(
         Device(

@@ -1,4 +1,4 @@
-"""Device operations that communicate, with the collectives that the trace records for them."""
+"""Device operations that communicate, with the collective that the trace records for each."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ NAMES = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""Collectives by a part of a name without underscores; the first that fits."""
+"""Names of collectives by a substring without underscores; the first match counts."""
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 NO_RECORD = -1
 
 
 def collective_name(name: str) -> str:
-    """One name for what libraries spell differently ("_allgather_base", "ncclDevKernel_AllGather_RING")."""
+    """Return one name for all spellings of a collective ("_allgather_base", "ncclDevKernel_AllGather_RING")."""
     plain = re.sub(r"[_\W]", "", name).lower()
     return next((found for part, found in NAMES.items() if part in plain), name)
 
 
 def collective_records(trace: Trace) -> Ints:
-    """Index in `trace.collectives` of every row of `trace.work`, or -1.
+    """Return the index in `trace.collectives` for every row of `trace.work`, or -1.
 
     New traces repeat the record on the kernel itself; older ones have it on the host call only, whose
     external id the kernel carries.
@@ -64,7 +64,7 @@ def _look_up(found: Ints, keys: Ints, table: list[tuple[int, int]]) -> None:
 
 
 def communicates(trace: Trace, records: Ints) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Masks over `trace.work`: operations that communicate, and those of them between two ranks only."""
+    """Return masks over `trace.work`: operations that communicate, and those that do so between two ranks only."""
     work = trace.work
     by_name = np.array([is_communication(name) for name in trace.names], dtype=bool)
     communication = (by_name[work.name] & (work.kind == Kind.KERNEL)) | (records >= 0)

@@ -1,4 +1,4 @@
-"""Difference between two runs: per category with intervals, and the kernels and gaps that explain it.
+"""Difference between two runs: categories with confidence intervals, and the kernels and gaps that explain it.
 
 All figures are per step and device, the mean over the ranks of a run and their devices, so that kernels and gaps add up
 to what categories show.
@@ -49,7 +49,7 @@ _D = TypeVar("_D", bound=KernelDifference)
 
 
 class ComparisonError(SteptuneError):
-    """The two sides cannot be compared."""
+    """Error for two sides that cannot be compared."""
 
 
 def compare(
@@ -70,8 +70,8 @@ def compare(
 
 
 def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> TraceAnalysis:
-    """Return the analysis with at most `top` rows in each list and `max_cells` cells in each lane: `compare` and pages
-    need more than can be printed.
+    """Return the analysis with at most `top` rows in each list and `max_cells` cells in each lane, which suffices for
+    printing; `compare` and pages need more.
     """
 
     def cut(rank: RankAnalysis) -> RankAnalysis:
@@ -94,12 +94,12 @@ def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> 
 def compare_breakdowns(
     before: Sequence[Breakdown], after: Sequence[Breakdown], *, labels: tuple[str, str] = ("before", "after")
 ) -> Comparison:
-    """Compare categories only, as of two trials. Several ranks and devices of a run are averaged.
+    """Compare categories only, for instance of two trials. Ranks and devices of a run are averaged.
 
-    Steps are as without the profiler where both sides know that, else as profiled.
+    Step times are unprofiled ones if both sides know them, else profiled ones.
 
     Raises:
-        ComparisonError: A side has no breakdown, or its capture cannot be believed.
+        ComparisonError: A side has no breakdown, or its capture cannot be trusted.
     """
     for label, side in zip(labels, (before, after), strict=True):
         if not side:
@@ -142,7 +142,7 @@ def compare_breakdowns(
 
 
 def _different_kinds(before: Sequence[Breakdown], after: Sequence[Breakdown], labels: tuple[str, str]) -> list[str]:
-    """Note that one side ran on a CPU and the other on a device: their categories differ in meaning."""
+    """Note that one side ran on a CPU and the other on a device, where categories differ in meaning."""
     kinds = [{"a CPU" if b.device == "cpu" else "a GPU" for b in side} for side in (before, after)]
     if kinds[0] == kinds[1]:
         return []
@@ -158,7 +158,7 @@ def _breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str, float]]:
-    """Nanoseconds by category for each step, the mean over ranks and devices."""
+    """Return nanoseconds by category for each step, as the mean over ranks and devices."""
     sides = [_scaled_steps(b) if rescaled else [_floats(step) for step in _own_steps(b)] for b in breakdowns]
     # Ranks step together; what only some of them recorded has no counterpart.
     count = min(len(steps) for steps in sides)
@@ -170,14 +170,14 @@ def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str,
 
 
 def _own_steps(breakdown: Breakdown) -> Sequence[dict[str, int]]:
-    """The steps as recorded; their mean, as one step, where an older record has only that."""
+    """Return the recorded steps; for an older record that has only their mean, that mean as one step."""
     if breakdown.steps:
         return breakdown.steps
     return [{name: value // breakdown.num_steps for name, value in breakdown.categories.items()}]
 
 
 def _scaled_steps(breakdown: Breakdown) -> list[dict[str, float]]:
-    """The steps with every category scaled so that its mean is that of the unprofiled step."""
+    """Return the steps with every category scaled so that its mean matches the unprofiled step."""
     steps = _own_steps(breakdown)
     means = {name: statistics.fmean(step.get(name, 0) for step in steps) for name in breakdown.rescaled}
     return [
@@ -194,7 +194,7 @@ def _floats(step: dict[str, int]) -> dict[str, float]:
 
 
 def difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
-    """Mean of the steps on both sides, and Welch's interval of the difference."""
+    """Return the means of the steps on both sides, and Welch's interval of their difference."""
     first, second = plain_mean(before), plain_mean(after)
     low = high = None
     if min(len(before), len(after)) > 1:
@@ -216,7 +216,7 @@ def difference(name: str, before: Sequence[float], after: Sequence[float]) -> Di
 def _per_step(
     analysis: TraceAnalysis, rows: Callable[[RankAnalysis], Iterable[tuple[_Key, int, int]]]
 ) -> dict[_Key, tuple[float, float]]:
-    """Time and count per step and device, by name and category."""
+    """Return time and count per step and device, by name and category."""
     totals: dict[_Key, tuple[float, float]] = {}
     num_devices = len(_breakdowns(analysis))
     for rank in analysis.ranks:
@@ -245,7 +245,7 @@ def _gaps(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
 def largest(
     before: dict[_Key, tuple[float, float]], after: dict[_Key, tuple[float, float]], record: type[_D], top: int
 ) -> tuple[_D, ...]:
-    """Largest changes, by name and category."""
+    """Return the largest changes, by name and category."""
     differences = []
     for key in before.keys() | after.keys():
         (before_ns, before_count), (after_ns, after_count) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
@@ -264,7 +264,7 @@ def largest(
 
 
 def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[str, str]) -> list[str]:
-    """Reasons for which two runs are hard to compare."""
+    """Return reasons why two runs are hard to compare."""
     devices = [sorted({name for rank in side.ranks for name in rank.device_names.values()}) for side in (before, after)]
     on_gpu = [any(b.device != "cpu" for b in _breakdowns(side)) for side in (before, after)]
     notes = []
@@ -280,7 +280,7 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
 
 
 def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
-    """Sources of the figures, where they are not obvious."""
+    """Describe how the figures were obtained, where that is not obvious."""
     notes = []
     counts = [len(_breakdowns(side)) for side in (before, after)]
     if max(counts) > 1:

@@ -1,4 +1,4 @@
-"""Findings from torch.compile's own records of a trial, beside those of its profile.
+"""Findings from torch.compile's records of a trial, beside those of its profile.
 
 None of them bounds a gain: how much a graph break costs is seen in the profile, as host time and unfused work.
 """
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from steptune.tuner.records import Compilation, CompilationEvent, Finding
 
 PLACES = 3
-"""Number of places that a finding names."""
+"""Maximum number of places that a finding names."""
 MANY = 5
-"""Graph breaks from which a finding is a warning."""
+"""Minimum number of graph breaks for a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRule:
-    """One thing to look for in the records of a compilation.
+    """Rule for one kind of event in the records of a compilation.
 
     Attributes:
-        count: How often it happened.
-        severity: By that count.
-        message: For people; `{count}` is filled in.
-        events: Where, and why.
+        count: Number of the events.
+        severity: Severity for that count.
+        message: Text shown to users; `{count}` is filled in.
+        events: Place and reason of each event.
     """
 
     name: str
@@ -73,7 +73,7 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
 
 
 def diagnose_compilation(compilation: Compilation | None) -> tuple[Finding, ...]:
-    """The findings of a trial's compilation; none where nothing was compiled."""
+    """Return the findings of a trial's compilation; none if nothing was compiled."""
     if compilation is None:
         return ()
     return tuple(_finding(rule, compilation, count) for rule in COMPILE_RULES if (count := rule.count(compilation)))

@@ -1,7 +1,7 @@
-"""Operations and bytes of convolutions.
+"""FLOP and bytes of convolutions.
 
-The output depends on stride, padding and dilation. Traces of torch 2.1 and later have them among the values of
-arguments. For others it is taken from the backward pass of the same input and weight, where the trace has exactly one.
+The output size depends on stride, padding and dilation. Traces of torch 2.1 and later have them among the values of
+arguments. In older traces it is taken from the backward pass of the same input and weight, if there is exactly one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKWARD = {
     "miopen_convolution_backward": (0, 1, 2),
 }
 BACKWARD_TRANSPOSED_FLAG, BACKWARD_MASK = 7, 10
-"""Positions in `convolution_backward` of whether it is transposed, and of which gradients are wanted (input, weight,
+"""Positions in `convolution_backward` of the transposed flag, and of the mask of wanted gradients (input, weight,
 bias).
 """
 INPUT_GRADIENTS = names("cudnn_convolution_backward_input miopen_convolution_backward_input")
@@ -58,17 +58,17 @@ class Convolution:
 
 
 class ConvolutionWork:
-    """The work of the convolutions of one trace."""
+    """Work model for the convolutions of one trace."""
 
     def __init__(self, calls: Iterable[tuple[str, Arguments]]) -> None:
-        """Take the operators' names ("convolution") with their arguments, each combination once."""
+        """Initialise from the operators' names ("convolution") with their arguments, each combination once."""
         found = {_of_gradient(name, arguments) for name, arguments in calls}
         convolutions = [convolution for convolution in found if convolution]
         self._output = _unique(((c.input, c.weight), c.output) for c in convolutions)
         self._weight = _unique(((c.input, c.output), c.weight) for c in convolutions)
 
     def work(self, name: str, arguments: Arguments) -> Work:
-        """Work of one call."""
+        """Return the work of one call."""
         if name in BACKWARD:
             return _gradients(name, arguments)
         first, second, third = (arguments.shape(position) for position in range(3))
@@ -84,7 +84,7 @@ class ConvolutionWork:
 
 
 def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Shape, Shape], Shape]:
-    """Return the values of keys with exactly one value."""
+    """Return the values of keys that have exactly one value."""
     values: dict[tuple[Shape, Shape], set[Shape]] = {}
     for key, value in pairs:
         values.setdefault(key, set()).add(value)
@@ -92,7 +92,7 @@ def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Sh
 
 
 def _output(arguments: Arguments, stride: int, padding: int, dilation: int) -> Shape | None:
-    """Shape of the output, by the sizes at these positions; None where they are not known."""
+    """Return the shape of the output, from the arguments at these positions; None if they are unknown."""
     image, weight = arguments.shape(0), arguments.shape(1)
     rank = len(weight) - 2
     if rank < 1 or len(image) != rank + 2:
@@ -110,7 +110,7 @@ def _output(arguments: Arguments, stride: int, padding: int, dilation: int) -> S
 
 
 def _of_gradient(name: str, arguments: Arguments) -> Convolution | None:
-    """Convolution that a call of the backward pass states."""
+    """Return the convolution that a call of the backward pass describes."""
     if name not in BACKWARD:
         return None
     image, output, weight = (arguments.shape(position) for position in BACKWARD[name])
@@ -120,8 +120,8 @@ def _of_gradient(name: str, arguments: Arguments) -> Convolution | None:
 
 
 def _gradients(name: str, arguments: Arguments) -> Work:
-    """Gradients of input and weight cost as much as the forward pass each. Values tell which are wanted: a first layer
-    needs none of its input. Without values it is both.
+    """Return the work of the backward pass: gradients of input and weight cost as much as the forward pass each. The
+    mask tells which are computed (a first layer needs none of its input); without recorded values both count.
     """
     convolution = _of_gradient(name, arguments)
     if convolution is None:
@@ -135,8 +135,8 @@ def _gradients(name: str, arguments: Arguments) -> Work:
 
 
 def _of(convolution: Convolution, arguments: Arguments) -> Work:
-    """2 · elements of the output (transposed: of the input) · elements of one filter (channels of a group times its
-    window).
+    """Return the work of a convolution: 2 · elements of the output (transposed: of the input) · elements of one filter
+    (channels of a group times its window).
     """
     moved = convolution.input if convolution.transposed else convolution.output
     if len(moved) < 3 or len(moved) != len(convolution.weight):

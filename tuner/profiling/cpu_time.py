@@ -1,4 +1,4 @@
-"""The time of a CPU in exclusive segments: the innermost operator on the thread that runs the steps.
+"""Time of a CPU in exclusive segments: the innermost operator on the thread that runs the steps.
 
 Time in which that thread runs no operator, but another one carries a collective, is communication.
 """
@@ -26,7 +26,7 @@ _COMPUTE = tuple(PRIORITY[c] for c in COMPUTE)
 
 
 def cpu_time(capture: Capture) -> Segments:
-    """Segments that tile the steps."""
+    """Return segments that tile the steps."""
     trace, span = capture.trace, capture.steps.span
     rows = stepping_rows(capture)
     host = trace.host
@@ -54,7 +54,7 @@ def cpu_time(capture: Capture) -> Segments:
 
 
 def stepping_rows(capture: Capture) -> Ints:
-    """Operators and annotations of the thread that runs the steps, inside them, in order."""
+    """Return rows of the operators and annotations inside the steps on the thread that runs them, in order."""
     host, (low, high) = capture.trace.host, capture.steps.span
     wanted = np.isin(host.kind, HOST) & (host.thread == capture.steps.thread)
     start, end = np.clip(host.start, low, high), np.clip(host.end, low, high)
@@ -64,10 +64,10 @@ def stepping_rows(capture: Capture) -> Ints:
 
 
 def _categories(trace: Trace, rows: Ints, forest: Nest, updating: npt.NDArray[np.bool_]) -> Ints:
-    """Category of each operator; one whose name says nothing has that of the operator around it.
+    """Return the category of each operator; one that cannot be classified by name gets that of the operator around it.
 
     Args:
-        updating: Whether an operator runs in a step of the optimizer, and not in its closure.
+        updating: True for operators that run in a step of the optimizer, outside its closure.
     """
     by_name = np.array([_class_of(name) for name in trace.names], dtype=np.int64)
     own = by_name[trace.host.name[rows]]
@@ -95,7 +95,7 @@ def _class_of(name: str) -> int:
 
 
 def _phases(capture: Capture, rows: Ints, category: Ints) -> Ints:
-    """Number of the phase of each operator that computes; -1 for the others."""
+    """Return the number of the phase of each operator that computes; -1 for the others."""
     host = capture.trace.host
     backward = capture.regions.backward.contains(host.thread[rows], host.start[rows])
     phase = np.where(backward, PHASES.index(StepPhase.BACKWARD), PHASES.index(StepPhase.FORWARD))
@@ -109,7 +109,7 @@ def _phases(capture: Capture, rows: Ints, category: Ints) -> Ints:
 def _filled(
     span: tuple[int, int], start: Ints, end: Ints, code: Ints, missing: int = PRIORITY[Category.HOST]
 ) -> tuple[Ints, Ints, Ints]:
-    """Segments with what lies between them."""
+    """Return the segments with the stretches between them filled by a category."""
     edges_low = np.concatenate([[span[0]], end])
     edges_high = np.concatenate([start, [span[1]]])
     between = edges_high > edges_low

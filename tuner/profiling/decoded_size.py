@@ -1,6 +1,6 @@
 """Memory limits for a file that is decoded at once: its text, and the decoded objects.
 
-Of JSON, `[],` is three bytes of text and 72 of objects: a file of 512 MiB could take 13 GB.
+JSON `[],` is three bytes of text and 72 bytes of objects: a file of 512 MiB could take 13 GB.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from steptune.tuner.profiling.trace import TraceError
 
 MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
-"""Length of a text that no decoder turns into more than 2 GB."""
+"""Maximum length of a text, in bytes, that is decoded without an estimate: no decoder turns it into more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Approximate bytes of an object, a list and an element, as decoded by msgspec."""
+"""Approximate bytes of an object, a list and an element as decoded by msgspec, by the character that begins it."""
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
-    """The parts as one text.
+    """Join the parts to one text.
 
     Raises:
-        TraceError: It is longer than what is held at once.
+        TraceError: It exceeds the size limit.
     """
     kept, length = [], 0
     for part in parts:
@@ -35,10 +35,10 @@ def joined(parts: Iterable[bytes]) -> bytes:
 
 
 def check_decoded_size(text: bytes, most_bytes: int) -> None:
-    """Refuse what would take too much memory.
+    """Refuse a text whose decoded objects would take too much memory.
 
     Raises:
-        TraceError: Its objects would take more, as estimated.
+        TraceError: The estimated size of its objects exceeds `most_bytes`.
     """
     if len(text) <= SMALL_BYTES:
         return

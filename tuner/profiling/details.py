@@ -1,8 +1,8 @@
 """A second window of the same steps, with call stacks and argument shapes, joined to the first by the order of calls.
 
-Recording stacks slows the host several times, so that no time is ever taken from such a window. What it knows of an
-operator's nth call in the steps (its shapes, its `nn.Module`, its line) is said of the nth call in the first window,
-where both windows call that operator equally often. Others are left without.
+Recording stacks makes the host several times slower, so times of such a window are never used. The data on an
+operator's nth call in the steps (its shapes, its `nn.Module`, its line) is assigned to the nth call in the first
+window, if both windows call that operator equally often. Other operators get none.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from steptune.tuner.trace_records import MemoryStats
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A window with stacks and shapes.
+    """Window with call stacks and argument shapes.
 
     Attributes:
-        num_steps: Steps in it.
-        memory: Of the allocator, where it recorded that, too.
+        num_steps: Number of steps in it.
+        memory: Allocator statistics, if the window recorded them.
     """
 
     trace: Trace
@@ -41,10 +41,10 @@ class Details:
 
 @dataclass(frozen=True, kw_only=True)
 class DetailsFile:
-    """The trace of such a window.
+    """Trace file of a window with details.
 
     Attributes:
-        blocks_before, blocks_after: Memory of the job's tensors when it began and when it ended, where that is known.
+        blocks_before, blocks_after: Memory of the job's tensors at its beginning and its end, if known.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class DetailsFile:
 
 
 def read_details(file: DetailsFile) -> Details:
-    """Read a window.
+    """Read a window with details from its file.
 
     Raises:
         TraceError: The file is not a trace that can be read.
@@ -65,7 +65,7 @@ def read_details(file: DetailsFile) -> Details:
 
 
 def details_of(trace: Trace, num_steps: int) -> Details:
-    """Details of a trace that was read."""
+    """Return the details of a trace in memory."""
     capture = link(trace)
     calls = operator_calls(trace, capture.launches, trace.span)
     source = SourceLines(trace, calls)
@@ -73,7 +73,7 @@ def details_of(trace: Trace, num_steps: int) -> Details:
 
 
 def matched(trace: Trace, steps: StepWindows, details: Details) -> Ints:
-    """Rows of operators in the other window, by row of `trace.host`; -1 where there is none."""
+    """Return rows of operators in the details window, by row of `trace.host`; -1 if there is no match."""
     match = np.full(len(trace.host), NO_ROW, dtype=np.int64)
     if not steps.marked:
         return match
@@ -89,7 +89,7 @@ def matched(trace: Trace, steps: StepWindows, details: Details) -> Ints:
 
 
 def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
-    """Rows of operators that begin in a stretch, in order."""
+    """Return rows of operators that begin in a stretch, in order, by name."""
     host = trace.host
     rows = np.flatnonzero((host.kind == Kind.OPERATOR) & (host.start >= low) & (host.start < high))
     if len(rows) == 0:
@@ -100,7 +100,7 @@ def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
 
 
 def seen_in(match: Ints, time_ns: Ints, num_rows: int) -> Ints:
-    """Times by row of `trace.host`, said of the matching rows of the other window."""
+    """Transfer times by row of `trace.host` to the matching rows of the details window."""
     found = np.zeros(num_rows, dtype=np.int64)
     known = match >= 0
     np.add.at(found, match[known], time_ns[known])
@@ -108,7 +108,7 @@ def seen_in(match: Ints, time_ns: Ints, num_rows: int) -> Ints:
 
 
 def with_shapes(trace: Trace, details: Details, match: Ints) -> Trace:
-    """The trace with shapes of arguments from the other window, where it has none itself."""
+    """Return the trace with argument shapes from the details window, if it has none itself."""
     if (trace.host.shape >= 0).any():
         return trace
     shape = np.where(match >= 0, details.trace.host.shape[match], np.int32(-1)).astype(np.int32)
@@ -116,7 +116,7 @@ def with_shapes(trace: Trace, details: Details, match: Ints) -> Trace:
 
 
 def joined_lines(trace: Trace, calls: OperatorCalls, steps: StepWindows, details: Details, match: Ints) -> SourceLines:
-    """Lines and modules of a trace that has none itself, from the other window."""
+    """Return source lines and modules from the details window, for a trace without call stacks."""
     theirs = details.source.modules
     modules = theirs.seen_from(match, times=len(steps) // details.num_steps)
     return SourceLines(trace, calls, modules, lambda row: details.source.of(int(match[row])) if match[row] >= 0 else "")

@@ -1,4 +1,4 @@
-"""The time of one device in exclusive segments."""
+"""Time of one device in exclusive segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OVERLAPPING = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.COPY_H
 
 
 def device_rows(capture: Capture, device: int) -> Ints:
-    """Rows of a device's work that touches the steps."""
+    """Return rows of a device's work that touches the steps."""
     low, high = capture.steps.span
     rows = capture.trace.work_rows(device)
     work = capture.trace.work
@@ -26,7 +26,7 @@ def device_rows(capture: Capture, device: int) -> Ints:
 
 
 def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
-    """Segments that tile the steps, and the gaps among them."""
+    """Return segments that tile the steps, and the gaps among them."""
     span, work = capture.steps.span, capture.trace.work
     rows = device_rows(capture, device)
     category = capture.category[rows]
@@ -61,7 +61,7 @@ def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
 
 
 def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarray) -> dict[str, int]:
-    """Communication and copies overlapped by compute: reported beside the sum."""
+    """Return time of communication and copies that compute overlaps, reported beside the sum."""
     work, span = capture.trace.work, capture.steps.span
     start, end = np.clip(work.start[rows], *span), np.clip(work.end[rows], *span)
     compute = union_length(start[computes], end[computes])
@@ -75,9 +75,9 @@ def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarr
 
 
 def _num_recorded(capture: Capture, gaps: Gaps) -> Ints:
-    """Number of host events that the profiler recorded while the device waited for the host, by category.
+    """Return the number of host events recorded while the device waited for the host, by category.
 
-    Each of them made the wait longer: this is what the overhead of profiling is shared out by.
+    Each event lengthened the wait, so profiling overhead is distributed in proportion to these numbers.
     """
     host = capture.trace.host
     counts = np.zeros(len(CATEGORIES), dtype=np.int64)

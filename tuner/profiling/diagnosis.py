@@ -1,15 +1,15 @@
-"""Limits of a step, from its breakdown: one table of rules.
+"""Rules that find what limits a step, from its breakdown: one table.
 
-A rule looks at exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
+A rule checks exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
-it, and the most that they could save. Where the capture is bad, nothing is claimed but that.
+it, and the most that they could save. If the capture is bad, that is the only finding.
 
 Gains of synchronisations, stalls, batches, allocations and late ranks are replayed (`replay`): the steps' graph is
-simulated without them. Where it could not be, the share of the categories bounds a range from none, marked as such.
+simulated without them. Without a replay, the gain is a range from 0 to the share of the categories, marked as such.
 
-Advice is a list of remedies. Each is left out where the step's facts (`facts`) say that it is on already; a rule
-none of whose remedies is left finds nothing. Host time inside stalls (`stalls`) is no dispatch: launching less would
-not shorten it, so it has a finding of its own.
+Advice is a list of remedies. Each is left out if the step's facts (`facts`) show that it is enabled already; a rule
+with no remedy left finds nothing. Host time inside stalls (`stalls`) is not dispatch: launching less would
+not shorten it, so it has a separate finding.
 
 The thresholds are those of torch-tb-profiler, TensorFlow's and XProf's rules and our own proposals:
 see docs/diagnosis.md for each one's source.
@@ -52,31 +52,32 @@ from steptune.tuner.trace_records import RankAnalysis, Synchronisation
 from steptune.tuner.wording import counted, milliseconds
 
 BAD_CAPTURE = "bad_capture"
-"""The rule of findings that say why a capture cannot be trusted."""
+"""Name of the rule whose findings state why a capture cannot be trusted."""
 FASTEST_PRODUCTS = 8
-"""Tensor cores multiply 2 to 8 times as fast as FP32 units."""
+"""Maximum speed of tensor cores, as a multiple of FP32 units; the minimum is 2."""
 FUSED_OPTIMIZER = 0.8
-"""A fused optimizer still reads and writes every parameter."""
+"""Maximum share of the optimizer's time that fusing saves: a fused optimizer still reads and writes every parameter."""
 NOTABLE = 0.01
-"""Share of the step by which a gain beside other causes has to exceed that without them to be told."""
+"""Minimum share of the step by which a gain beside other causes has to exceed that without them to be reported."""
 HIDDEN = 0.2
-"""Communication overlaps with compute already where at least this share of it is hidden."""
+"""Minimum hidden share of communication for which it counts as overlapping with compute already."""
 EXTRA_ADVICE = (
     "do what these steps do besides training (an evaluation, samples, statistics) more rarely, or beside the training"
 )
 BUSY = 0.8
-"""Makers of batches that compute or queue for a core this share of their time are limited by the processor."""
+"""Minimum share of the loading time spent on computing, or queueing for a core, for which loading counts as CPU-bound.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One thing to do.
+    """Remedy for a finding: advice, and the strategies that carry it out.
 
     Attributes:
-        advice: For people, as an imperative.
-        cures: What strategies have to do for it.
-        useful: Whether there is a use for it: it is not on already, and the device has what it takes.
-        unless: For people: when it is left out; empty where never.
+        advice: Text shown to users, as an imperative.
+        cures: Effects that strategies need to have for it.
+        useful: True if the remedy is not enabled yet and the device supports it.
+        unless: Text shown to users: condition under which it is left out; empty for never.
     """
 
     advice: str
@@ -87,7 +88,7 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Reason why a rule's condition holds, where that changes what to do."""
+    """Cause of a rule's condition that needs different advice."""
 
     name: str
     message: str
@@ -96,26 +97,26 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing to look for.
+    """Rule for one limit of a step.
 
     Attributes:
-        categories: Their joint share is compared with the thresholds.
-        thresholds: Shares from which the rule is a note, a warning, high.
-        message: For people; `{share}` is filled in.
-        remedies: What to do; the rule finds nothing where none of them is useful.
-        devices: Kinds of device on which it makes sense.
+        categories: Categories whose joint share is compared with the thresholds.
+        thresholds: Minimum shares for the severities note, warning and high.
+        message: Text shown to users; `{share}` is filled in.
+        remedies: Possible remedies; the rule finds nothing if none of them is useful.
+        devices: Kinds of device to which the rule applies.
         applies: A further condition.
         reach: The largest part of the share that the advice could save.
-        measure: What is compared with the thresholds instead of the share; None where it is not known. Such a
+        measure: Quantity that is compared with the thresholds instead of the share; None if it is unknown. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
-        cause: Tells causes apart that need different advice.
-        of_causes: What only causes advise.
-        replayed: Name of the replay's edit that removes what the rule finds. Where the steps can be replayed, the gain
-            of that is compared with the thresholds, and bounds what the advice could save.
-        replayed_message: For people; as `message`, of a replayed gain.
-        bounded_by: Name of another edit, where that allows a larger gain.
-        aside: Whether another cause is removed first: then this one is a note, after all that state a gain.
-        aside_message: For people; as `replayed_message`, where that is so.
+        cause: Function that distinguishes causes that need different advice.
+        of_causes: Cures that only remedies of causes have.
+        replayed: Name of the replay's edit that removes the rule's cause. If the steps can be replayed, the gain
+            of that edit is compared with the thresholds, and bounds what the advice could save.
+        replayed_message: Text shown to users instead of `message` for a replayed gain.
+        bounded_by: Name of another edit whose gain is the bound if it is larger.
+        aside: True if another cause is removed first: then this finding is a note, after all findings with a gain.
+        aside_message: Text shown to users instead of `replayed_message` in that case.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Rule:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """All that any of its remedies or causes names."""
+        """Return the strategies that any remedy of the rule or of its causes names."""
         return strategies_for(*(cure for remedy in self.remedies for cure in remedy.cures), *self.of_causes)
 
 
@@ -155,11 +156,11 @@ REPLAY = Remedy(
     unless="CUDA graphs are replayed",
 )
 FUSABLE = frozenset({"Adam", "AdamW", "SGD", "Adagrad", ""})
-"""Optimizers of PyTorch that have a fused implementation; one whose class is unknown may be any of them."""
+"""PyTorch optimizers that have a fused implementation; "" because an optimizer of unknown class may be any of them."""
 
 
 def _can_fuse(facts: StepFacts) -> bool:
-    """Say whether the optimizer has a fused form: where the trace of a trial does not, the strategy itself knows."""
+    """Say whether the optimizer can be fused; if a trial's trace does not tell, the strategy itself decides later."""
     known = ("for_loop", "foreach", "") if facts.own_capture else ("for_loop", "foreach")
     return facts.optimizer in known and facts.optimizer_name in FUSABLE
 
@@ -235,20 +236,20 @@ def _far_from_roofline(evidence: Evidence) -> bool:
 
 
 def _converting(evidence: Evidence) -> float | None:
-    """Share of the step that converts layouts; its kernels are element-wise ones."""
+    """Return the share of the step that converts layouts; the kernels that do are element-wise ones."""
     share = evidence.facts.layout_ns / max(1.0, sum(evidence.breakdown.per_step_ns.values()))
     return min(share, evidence.share(Category.ELEMENTWISE))
 
 
 def _step_variation(evidence: Evidence) -> float | None:
-    """None of an own capture: what is claimed of a trial rests on its windows, not on the profiled steps."""
+    """Return the variation of step times; None for Steptune's own captures, because windows judge trials."""
     if evidence.facts.own_capture or evidence.analysis is None:
         return None
     return evidence.analysis.step_time_cv
 
 
 def _extra_share(evidence: Evidence) -> float | None:
-    """Share of the steps' time that is compute which only some of them have."""
+    """Return the share of the step that is compute which only some of the steps have."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None
@@ -256,7 +257,7 @@ def _extra_share(evidence: Evidence) -> float | None:
 
 
 def _extra_cause(evidence: Evidence) -> Cause | None:
-    """Which steps have it, and what it is as far as something is recorded."""
+    """Return the steps that have extra work, and its kind as far as it is recorded, as a cause."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None
@@ -268,7 +269,7 @@ def _extra_cause(evidence: Evidence) -> Cause | None:
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
-    """Share of the device's memory, or of the part that a rank has, that the allocator had reserved at its peak."""
+    """Return the peak memory that the allocator reserved, as a share of the device's memory or of a rank's part."""
     stats = evidence.analysis.memory if evidence.analysis else ()
     situation = evidence.situation
     parts = [device.memory_bytes for device in situation.environment.hardware.devices] if situation else []
@@ -277,7 +278,7 @@ def _memory_filled(evidence: Evidence) -> float | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """From pinned memory already, where the trace says so."""
+    """Return the cause for copies that come from pinned memory already; None otherwise."""
     if evidence.facts.pinned_memory is not True:
         return None
     return Cause(
@@ -299,7 +300,9 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
 
 
 def _communication_cause(evidence: Evidence) -> Cause | None:
-    """The network's part, where ranks were compared and some of it is waiting for a late one; what is hidden."""
+    """Return the cause of exposed communication: the network, if late ranks are excluded, or the overlap already
+    reached.
+    """
     breakdown = evidence.breakdown
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0)
     overlaps = hidden >= HIDDEN * max(1, hidden + breakdown.categories.get(Category.COMMUNICATION.value, 0))
@@ -317,7 +320,9 @@ def _communication_cause(evidence: Evidence) -> Cause | None:
 
 
 def _input_cause(evidence: Evidence) -> Cause | None:
-    """Restart, preprocessing or storage; of a trace alone, whether workers load."""
+    """Return the cause of waiting for data: epoch restart, preprocessing or storage; for a trace alone, the kind of
+    loader.
+    """
     if evidence.share(Category.EPOCH_RESTART) > evidence.share(Category.DATA_WAIT):
         return Cause(
             name="restart",
@@ -360,7 +365,9 @@ def _input_cause(evidence: Evidence) -> Cause | None:
 
 
 def _loader_cause(facts: StepFacts) -> Cause | None:
-    """Worker processes that do not keep up; None where the main process, or what is not known, loads."""
+    """Return the cause for worker processes that are too slow; None if the main process loads, or the loader is
+    unknown.
+    """
     if facts.loader != "workers":
         return None
     count = f"{facts.num_workers} worker processes" if facts.num_workers else "worker processes"
@@ -378,7 +385,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
 
 
 def _usable_kernels(evidence: Evidence) -> list[str]:
-    """Kernels that can compute a part of the training, and do not yet."""
+    """Return the kernels that could compute a part of the training and are not enabled yet."""
     situation = evidence.situation
     if situation is None:
         return []
@@ -387,12 +394,12 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
 
 
 def _fusable_cause(evidence: Evidence) -> Cause | None:
-    """Parts of the model that a fused kernel could compute, and does not yet."""
+    """Return the cause for parts of the model that a fused kernel could compute and does not yet."""
     return _kernels_cause(_usable_kernels(evidence), "can compute a part of it", COMPILE)
 
 
 def _of_loss(evidence: Evidence) -> list[str]:
-    """Kernels for parts of the loss that go image by image and read values of the device."""
+    """Return the usable kernels for parts of the loss that loop over images and read values from the device."""
     return [name for name in _usable_kernels(evidence) if name in WITHOUT_WAITING]
 
 
@@ -639,13 +646,13 @@ SUBJECTS: Mapping[str, Subject] = {
     STALL_RULE: Subject(categories=(Category.HOST,), cause=STALLS),
     LATE_RULE: Subject(categories=(Category.COMMUNICATION,), cause=LATE_RANKS),
 }
-"""Time that every rule is about."""
+"""Categories and replayed cause of every rule."""
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
-"""The advice where a record of an older version does not say which problem it is."""
+"""Advice if an older record does not name the problem of its capture."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """The findings of a breakdown, the largest gain first; only the capture's problems if it is bad."""
+    """Return the findings of a breakdown, the largest gain first; for a bad capture, only its problems."""
     quality = evidence.breakdown.quality
     if quality.problems:
         names = quality.problem_names or ("",) * len(quality.problems)
@@ -707,25 +714,25 @@ def _apply(rule: Rule, evidence: Evidence) -> Finding | None:
 
 
 def _message(rule: Rule, gain: Gain | None, share: float, *, aside: bool) -> str:
-    """The words of a finding, of its gain where that was simulated."""
+    """Return the message of a finding, with its simulated gain if there is one."""
     if gain is None or gain.expected is None:
         return (rule.aside_message if aside else rule.message).format(share=f"{'at most ' if aside else ''}{share:.0%}")
     return (rule.aside_message if aside else rule.replayed_message).format(share=gain.share)
 
 
 def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> float:
-    """The most that a rule's advice could save."""
+    """Return the most that a rule's advice could save."""
     removable = evidence.removable_share(*rule.categories)
     return bound_of(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
 
 
 def _beside(gain: Gain | None) -> float:
-    """The most that the advice could save beside what else the step waits for; none where that was not simulated."""
+    """Return the bound of a simulated gain beside other causes; 0 if it was not simulated."""
     return gain.bound if gain is not None and gain.expected is not None else 0.0
 
 
 def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
-    """Milliseconds per step of each category, and of communication how much of it held compute up."""
+    """Return milliseconds per step of each category; for communication also the part that delayed compute."""
     breakdown, own = evidence.breakdown, evidence.own_part
     times = {c.value: own(c) * breakdown.per_step_ns.get(c, 0.0) for c in rule.categories}
     blocking = [c for c in rule.categories if c.value in breakdown.blocking]
@@ -734,14 +741,14 @@ def _times(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
 
 
 def _waiting(one: Synchronisation) -> str:
-    """Places where the host waits, with their cost."""
+    """Describe a place where the host waits, with its cost."""
     where = ", ".join(filter(None, (one.source, one.module)))
     costs = "" if one.saved_share is None else f", costs {one.saved_share:.1%} of the step"
     return f"{one.call}{costs}" + (f" ({where})" if where else "")
 
 
 def _exchanges(analysis: RankAnalysis) -> list[str]:
-    """The collectives that hold compute up the longest, and over how many hosts their groups reach."""
+    """Describe the collectives with the most exposed time, and how many hosts their groups span."""
     exposed = sorted((one for one in analysis.collectives if one.exposed_ns > 0), key=lambda one: -one.exposed_ns)
     return [
         f"{one.name} of {counted(one.group_size, 'rank')}"
@@ -752,7 +759,7 @@ def _exchanges(analysis: RankAnalysis) -> list[str]:
 
 
 def _places(rule: Rule, evidence: Evidence) -> dict[str, float | str]:
-    """Evidence of a finding: the longest gaps blamed on it, and the longest kernels of its categories."""
+    """Return places as evidence of a finding: its longest gaps, and the longest kernels of its categories."""
     analysis, device = evidence.analysis, evidence.breakdown.device
     if analysis is None:
         return {}

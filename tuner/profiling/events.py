@@ -2,10 +2,10 @@
 
 Kineto's fields and their traps:
 
-* `pid` and `tid` are integers or strings, in one file.
-* What links an operator to its kernels is spelt "External id" or "external id".
+* `pid` and `tid` can be integers or strings within one file.
+* The id that links an operator to its kernels is spelt "External id" or "external id".
 
-Times are in `times`, the way into columns in `columns`.
+The module `times` converts times, `columns` makes columns of events.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Args(
         "device_type": "Device Type",
     },
 ):
-    """Arguments of an event that are kept. The defaults mean: not recorded."""
+    """Arguments of an event that Steptune reads. Default values mean that an argument was not recorded."""
 
     correlation: int = -1
     external: int = -1
@@ -86,7 +86,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event as the usual file has it."""
+    """Event of a usual file, with times as numbers."""
 
     ph: str = ""
     cat: str = ""
@@ -99,7 +99,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """An event with times as text: for files whose times are too large for floats."""
+    """Event with times as text, for files whose times are too large for floats."""
 
     ph: str = ""
     cat: str = ""
@@ -119,7 +119,7 @@ class Header(
         "base_time_ns": "baseTimeNanoseconds",
     },
 ):
-    """Contents of a trace beside its events."""
+    """Contents of a trace other than its events."""
 
     device_properties: Any = None
     distributed: Any = None
@@ -135,7 +135,7 @@ class ExactEventFile(Header, kw_only=True, rename={"trace_events": "traceEvents"
 
 
 def loose_event(row: Any) -> ExactEvent | None:
-    """An event whose fields may be of other types than usual; None where it cannot be one."""
+    """Return an event whose fields may have unusual types; None if it cannot be an event."""
     if not isinstance(row, dict):
         return None
     args = row.get("args")
@@ -172,12 +172,12 @@ def _text(value: Any) -> str:
 
 
 def _identity(value: Any) -> int | str:
-    """Process or thread id, as strict decoding gives it."""
+    """Return a process or thread id as strict decoding would."""
     return value if isinstance(value, int) else _text(value)
 
 
 def _number_text(value: Any) -> msgspec.Raw:
-    """The text of a number; empty where there is none."""
+    """Return the text of a number; empty if there is none."""
     return NO_RAW if value is None else msgspec.Raw(str(value).encode())
 
 

@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis: a step's shares, techniques already on, and the gain of removing a cause."""
+"""Evidence for a diagnosis: a step's shares, features already enabled, and the gain of removing a cause."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from steptune.tuner.trace_records import RankAnalysis
 
 SEVERITIES = ("note", "warning", "high")
 PLACES = 3
-"""Number of kernels or gaps that a finding names."""
+"""Maximum number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Share of the steps above which stalls count as part of every step; below it, the steps are named."""
+"""Minimum share of steps with stalls for which they count as part of every step; below it, the steps are named."""
 UNPACED = 0.3
-"""Share of its waits for the host from which on stalls and batches, not dispatch, pace the device: in launch-bound
-steps the longest 1 % of the gaps are 8 to 12 % of them, where a rank sleeps 52 and 58 %."""
+"""Minimum share of stalls and batches in the device's waits for the host for which they, not dispatch, set the pace: in
+launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and 58 %.
+"""
 
 
 def busiest(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the breakdown of the device that computes most: another one of the process may be nearly idle."""
+    """Return the breakdown of the device that computes most; other devices of the process may be nearly idle."""
     return max(breakdowns, key=lambda breakdown: sum(breakdown.categories.get(c, 0) for c in COMPUTING))
 
 
@@ -33,11 +34,11 @@ class Evidence:
     """Evidence for a diagnosis: a trial's situation, the analysis of a trace, or both.
 
     Attributes:
-        analysis: Of one rank; the breakdown of its busiest device is judged where there is no situation.
-        run: Replay of all ranks together. What it answers is not asked of this rank's steps alone, in which collectives
-            last as long as they did, waits for other ranks included.
-        late_part: Of its exposed communication: the share in which it waits for a late rank, as far as other ranks'
-            traces show that. It is `rank_skew`'s, and no time of the network.
+        analysis: Analysis of one rank; without a situation the breakdown of its busiest device is judged.
+        run: Replay of all ranks together. It takes precedence over a replay of this rank's steps alone, in which
+            collectives last as long as they did, waits for other ranks included.
+        late_part: Share of the rank's exposed communication in which it waits for a late rank, as far as other ranks'
+            traces show it. It counts for `rank_skew`, not as time of the network.
     """
 
     situation: Situation | None = None
@@ -54,7 +55,7 @@ class Evidence:
 
     @property
     def facts(self) -> StepFacts:
-        """Facts about what is already on, from the trace and, for a trial, from its choices."""
+        """Return facts about features already enabled, from the trace and, for a trial, from its choices."""
         seen = self.breakdown.facts
         return seen if self.situation is None else joined_facts(seen, self.situation.facts)
 
@@ -65,16 +66,16 @@ class Evidence:
         return "cpu" if self.breakdown.device == "cpu" else "cuda"
 
     def share(self, *categories: Category) -> float:
-        """Share of the step, without waiting for late ranks and without stalls."""
+        """Return the share of the step in these categories, excluding waits for late ranks and stalls."""
         return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
 
     def removable_share(self, *categories: Category) -> float:
-        """Share of the step that would be gone without these categories, counted as in `share`."""
+        """Return the share of the step that would be saved without these categories, counted as in `share`."""
         return sum(self.own_part(category) * self.breakdown.removable_share(category) for category in categories)
 
     @property
     def late_share(self) -> float:
-        """Share of the step that is waiting for a late rank while nothing is computed."""
+        """Return the share of the step in which the rank waits for a late rank and computes nothing."""
         return self.late_part * self.breakdown.share(Category.COMMUNICATION)
 
     @property
@@ -82,17 +83,17 @@ class Evidence:
         return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
 
     def own_part(self, category: Category) -> float:
-        """Share of a category that is neither waiting for late ranks nor a stall."""
+        """Return the part of a category that is neither waiting for late ranks nor a stall."""
         if category is Category.COMMUNICATION:
             return 1.0 - self.late_part
         return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
 
     def gain(self, cause: str, share: float) -> Gain | None:
-        """Gain of removing a cause: replayed, or a range of at most a share of the step."""
+        """Return the gain of removing a cause: replayed, or a range up to a share of the step."""
         return gain_of(self._replay(cause), cause, share, self.idle_share)
 
     def saved(self, cause: str) -> float | None:
-        """Share of the step saved without a cause, by replay; None where no replay gives one figure."""
+        """Return the share of the step saved without a cause, by replay; None if no replay gives a single figure."""
         return saved_share(self._replay(cause), cause)
 
     def _replay(self, cause: str) -> Replay | None:
@@ -101,24 +102,24 @@ class Evidence:
 
     @property
     def idle_share(self) -> float:
-        """Share of the step in which the device does not compute."""
+        """Return the share of the step in which the device does not compute."""
         return 1.0 - self.breakdown.share(*COMPUTING)
 
     @property
     def stalled_share(self) -> float:
-        """Share of the step that is host time inside stalls."""
+        """Return the share of the step that is host time inside stalls."""
         return self.breakdown.stalled_share * self.breakdown.share(Category.HOST)
 
     @property
     def is_paced_by_dispatch(self) -> bool:
-        """Say whether the device waits for launches, and little for stalls and batches of the host."""
+        """Say whether the device mostly waits for launches, and little for stalls and batches of the host."""
         others = self.stalled_share + self.share(Category.DATA_WAIT, Category.EPOCH_RESTART)
         return others <= UNPACED * (others + self.share(Category.HOST, Category.LAUNCH_LATENCY))
 
     @property
     def sets_launches_aside(self) -> bool:
-        """True where something else is removed before launches: stalls in every step, whatever launches cost beside
-        them, or stalls in few steps and waits for batches of which more is saved.
+        """Say whether another cause is removed before launches: stalls in every step, or stalls in few steps and waits
+        for batches that save more than launches.
         """
         if self.is_paced_by_dispatch:
             return False

@@ -1,7 +1,7 @@
-"""Work that only some steps have: an evaluation inside of the loop, samples that are drawn, a second update.
+"""Work that only some steps have: an evaluation inside the loop, drawing samples, a second update.
 
-It is no stall, as the host dispatches all the while, and no slow step, as those run the same operations as others. So
-the number of operations tells it, and its time is what those steps compute beyond the others.
+It is not a stall, because the host keeps dispatching, and not a slow step, which runs the same operations as others. So
+the number of operations reveals it, and its time is the compute of those steps beyond that of the others.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from steptune.tuner.trace_records import ExtraWork
 
 LEAST_STEPS = 4
 MORE = 1.2
-"""Steps with so many times the usual number of operations do something besides."""
+"""Minimum number of operations, as a multiple of the median step's, for which a step counts as doing extra work."""
 USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
-"""Annotations of PyTorch and of its profiler, and functions that are no code of the user: they name nothing."""
+"""Annotations of PyTorch and its profiler, and functions outside the user's code: they do not name extra work."""
 
 
 def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> ExtraWork | None:
-    """The work of few steps; None where all do the same, or most do it.
+    """Find work that only some steps do; None if all do the same, or most do it.
 
     Args:
-        breakdown: Of the device.
+        breakdown: Breakdown of the device.
         device: Number of the device; None on a CPU.
     """
     count = len(breakdown.steps)
@@ -46,7 +46,7 @@ def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> Ex
 
 
 def _operations(capture: Capture, device: int | None) -> Ints:
-    """When the host launched each operation in the steps; on a CPU, when it ran each operator."""
+    """Return when the host launched each operation in the steps; on a CPU, when each operator began."""
     trace, launches = capture.trace, capture.launches
     if device is None:
         host = trace.host
@@ -64,13 +64,13 @@ def _begins(capture: Capture) -> Ints:
 
 
 def _step_of(capture: Capture, time: Ints) -> Ints:
-    """Number of the step of each moment, from 0."""
+    """Return the number of the step of each moment, from 0."""
     step: Ints = np.searchsorted(_begins(capture), time, side="right") - 1
     return step
 
 
 def _name(capture: Capture, more: np.typing.NDArray[np.bool_]) -> str:
-    """The annotation, or else the Python function, that takes the most time of those that only such steps have."""
+    """Return the longest annotation, or else Python function, that only the steps with extra work have."""
     trace, host = capture.trace, capture.trace.host
     first, last = _begins(capture)[0], capture.steps.span[1]
     usual = trace.names_matching(USUAL)[host.name]

@@ -1,9 +1,9 @@
-"""Facts about what a step already uses: read from its trace, or from the choices of the trial that ran it.
+"""Features that a step already uses, read from its trace or from the choices of the trial that ran it.
 
-One record, `StepFacts`, made here and nowhere else. Every rule of the diagnosis is conditioned on it, so that nothing
-is advised that is already on, and `already_on` says it to people.
+Only this module makes the record, `StepFacts`. Every rule of the diagnosis depends on it, so that nothing
+is advised that is already enabled; `already_on` lists it for users.
 
-A fact is claimed where a trace states it. Where it is silent, the fact is unknown, not absent, but for compilation and
+A fact is set if a trace states it. Otherwise the fact is unknown, not false, except for compilation and
 CUDA graphs, which always leave events. Names of kernels say which arithmetic a matmul used, but not all of them do
 (and some mislead): recorded types of arguments come first, and FP32 is only claimed where a name states it.
 """
@@ -27,7 +27,7 @@ COMPILED = (
     r"^Torch-Compiled Region|^CompiledFunction(Backward)?$|^## Call CompiledFxGraph|^(inductor|TorchDynamo)|"
     r"^(triton_(poi|red|per|tem|for|mm)_|cpp_fused_)|^graph_\d+_cpp_fused"
 )
-"""Names that only torch.compile gives: regions and functions of the host, kernels of TorchInductor."""
+"""Names that only torch.compile produces: regions and functions of the host, kernels of TorchInductor."""
 GRAPH_LAUNCH = r"GraphLaunch"
 COMPILED_UPDATE = re.compile(r"^triton_(poi|for|red|per)_|^cpp_fused_")
 FUSED_UPDATE = re.compile(
@@ -40,7 +40,7 @@ FUSED_UPDATE = re.compile(
     r"kOptimizer(32bit|Static8bit|8bit)|kPreconditionOptimizer|_?(fused|single_param)_adam\w*",
 )
 FUSED_CLASS = re.compile(r"Fused|CPUAdam|8bit|4bit|Fp8", re.IGNORECASE)
-"""Classes of optimizers that only have a fused implementation."""
+"""Optimizer classes that have only a fused implementation."""
 FOREACH_UPDATE = re.compile(r"^aten::_foreach_|multi_tensor_apply_kernel")
 PLAIN_UPDATE = re.compile(r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|copy)_$")
 OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#(?P<name>\w+)\.step$")
@@ -78,9 +78,11 @@ KERNEL_DTYPES = (
         ),
     ),
 )
-"""Dtypes by a part of a kernel's name; the first match counts. A name without one has an unknown dtype."""
+"""Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Share of the matmul time of known dtype that decides; and share of all matmul time whose dtype must be known."""
+"""Minimum share of the known matmul time that one dtype needs to count, and of all matmul time whose dtype must be
+known.
+"""
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
 ARCHITECTURES = (("volta", 70), ("turing", 75), ("ampere", 80), ("hopper", 90))
@@ -90,7 +92,7 @@ TF32, BF16, FP16 = "tf32", "bfloat16", "float16"
 
 
 def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
-    """Read what a trace says is already on.
+    """Read from a trace which features are already enabled.
 
     Args:
         device: Number of the device whose kernels are read; None on a CPU.
@@ -118,7 +120,7 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
 
 
 def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
-    """Return the facts known from either of two sources; where they differ, the observed one counts."""
+    """Return the facts known from either of two sources; if they differ, the observed one counts."""
     unknown = StepFacts()
     values = {name: getattr(seen, name) for name in StepFacts.__struct_fields__}
     silent = [name for name, value in values.items() if value == getattr(unknown, name)]
@@ -126,7 +128,7 @@ def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
 
 
 def already_on(facts: StepFacts) -> tuple[str, ...]:
-    """Name what is already on, for people: "torch.compile", "fused AdamW", "bf16", "4 workers"."""
+    """List the features already enabled, as shown to users: "torch.compile", "fused AdamW", "bf16", "4 workers"."""
     dtypes = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "tf32": "TF32"}
     update = {"fused": "fused", "foreach": "foreach"}.get(facts.optimizer, "")
     name = facts.optimizer_name or "optimizer"
@@ -147,7 +149,7 @@ def already_on(facts: StepFacts) -> tuple[str, ...]:
 
 
 def is_own(trace: Trace) -> bool:
-    """Say whether Steptune recorded a trace itself."""
+    """Say whether Steptune itself recorded a trace."""
     return OWN_MARK in trace.names
 
 
@@ -166,7 +168,7 @@ def _loader(trace: Trace) -> str:
 
 
 def _optimizer(capture: Capture) -> tuple[str, str]:
-    """Implementation and class of the optimizer: by what runs in its step, or by kernels that are known by name."""
+    """Return implementation and class of the optimizer, from events in its step, or from kernels with known names."""
     trace, regions, launches = capture.trace, capture.regions, capture.launches
     names = trace.names
     marks = [OPTIMIZER_MARK.match(names[n]) for n in np.unique(trace.host.name[regions.optimizer.rows]).tolist()]
@@ -203,7 +205,7 @@ def _class_of_update(names: Iterable[str]) -> str:
 
 
 def _copies(capture: Capture, device: int | None) -> tuple[bool | None, bool]:
-    """Say whether most of what is copied to a device comes from pinned memory, and on a stream of its own."""
+    """Say whether most copies to a device come from pinned memory, and whether they use a separate stream."""
     trace, (low, high) = capture.trace, capture.steps.span
     work = trace.work
     own = (work.device == device) & (work.end > low) & (work.start < high) if device is not None else work.start < 0
@@ -244,13 +246,13 @@ def _matmul_dtype(capture: Capture, texts: tuple[str, ...], times: Ints) -> str:
 
 
 def kernel_dtype(name: str) -> str:
-    """Arithmetic that the name of a matmul's kernel states; empty where it does not."""
+    """Return the arithmetic that the name of a matmul kernel states; empty if it states none."""
     found = next((dtype for dtype, pattern in KERNEL_DTYPES if pattern.search(name)), "")
     return "" if found == "float32" and uses_tensor_cores(name) else found
 
 
 def _recorded_dtype(capture: Capture) -> str:
-    """Type of the arguments of most of the operators that multiply, where arguments were recorded."""
+    """Return the argument dtype of most matmul operators; empty if argument types were not recorded."""
     trace, (low, high) = capture.trace, capture.steps.span
     rows = trace.host_rows(MATMULS, Kind.OPERATOR)
     rows = rows[(trace.host.start[rows] >= low) & (trace.host.start[rows] < high) & (trace.host.shape[rows] >= 0)]
@@ -265,7 +267,7 @@ def _recorded_dtype(capture: Capture) -> str:
 
 
 def _faster_dtypes(trace: Trace, device: int | None, texts: Iterable[str]) -> tuple[str, ...] | None:
-    """Faster dtypes of the device's architecture; None where the trace does not say which it is."""
+    """Return the faster dtypes of the device's architecture; None if the trace does not state the architecture."""
     if device is None:
         return None
     known = next((d for d in trace.devices if d.number == device), None)
@@ -283,14 +285,14 @@ def _faster_dtypes(trace: Trace, device: int | None, texts: Iterable[str]) -> tu
 
 
 def _built_for(name: str) -> int:
-    """Least compute capability that a kernel's name speaks of, times ten; 0 where it does not."""
+    """Return the minimum compute capability, times ten, that a kernel's name states; 0 if it states none."""
     number = re.search(r"(?:sm|cutlass_)(\d{2,3})_", name)
     named = [capability for word, capability in ARCHITECTURES if word in name.lower()]
     return max([int(number[1]) if number else 0, *named])
 
 
 def _channels_last(texts: tuple[str, ...], times: Ints, conversions: int) -> bool | None:
-    """Say whether convolutions take NHWC without a conversion; None where none says its layout."""
+    """Say whether convolutions use NHWC without a conversion; None if no name states a layout."""
     layout = _time_of(texts, times, lambda text: re.search(CHANNELS_LAST, text) and not re.search(CONVERSIONS, text))
     return None if not layout else conversions < 0.02 * layout
 

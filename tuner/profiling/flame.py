@@ -1,8 +1,8 @@
-"""Time by call stack, as a tree: user's functions, modules, operators.
+"""Time by call stack, as a tree of the user's functions, modules and operators.
 
-Frames of libraries are left out, so that a stack is as deep as what its reader wrote and called. An operator of the
-backward pass stands below the function of autograd that runs it, on a thread of its own. A trace without Python's
-frames has the nesting of operators alone.
+Library frames are left out, so that a stack shows only the user's code and the operators that it called. An operator of
+the backward pass is listed below the autograd function that runs it, on a separate thread. A trace without Python
+frames shows the nesting of operators only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from steptune.tuner.trace_records import StackNode
 
 MAX_NODES = 400
 LEAST_SHARE = 0.002
-"""Least share of all time: smaller nodes are no wider than a line in a picture."""
+"""Minimum share of all time for a node: smaller ones would be no wider than a line in a picture."""
 MODULE = "nn.Module: "
 
 
 def stack_tree(trace: Trace, time_ns: Ints) -> tuple[StackNode, ...]:
-    """Nodes with the most time, each after the one around it.
+    """Return the nodes with the most time, each after its parent.
 
     Args:
-        time_ns: int64, by row of `trace.host`: the time of an operator without those inside of it.
+        time_ns: int64, by row of `trace.host`: time of an operator without the operators inside it.
     """
     node, name, parent = _nodes(trace)
     total = np.zeros(len(name), dtype=np.int64)
@@ -51,7 +51,7 @@ def stack_tree(trace: Trace, time_ns: Ints) -> tuple[StackNode, ...]:
 
 
 def _nodes(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Node of each row of `trace.host` (-1 for what is in no stack), and name and parent of each node."""
+    """Return the node of each row of `trace.host` (-1 outside any stack), and name and parent of each node."""
     around, levels = _around(trace)
     node = np.full(len(trace.host), -1, dtype=np.int64)
     names, parents, count = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)], 0
@@ -67,7 +67,7 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _around(trace: Trace) -> tuple[Ints, list[Ints]]:
-    """Row around each row of `trace.host`, or -1; and the rows by depth, of all threads."""
+    """Return the row around each row of `trace.host`, or -1, and the rows of all threads by depth."""
     host = trace.host
     shown = np.array([is_user_frame(name) or name.startswith(MODULE) for name in trace.names], dtype=bool)
     python = (host.kind == Kind.PYTHON) & shown[host.name]

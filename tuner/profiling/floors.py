@@ -1,7 +1,7 @@
-"""The least time of each call: the longer of its FLOP at the device's peak and its compulsory bytes at the bandwidth.
+"""Least time of each call: the longer of its FLOP at the device's peak and its compulsory bytes at the bandwidth.
 
-It holds as a bound (Williams et al., "Roofline", CACM 2009): nothing says that a kernel can reach it, and what stays in
-a cache needs no memory. A call without a model has no floor; none is guessed.
+It is a lower bound (Williams et al., "Roofline", CACM 2009): a kernel may be unable to reach it, and data that stays in
+a cache needs no memory access. A call without a work model has no floor; none is guessed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from steptune.tuner.profiling.work import Work
 Floats = npt.NDArray[np.float64]
 ARITHMETIC = {"half": FLOAT16, "bfloat16": BFLOAT16}
 FEWER = re.compile(r"winograd|fft", re.IGNORECASE)
-"""Kernels that compute fewer multiplications than the FLOP count of a convolution."""
+"""Kernels that need fewer multiplications than the FLOP count of a convolution."""
 COPIES = (PRIORITY[Category.COPY_H2D], PRIORITY[Category.COPY_D2H])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floors:
-    """Least times.
+    """Least times of calls and of device operations.
 
     Attributes:
-        of_call_ns: By row of `trace.host`; not a number where none is known.
-        of_work_ns: By row of `trace.work`: the call's, shared out over what it launched; where none is known, the time.
-        by_memory: By row of `trace.host`: bytes, not FLOP, are what takes longer.
-        ideal_ns: By row of `trace.host`: FLOP at the peak, 0 without any; not a number where the arithmetic is unknown.
+        of_call_ns: By row of `trace.host`; NaN if unknown.
+        of_work_ns: By row of `trace.work`: the call's floor, distributed over its operations; if unknown, their time.
+        by_memory: By row of `trace.host`: True if bytes, not FLOP, take longer.
+        ideal_ns: By row of `trace.host`: FLOP at the peak, 0 without any; NaN if the arithmetic is unknown.
     """
 
     of_call_ns: Floats
@@ -46,7 +46,7 @@ class Floors:
 
 
 def floors_of(capture: Capture, calls: OperatorCalls, groups: CallGroups, peak: Peak) -> Floors:
-    """Least times of the calls whose work is known."""
+    """Return the least times of the calls whose work is known."""
     host, work = capture.trace.host, capture.trace.work
     compute, memory, ideal = (np.full(len(groups), np.nan) for _ in range(3))
     kernels = _main_kernels(capture, calls, groups)
@@ -73,7 +73,7 @@ def floors_of(capture: Capture, calls: OperatorCalls, groups: CallGroups, peak: 
 
 
 def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
-    """Calls that copy between host and device, which the device's memory bandwidth does not limit."""
+    """Return a mask of calls that copy between host and device, which the device's memory bandwidth does not limit."""
     found: Mask = np.zeros(len(capture.trace.host), dtype=bool)
     launched = calls.launched_by[np.isin(capture.category, COPIES)]
     found[launched[launched >= 0]] = True
@@ -81,7 +81,7 @@ def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
 
 
 def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, float]:
-    """Nanoseconds of a call's needed FLOP, of its bytes, and of its FLOP as counted, each at the peak."""
+    """Return the nanoseconds of a call's needed FLOP, of its bytes, and of its FLOP as counted, each at the peak."""
     rate = peak.flops_per_s.get(_arithmetic(work.dtype, kernel), np.nan)
     needed = np.nan if work.needed_flops is None or FEWER.search(kernel) else work.needed_flops / rate * 1e9
     counted = 0.0 if work.flops is None else work.flops / rate * 1e9
@@ -90,7 +90,7 @@ def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, flo
 
 
 def _arithmetic(dtype: str, kernel: str) -> str:
-    """Arithmetic of a matmul by the type of its arguments; of FP32 the kernel's name says whether it is TF32."""
+    """Return the arithmetic of a matmul by its argument dtype; for FP32 the kernel's name tells whether it is TF32."""
     if dtype.startswith(FLOAT8):
         return FLOAT8
     if dtype != "float":
@@ -100,7 +100,7 @@ def _arithmetic(dtype: str, kernel: str) -> str:
 
 
 def _main_kernels(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> dict[int, str]:
-    """Name of the kernel with the most time, by group."""
+    """Return the name of the kernel with the most time, by group."""
     work, host = capture.trace.work, capture.trace.host
     group_of = np.full(len(host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group

@@ -1,9 +1,9 @@
-"""The gain of a finding, and the order of findings.
+"""Gain of a finding, and the order of findings.
 
-A gain is replayed, or a range: from none to the share of the categories where nothing was replayed, and the replayed
-gain give or take the replay's error where that misses the unprofiled step.
+A gain is replayed, or a range: from 0 to the share of the categories if nothing was replayed, or the replayed
+gain plus or minus the replay's error if the replay misses the unprofiled step time.
 
-Findings of which a gain is expected, because it was replayed, come before those that only bound one: nothing says how
+Findings with an expected (replayed) gain come before those that only bound one: it is unknown how
 much of a share of element-wise work a compiler saves.
 """
 
@@ -16,21 +16,21 @@ from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
 from steptune.tuner.records import Finding, Replay
 
 REPLAY_MARGIN = 0.02
-"""Share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs err by
-less (benchmarks/replay.py).
+"""Largest share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs
+err by less (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
-"""Factor by which the gain of launches must exceed that of a cause at one place to come first, because launches cost
+"""Minimum ratio of the gain of launches to that of a cause at one place for launches to come first, because they cost
 time throughout the step.
 """
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence of a finding that another one precedes whatever their gains: the cause that is removed first."""
+"""Evidence key of a finding whose cause is addressed after another one's, whatever their gains."""
 REMOVED_FIRST = ("host_stall", "input_bound")
-"""Findings for which launches are set aside."""
+"""Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"
-"""Evidence of a finding whose advice could save more while other causes remain: the share."""
+"""Evidence key of a finding whose advice could save more while other causes remain; its value is that share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class Gain:
     """Share of the step saved without a cause.
 
     Attributes:
-        low, high: The same where it was replayed.
-        expected: Of a replay, between them; None where the categories only bound the gain.
-        why_range: Why it is no more than a range; empty where it was replayed.
-        uncertain: By how much the replay depends on what the profiler cost.
+        low, high: Range of the share; equal if it was replayed.
+        expected: Replayed share, between them; None if the categories only bound the gain.
+        why_range: Reason why it is only a range; empty if it was replayed.
+        uncertain: Half-width of the replayed share over plausible costs of the profiler.
     """
 
     low: float
@@ -52,17 +52,17 @@ class Gain:
 
     @property
     def bound(self) -> float:
-        """The most that removing the cause could save."""
+        """Return the most that removing the cause could save."""
         return min(1.0, self.high + REPLAY_MARGIN + self.uncertain) if self.high > 0 else 0.0
 
     @property
     def share(self) -> str:
-        """Say the saved share."""
+        """Return the saved share, or its range, as text."""
         return f"{self.low:.0%}" if self.low == self.high else f"{self.low:.0%} to {self.high:.0%}"
 
     @property
     def evidence(self) -> dict[str, float | str]:
-        """Figures for a finding."""
+        """Return the figures of the gain as evidence for a finding."""
         low = f"{self.low:.0%}" if self.low > 0 else "0"
         exact, between = f"{self.low:.1%} of the step, replayed", f"between {low} and {self.high:.0%} of the step"
         return {
@@ -73,11 +73,11 @@ class Gain:
 
 
 def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) -> Gain | None:
-    """Gain of removing a cause; None where steps are not replayed at all, as on a CPU.
+    """Return the gain of removing a cause; None if steps are not replayed at all, as on a CPU.
 
     Args:
-        share: The most that the categories allow.
-        idle: Share of the step in which the device does not compute: no range promises more.
+        share: Largest gain that the categories allow.
+        idle: Share of the step in which the device does not compute: upper limit of a range.
     """
     if replay is None:
         return None
@@ -96,20 +96,20 @@ def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) 
 
 
 def bound_of(gain: Gain | None, most: float, share: float) -> float:
-    """The bound of a finding: of its gain where that was simulated, else what its categories allow."""
+    """Return the bound of a finding: from its simulated gain, or else from its categories."""
     return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
 
 
 def _bounded(bound: float, share: float) -> float:
-    """Bound of a finding, at most the share of the step that it covers."""
+    """Limit the bound of a finding to the share of the step that it covers."""
     assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
     return min(bound, share)
 
 
 def by_worth(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings in order: those of an expected gain, the largest first; then the others by their bound.
+    """Sort findings: those with an expected gain first, the largest gain leading; then the others by their bound.
 
-    One that is set aside follows what has to be removed before it, and counts as at most so much.
+    A finding that is set aside follows the cause that has to be removed first, and counts at most as much.
     """
     findings = list(findings)
     most = max((_expected(finding) or 0.0 for finding in findings if finding.rule in REMOVED_FIRST), default=0.0)
@@ -126,9 +126,9 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def late_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings in order, a late rank before the compute and waits of its peers, whatever their size.
+    """Move a late rank before findings on the compute and waits of its peers, whatever their size.
 
-    Only launches that cost all ranks more, beside the wait for it, come before it: they are on no single rank.
+    Only launches that cost all ranks more than the wait for it stay before it: they concern no single rank.
     """
     late = next((one for one in findings if one.rule == LATE_RULE and one.severity != "note"), None)
     if late is None:
@@ -143,6 +143,6 @@ def late_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _expected(finding: Finding) -> float | None:
-    """Share of the step that a finding is expected to save; None where it is unknown or zero."""
+    """Return the share of the step that a finding is expected to save; None if it is unknown or zero."""
     expected = finding.evidence.get("expected")
     return expected if isinstance(expected, float) and finding.bound > 0 else None

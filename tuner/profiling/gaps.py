@@ -21,10 +21,10 @@ from steptune.tuner.profiling.steps import StepWindows
 from steptune.tuner.profiling.trace import Kind, Trace
 
 USUAL_LATENCY_NS = 10_000
-"""Default latency of a launch into an empty queue, where the trace does not show it."""
+"""Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile over the launches into an empty queue, which nothing can block: nearly all of their delay is latency."""
+"""Quantile of the delays of launches into an empty queue that counts as latency: nothing can block these launches."""
 
 NO_ROW = -1
 NOTHING_RECORDED = -1
@@ -32,15 +32,15 @@ NOTHING_RECORDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps:
-    """The idle gaps of one device in order, and the pieces that they were cut into.
+    """Idle gaps of one device in order, and the pieces into which they were cut.
 
     Attributes:
         start, end: int64 by gap.
         next_row: Row of `trace.work` that ends the gap; -1 for one that the end of the window ends.
         piece_start, piece_end: int64 by piece; the pieces of a gap tile it.
         piece_gap: The gap that each piece belongs to.
-        piece_category: `PRIORITY` number of the blame.
-        latency_ns: What counted as the latency of a launch.
+        piece_category: `PRIORITY` number of the category that is blamed.
+        latency_ns: Time that counted as the latency of a launch.
     """
 
     start: Ints
@@ -56,8 +56,8 @@ class Gaps:
 class Blame:
     """Activity of each host thread, by priority: data, synchronisation, allocation, optimizer, host.
 
-    Where the trace has nothing of a thread at that time (one that prefetches, say), it waited for the thread that runs
-    the steps: what that one was doing is to blame.
+    If the trace has no events of a thread at that time (for instance a prefetching one), it waited for the thread that
+    runs the steps, and the activity of that thread is blamed.
     """
 
     def __init__(self, trace: Trace, regions: Regions, steps: StepWindows) -> None:
@@ -76,7 +76,7 @@ class Blame:
         self._covers: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def split(self, start: Ints, end: Ints, thread: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Pieces of stretches of one thread: starts, ends, number of the stretch, category."""
+        """Split stretches of one thread into pieces: starts, ends, number of the stretch, category."""
         low, high, whole, code = self._split(start, end, thread)
         silent = code == NOTHING_RECORDED
         if thread != self._stepping and silent.any():
@@ -99,7 +99,7 @@ class Blame:
 def find_gaps(
     trace: Trace, steps: StepWindows, rows: Ints, launches: Launches, blame: Blame, start: Ints, end: Ints
 ) -> Gaps:
-    """Blame the gaps of one device.
+    """Find the causes of the gaps of one device.
 
     Args:
         rows: The device's work in `trace.work`, in order.
@@ -143,7 +143,7 @@ def find_gaps(
 
 
 def _next_rows(trace: Trace, rows: Ints, end: Ints) -> Ints:
-    """Operation that ends each gap; operations of zero duration end none."""
+    """Return the operation that ends each gap; operations of zero duration end none."""
     work = trace.work
     rows = rows[work.end[rows] > work.start[rows]]
     if len(rows) == 0:
@@ -158,7 +158,7 @@ def _pieces(start: Ints, end: Ints, gap: Ints, category: Category) -> tuple[Ints
 
 
 def launch_latency(trace: Trace, rows: Ints, launches: Launches) -> int:
-    """Usual time in nanoseconds from a launch call to the kernel's start where the queue was empty."""
+    """Return the usual time in nanoseconds from a launch call to the kernel's start with an empty queue."""
     if len(rows) == 0:
         return USUAL_LATENCY_NS
     work = trace.work

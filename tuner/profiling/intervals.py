@@ -16,7 +16,7 @@ EMPTY: Ints = np.empty(0, dtype=np.int64)
 
 
 def union(start: Ints, end: Ints) -> Intervals:
-    """The disjoint intervals that cover the same points."""
+    """Return the disjoint intervals that cover the same points."""
     keep = end > start
     start, end = start[keep], end[keep]
     if len(start) == 0:
@@ -31,13 +31,13 @@ def union(start: Ints, end: Ints) -> Intervals:
 
 
 def union_length(start: Ints, end: Ints) -> int:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     low, high = union(start, end)
     return int((high - low).sum())
 
 
 def contains(intervals: Intervals, points: Ints) -> npt.NDArray[np.bool_]:
-    """Mask of the points that lie in disjoint intervals."""
+    """Return a mask of the points that lie in disjoint intervals."""
     start, end = intervals
     if len(start) == 0:
         return np.zeros(len(points), dtype=bool)
@@ -47,7 +47,7 @@ def contains(intervals: Intervals, points: Ints) -> npt.NDArray[np.bool_]:
 
 
 def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, Ints]:
-    """The parts of intervals that lie in sorted, not overlapping `cuts` (which may touch).
+    """Return the parts of intervals that lie in sorted, not overlapping `cuts` (which may touch).
 
     Returns:
         Starts, ends, the number of the interval and the number of the cut that each part comes from;
@@ -67,16 +67,16 @@ def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, I
 
 
 def distinct(values: Ints) -> Ints:
-    """The values in order, each once.
+    """Return the distinct values in order.
 
-    `np.unique` hashes whole numbers, which takes a hundred times as long where most of a million differ.
+    `np.unique` hashes integers, which takes a hundred times as long if most of a million values differ.
     """
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Ints, Ints]:
-    """Cut a window into segments and say which set covers each; the first set wins.
+    """Cut a window into segments and return which set covers each; the first set has priority.
 
     Args:
         window: Half-open [start, end).
@@ -106,7 +106,7 @@ def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Int
 
 
 def histogram(start: Ints, end: Ints, code: Ints, num_codes: int, boundaries: Ints) -> Ints:
-    """Length by code between each two of adjacent boundaries: an int64 matrix (intervals, codes)."""
+    """Return the length by code between each two adjacent boundaries: an int64 matrix (intervals, codes)."""
     low, high, whole, row = pieces(start, end, (boundaries[:-1], boundaries[1:]))
     totals = np.zeros((len(boundaries) - 1, num_codes), dtype=np.int64)
     np.add.at(totals, (row, code[whole]), high - low)

@@ -1,4 +1,4 @@
-"""Statistics of a device's gaps, and the longest of them with what stands on both sides."""
+"""Statistics of a device's gaps, and the longest gaps with the operations on both sides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ROW = -1
 def gap_stats(
     capture: Capture, device: int, gaps: Gaps, calls: OperatorCalls, source: SourceLines, top: int = 20
 ) -> GapStats:
-    """Statistics of all gaps of one device inside the steps, those at their ends included."""
+    """Return statistics of all gaps of one device inside the steps, including gaps at the first and last boundary."""
     length = gaps.end - gaps.start
     bucket = np.searchsorted(BUCKET_EDGES_NS, length, side="right")
     time_ns = np.zeros(len(BUCKETS), dtype=np.int64)
@@ -68,7 +68,7 @@ def _described(
 
 
 def rows_before(capture: Capture, device: int, time: Ints) -> Ints:
-    """Rows of `trace.work` that end exactly at each moment (of several the one that began last), or -1."""
+    """Return rows of `trace.work` that end exactly at each moment (of several, the one that began last), or -1."""
     rows = device_rows(capture, device)
     work = capture.trace.work
     if len(rows) == 0:
@@ -80,7 +80,9 @@ def rows_before(capture: Capture, device: int, time: Ints) -> Ints:
 
 
 def dominant_categories(gaps: Gaps, numbers: Ints) -> Ints:
-    """`PRIORITY` number of what most of each gap is blamed on; of equal ones the first in that order."""
+    """Return the `PRIORITY` number of the category that most of each gap is blamed on; for ties, the first in that
+    order.
+    """
     place = np.full(len(gaps.start), NO_ROW, dtype=np.int64)
     place[numbers] = np.arange(len(numbers))
     row = place[gaps.piece_gap]
@@ -100,7 +102,7 @@ def _name(names: tuple[str, ...], column: np.ndarray, row: int) -> str:
 
 
 def _source(capture: Capture, calls: OperatorCalls, source: SourceLines, row: int) -> str:
-    """Line of code of the operator that launched an operation, or of its launch call."""
+    """Return the source line of the operator that launched an operation, or of its launch call."""
     if row < 0:
         return ""
     operator, launch = _launcher(calls, row), int(capture.launches.row[row])

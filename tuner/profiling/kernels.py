@@ -1,4 +1,4 @@
-"""The kernels with the most time, and how much of the matrix work runs on tensor cores."""
+"""Kernels with the most time, and the share of matmul and convolution time on tensor cores."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TENSOR_CORES = re.compile(
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Say whether a kernel's name states that it runs on tensor (or matrix) cores. Silence counts as no."""
+    """Say whether a kernel's name states that it runs on tensor (or matrix) cores; False if it states nothing."""
     return bool(TENSOR_CORES.search(name))
 
 
 def kernel_stats(capture: Capture, top: int = 20) -> tuple[KernelStats, ...]:
-    """Kernels of all devices by name, the most time first. Times are cut at the span of the steps."""
+    """Return the kernels of all devices by name, the most time first. Times are cut at the span of the steps."""
     trace, (low, high) = capture.trace, capture.steps.span
     rows, time = _kernels(capture)
     if len(rows) == 0:
@@ -70,7 +70,7 @@ def kernel_stats(capture: Capture, top: int = 20) -> tuple[KernelStats, ...]:
 
 
 def tensor_core_share(capture: Capture) -> float | None:
-    """Share of tensor cores in the time of kernels of matmuls and convolutions; None without any."""
+    """Return the share of tensor cores in the time of matmul and convolution kernels; None without such kernels."""
     texts, total = kernel_times(capture)
     matrix = np.array([classify_kernel(text) is Category.MATMUL for text in texts], dtype=bool)
     tensor = np.array([uses_tensor_cores(text) for text in texts], dtype=bool)
@@ -79,7 +79,7 @@ def tensor_core_share(capture: Capture) -> float | None:
 
 
 def kernel_times(capture: Capture, device: int | None = None) -> tuple[tuple[str, ...], Ints]:
-    """Names of the kernels in the steps, of one device or of all, and the nanoseconds that each of them takes."""
+    """Return the names of the kernels in the steps, on one device or on all, and the nanoseconds of each."""
     trace = capture.trace
     rows, time = _kernels(capture)
     if device is not None:
@@ -90,7 +90,7 @@ def kernel_times(capture: Capture, device: int | None = None) -> tuple[tuple[str
 
 
 def _kernels(capture: Capture) -> tuple[Ints, Ints]:
-    """Rows of the kernels that touch the steps, and their time inside."""
+    """Return rows of the kernels that touch the steps, and their time inside."""
     work, (low, high) = capture.trace.work, capture.steps.span
     rows = np.flatnonzero((work.kind == Kind.KERNEL) & (work.end > low) & (work.start < high))
     return rows, np.minimum(work.end[rows], high) - np.maximum(work.start[rows], low)

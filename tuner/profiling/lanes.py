@@ -1,7 +1,7 @@
-"""Lanes of every stream and thread: each event is a cell, in whatever number.
+"""Lanes of every stream and thread: each event is a cell; if there are too many, short neighbours are merged.
 
-Where there are too many, short neighbours are merged: one cell for each category in a stretch, with the exact time of
-it there and the number of its events. So a picture can always paint as much of a stretch as was busy, and of each
+Merging makes one cell for each category in a stretch, with the exact time of
+it there and the number of its events. So a picture can always draw as much of a stretch as was busy, and of each
 category as much as there was: no cell hides a gap or another category.
 """
 
@@ -24,9 +24,9 @@ from steptune.tuner.trace_records import Lane
 MAX_CELLS = 3000
 """Maximum cells of a lane in an analysis: three to a pixel of most screens."""
 FULL_CELLS = 80_000
-"""Maximum cells of a lane for a close view: one line of JSON stays below the limit of a stored line."""
+"""Maximum cells of a lane for a close view: one line of JSON stays below the size limit of a stored line."""
 MAX_LANES = 24
-"""Maximum number of lanes: nobody can tell more rows apart."""
+"""Maximum number of lanes: more rows cannot be told apart on a screen."""
 MAX_STREAMS = 6
 MAX_THREADS = 4
 _CALLS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
@@ -42,8 +42,8 @@ class Spans:
         start, end: int64 nanoseconds.
         category: int64 number of a category.
         name: int64 number of a name, or -1.
-        count: int64 events in it.
-        busy_ns: int64 time in it that is of its category.
+        count: int64 number of events in the cell.
+        busy_ns: int64 time of the cell's category in it.
     """
 
     start: Ints
@@ -58,11 +58,11 @@ class Spans:
 
 
 def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int = MAX_CELLS) -> tuple[Lane, ...]:
-    """Lanes of each device and of its streams, then those of the threads.
+    """Return the lanes of each device and of its streams, then those of the threads.
 
     Args:
-        segments: By device: they tile the steps.
-        max_cells: Of a lane.
+        segments: Segments of each device, which tile the steps.
+        max_cells: Maximum cells of a lane.
     """
     found = []
     for device, tiles in segments.items():
@@ -76,8 +76,8 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbours shorter than some width, the least that leaves at most `max_cells` cells. Where many categories
-    take more even so, the largest width holds all of them.
+    """Merge neighbours shorter than the smallest width that leaves at most `max_cells` cells. If the categories alone
+    take more cells, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:
         return spans
@@ -93,14 +93,14 @@ def merged(spans: Spans, max_cells: int) -> Spans:
 
 
 def merged_below(spans: Spans, width_ns: int) -> Spans:
-    """Cells with short neighbours merged: those below a width that begin in one stretch of this width."""
+    """Merge neighbouring cells shorter than a width that begin in the same stretch of this width."""
     if len(spans) == 0:
         return spans
     return _joined(spans, _runs(spans, width_ns))
 
 
 def _runs(spans: Spans, width: int) -> Ints:
-    """Number of the run that each cell belongs to: a long one, or short neighbours in one stretch of this width."""
+    """Return the number of the run of each cell: a long cell, or short neighbours in one stretch of this width."""
     short = (spans.end - spans.start) < width
     bucket = (spans.start - spans.start[0]) // width  # from the first one: no width joins what lies around zero
     together = (spans.start[1:] == spans.start[:-1]) & (spans.end[1:] == spans.end[:-1])
@@ -110,7 +110,7 @@ def _runs(spans: Spans, width: int) -> Ints:
 
 
 def _joined(spans: Spans, run: Ints) -> Spans:
-    """One cell for each run and category, with the name of its longest event."""
+    """Return one cell for each run and category, with the name of its longest event."""
     num_runs = int(run[-1]) + 1
     low = np.full(num_runs, np.iinfo(np.int64).max)
     high = np.full(num_runs, np.iinfo(np.int64).min)
@@ -133,7 +133,7 @@ def _joined(spans: Spans, run: Ints) -> Spans:
 
 
 def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
-    """Spans of a device, with the name of the operation that ran when each segment began."""
+    """Return spans of a device, with the name of the operation that ran when each segment began."""
     start, end, name = named
     length = segments.end - segments.start
     found = np.full(len(length), _NO_NAME, dtype=np.int64)
@@ -152,7 +152,7 @@ def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
 
 
 def _device_names(capture: Capture, device: str) -> tuple[Ints, Ints, Ints]:
-    """Starts, ends and names of a device's operations in order; on a CPU, of the thread that runs the steps."""
+    """Return starts, ends and names of a device's operations in order; on a CPU, of the thread that runs the steps."""
     if device == "cpu":
         start, end, row = _innermost(capture, capture.steps.thread)
         return start, end, capture.trace.host.name[row].astype(np.int64)
@@ -162,7 +162,7 @@ def _device_names(capture: Capture, device: str) -> tuple[Ints, Ints, Ints]:
 
 
 def _streams(capture: Capture, device: str) -> Iterator[tuple[int, Spans]]:
-    """Lanes with the most time in operations, by number."""
+    """Yield the busiest streams of a device with their operations, in order of stream numbers."""
     if device == "cpu":
         return
     work, (low, high) = capture.trace.work, capture.steps.span
@@ -176,7 +176,7 @@ def _streams(capture: Capture, device: str) -> Iterator[tuple[int, Spans]]:
 
 
 def _in_order(capture: Capture, rows: Ints, low: int, high: int) -> Spans:
-    """Operations of one stream; clocks that let two overlap cut the later one."""
+    """Return the operations of one stream; if clocks make two overlap, the later one is cut."""
     work = capture.trace.work
     end = np.clip(work.end[rows], low, high)
     reach = np.concatenate([[low], np.maximum.accumulate(end)[:-1]])
@@ -197,7 +197,7 @@ def _events(start: Ints, end: Ints, category: Ints, name: Ints) -> Spans:
 
 
 def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
-    """Busiest threads, the one that runs the steps (the main thread) first. On a CPU that is the device."""
+    """Yield the busiest threads, the main thread (which runs the steps) first. On a CPU that thread is the device."""
     trace, stepping = capture.trace, capture.steps.thread
     num_events = np.bincount(trace.host.thread, minlength=len(trace.threads))
     candidates = np.argsort(-num_events, kind="stable")[: 2 * MAX_THREADS].tolist()
@@ -214,7 +214,7 @@ def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
 
 
 def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:
-    """Starts, ends and rows in `trace.host` of the innermost call at each moment; marks of steps are none."""
+    """Return starts, ends and rows in `trace.host` of the innermost call at each moment; step marks do not count."""
     host, (low, high) = capture.trace.host, capture.steps.span
     marks = capture.trace.names_matching(r"^ProfilerStep#\d+$")
     start, end = np.clip(host.start, low, high), np.clip(host.end, low, high)
@@ -227,7 +227,7 @@ def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _host_categories(capture: Capture, thread: int, time: Ints) -> Ints:
-    """Category of a thread's work at each moment, in the order in which gaps are blamed."""
+    """Return the category of a thread's work at each moment, in the order in which gaps are blamed."""
     regions = capture.regions
     category = np.full(len(time), _HOST, dtype=np.int64)
     threads = np.full(len(time), thread)

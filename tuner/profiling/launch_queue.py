@@ -1,7 +1,7 @@
-"""Launch queue of each stream: operations that are launched, but have not begun.
+"""Launch queue of each stream: operations that were launched but have not begun.
 
 An operation is in the queue from the beginning of its launch call to its own beginning, as in Holistic
-Trace Analysis. One call that launches many (a CUDA graph) puts them all into the queue at once.
+Trace Analysis. A call that launches many operations (a CUDA graph) puts all of them into the queue at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptune.tuner.trace_records import QueueStats
 
 
 def queue_stats(capture: Capture, device: int) -> tuple[QueueStats, ...]:
-    """Statistics by stream, the busiest first. Streams on which no launch is known are left out."""
+    """Return statistics by stream, the busiest first. Streams without a known launch are left out."""
     work, launches = capture.trace.work, capture.launches
     rows = device_rows(capture, device)
     found = []
@@ -50,8 +50,8 @@ def _of_stream(
 
 
 def depth_over_time(launch: Ints, start: Ints, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """(moment, depth from then on), from the beginning of a span: thinned out so that the largest and the smallest
-    depth of every stretch stay.
+    """Return (moment, depth from then on) from the beginning of a span, thinned out so that the largest and the
+    smallest depth of every stretch stay.
     """
     moment = np.clip(np.concatenate([launch, start]), *span) - span[0]
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
@@ -64,7 +64,7 @@ def depth_over_time(launch: Ints, start: Ints, span: tuple[int, int]) -> tuple[t
 
 
 def max_depth(launch: Ints, start: Ints, span: tuple[int, int]) -> int:
-    """The most operations that are launched and not begun at one moment of a span: [launch, start) each."""
+    """Return the maximum number of operations launched but not begun at any moment of a span: [launch, start) each."""
     moments = np.clip(launch, *span)
     launched = np.searchsorted(np.sort(launch), moments, side="right")
     begun = np.searchsorted(np.sort(start), moments, side="right")

@@ -1,4 +1,4 @@
-"""Link from an operation of a device back to the host call that launched it."""
+"""Links from device operations to the host calls that launched them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NOT_LAUNCHED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Launch of every row of `trace.work`; -1 where the trace has no call.
+    """Launch call of every row of `trace.work`; -1 if the trace has no call.
 
     Attributes:
-        row: Row of the call in `trace.host`.
-        start, thread: Of the call.
+        row: Row of the launch call in `trace.host`.
+        start, thread: Start and thread of the call.
     """
 
     row: Ints
@@ -26,9 +26,9 @@ class Launches:
 
 
 def find_launches(trace: Trace) -> Launches:
-    """Join device operations and runtime calls on their correlation.
+    """Match device operations to runtime calls by correlation id.
 
-    One call can launch many operations (a CUDA graph). Of several calls with one correlation the
+    One call can launch many operations (a CUDA graph). Of several calls with the same id the
     earliest counts: a runtime call contains the driver's.
     """
     host, work = trace.host, trace.work

@@ -1,4 +1,4 @@
-"""Memory that the allocator held, by device, from the allocator's events in a trace."""
+"""Memory that the allocator held, by device, from allocator events in a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MAX_POINTS = 500
 
 
 def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
-    """Memory by device, over the whole trace: a peak before the first step is a peak. Empty without such events."""
+    """Return memory by device over the whole trace: a peak before the first step counts. Empty without allocator
+    events.
+    """
     trace = capture.trace
     by_device: dict[str, list[MemoryPoint]] = {}
     for point in trace.memory:
@@ -38,7 +40,7 @@ def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
 
 
 def thinned(columns: Ints) -> Ints:
-    """Rows to keep of (time, allocated, reserved): of each of equal runs of rows the extremes.
+    """Return the rows of (time, allocated, reserved) to keep: the extremes of each of equally long runs of rows.
 
     The first and last row, and in every run the highest and lowest allocation and the highest reservation
     stay; so every peak does. At most `MAX_POINTS` rows.

@@ -1,6 +1,6 @@
 """Bytes of operators that compute little: element-wise, norms, softmax, reductions, embeddings, optimizers, fusions.
 
-Compulsory traffic, so that no kernel can do with less: of what is looked up by index, what is written.
+The figures are compulsory traffic, the least that any kernel needs; for lookups by index, only the written rows count.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ UPDATES = {
     "_fused_adagrad_": ((0, 2), (1,)),
 }
 LOOKUPS = re.compile(r"embedding|index|gather|scatter|slice|select|roll|sort|cat")
-"""Operators in the name of a fusion that may read or write a part of a tensor only."""
+"""Operators in the name of a fusion that may read or write only a part of a tensor."""
 FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 
 def elementwise_bytes(base: str, arguments: Arguments) -> int | None:
-    """Bytes of inputs and output; an in-place operator writes its first argument."""
+    """Return the bytes of inputs and output; an in-place operator writes its first argument."""
     tensors = [tensor for tensor in arguments.tensors if tensor]
     if base.removesuffix("_") not in ELEMENTWISE or not _known(tensors):
         return None
@@ -60,7 +60,7 @@ def elementwise_bytes(base: str, arguments: Arguments) -> int | None:
 
 
 def memory_bytes(base: str, arguments: Arguments) -> int | None:
-    """Compulsory bytes of one call; None where the shapes do not say."""
+    """Return the compulsory bytes of one call; None if the shapes do not determine them."""
     tensors = [tensor for tensor in arguments.tensors if tensor]
     if not _known(tensors):
         return None
@@ -81,11 +81,11 @@ def memory_bytes(base: str, arguments: Arguments) -> int | None:
 
 
 def optimizer_bytes(base: str, arguments: Arguments, item_bytes: int, elements: int) -> int | None:
-    """Bytes of indices and written rows; a table's gradient also reads the gradient of its output.
+    """Return the compulsory bytes of a call of an optimizer operator; None if unknown.
 
     Args:
         item_bytes: Size of an element of the parameters, which lists of tensors do not tell; 0 where it is not known.
-        elements: Of all parameters of one call, for lists that were too long to be recorded; 0 where it is not known.
+        elements: Number of elements of all parameters in one call, for lists too long to be recorded; 0 if unknown.
     """
     if not item_bytes:
         return None
@@ -110,7 +110,9 @@ def _known(tensors: Sequence[Tensor]) -> bool:
 
 
 def _looked_up(base: str, arguments: Arguments) -> int | None:
-    """Indices, and what is written; a gradient of a table also reads the gradient of what was looked up."""
+    """Return the bytes of a lookup: indices and written rows. The gradient of a table also reads the gradient of its
+    output.
+    """
     first = arguments.shape(0)
     size = item_bytes_of(arguments.tensors)
     if base == "embedding_dense_backward":
@@ -123,7 +125,7 @@ def _looked_up(base: str, arguments: Arguments) -> int | None:
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The shape that all broadcast to; None where they do not."""
+    """Return the shape to which all shapes broadcast; None if they do not."""
     width = max(map(len, shapes))
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     output = tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))

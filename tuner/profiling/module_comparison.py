@@ -1,4 +1,4 @@
-"""Modules of two runs beside each other, and what changed in them."""
+"""Comparison of the modules of two runs, and what changed in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from steptune.tuner.trace_records import ModuleDifference, ModuleStats, TraceAnalysis
 
 MORE = 1.05
-"""Growth of a count, or of bytes, below which it counts as unchanged."""
+"""Minimum ratio of two counts, or of bytes, at which a change counts."""
 NUM_NAMED = 2
-"""Kernels that a cause names on each side."""
+"""Maximum number of kernels that a cause names for each side."""
 LONGEST_NAME = 60
 
 
 def compare_modules(before: TraceAnalysis, after: TraceAnalysis, top: int) -> tuple[ModuleDifference, ...]:
-    """Modules by the largest change of their own operators' time; none where a side has no call stacks."""
+    """Return modules by the largest change in their own operators' time; none if a side has no call stacks."""
     first, second = _modules(before), _modules(after)
     if not first or not second:
         return ()
@@ -38,7 +38,7 @@ def compare_modules(before: TraceAnalysis, after: TraceAnalysis, top: int) -> tu
 
 
 def _modules(analysis: TraceAnalysis) -> dict[str, ModuleStats]:
-    """Modules of the first rank."""
+    """Return the modules of the first rank."""
     return {module.name: module for module in analysis.ranks[0].modules}
 
 
@@ -52,7 +52,7 @@ def _cause(name: str, first: dict[str, ModuleStats], second: dict[str, ModuleSta
 
 
 def _changes(one: ModuleStats, other: ModuleStats, steps: tuple[int, int]) -> Iterator[str]:
-    """Change, the most telling first."""
+    """Yield the changes of a module, the most telling first."""
     if one.dtypes and other.dtypes and one.dtypes != other.dtypes:
         yield f"multiplies in {' and '.join(other.dtypes)} instead of {' and '.join(one.dtypes)}"
     gone = [name for name in one.kernels if name not in other.kernels]

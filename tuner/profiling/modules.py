@@ -1,11 +1,11 @@
-"""The `nn.Module` for which each operator runs, where a trace has call stacks, and the time of each module.
+"""Module (`nn.Module`) of each operator, if a trace has call stacks, and the time of each module.
 
 With `with_stack` the profiler records every call of a module as a frame ("nn.Module: Linear_3"). An operator of the
 forward pass belongs to the innermost frame around it. One of the backward pass has no frame: autograd gives it the
-sequence number of the forward operator whose gradient it computes, and so that one's module. One that is computed again
-for a gradient (checkpoints of activations) has frames inside of the gradient's operator, which stand below no model:
-as frames name classes and count their objects ("Linear_3"), the modules around are those of the first call. The names
-of attributes are not recorded.
+sequence number of the forward operator whose gradient it computes, and so the same module. An operator that runs again
+for a gradient (activation checkpointing) has frames inside the gradient's operator, outside the frames of the model:
+because frames name classes and number their objects ("Linear_3"), the enclosing modules are those of the first call.
+Names of attributes are not recorded.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Modules:
-    """Modules of operators.
+    """Module of each operator.
 
     Attributes:
         frame: int64 by row of `trace.host`: row of the frame of an operator's module, or -1.
-        forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes; itself,
-            where it is computed again for a gradient; or -1.
-        paths: By row of a frame: the modules around it, the outermost first, and itself.
+        forward_of: int64 by row of `trace.host`: the forward operator whose gradient an operator computes; the operator
+            itself, if it is recomputed for a gradient; or -1.
+        paths: By row of a frame: the enclosing modules, the outermost first, and the module itself.
         count: Calls of each module in the steps.
     """
 
@@ -56,8 +56,8 @@ class Modules:
         """Return the modules for another trace of the same operators.
 
         Args:
-            match: By row of the other trace's operators: the row here, or -1.
-            times: How often the other has the steps of this one.
+            match: For each row of the other trace's operators, the row in this trace, or -1.
+            times: Number of times that the other trace has the steps of this one.
         """
         known = match >= 0
         return Modules(
@@ -68,7 +68,7 @@ class Modules:
         )
 
     def name(self, operator: int) -> str:
-        """The module of an operator (a row of `trace.host`), and whether it runs backward; empty where unknown."""
+        """Return the module of an operator (a row of `trace.host`), and whether it runs backward; empty if unknown."""
         row = int(self.frame[operator]) if operator >= 0 else NO_ROW
         if row < 0:
             return ""
@@ -76,7 +76,7 @@ class Modules:
 
 
 def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
-    """Links operators to modules. Without call stacks none has one."""
+    """Assign operators to modules. Without call stacks no operator has a module."""
     low, high = calls.span
     host = trace.host
     frames = trace.host_rows(FRAME, Kind.PYTHON)
@@ -110,7 +110,9 @@ def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
 
 
 def _forward_operators(trace: Trace) -> Ints:
-    """The last forward operator with the same sequence number, by row of a backward operator that has one; else -1."""
+    """Return the last forward operator with the same sequence number, by row of a backward operator that has one; else
+    -1.
+    """
     host = trace.host
     numbered = (host.kind == Kind.OPERATOR) & (host.sequence >= 0)
     forward = np.flatnonzero(numbered & (host.forward_thread == 0))
@@ -126,7 +128,7 @@ def _forward_operators(trace: Trace) -> Ints:
 
 
 def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> Ints:
-    """The nearest operator that is meant, itself or around it, by row of an operator; else -1."""
+    """Return the nearest marked operator, the operator itself or one around it, by row of an operator; else -1."""
     found = np.full(len(parent), NO_ROW, dtype=np.int64)
     searching, around = operators, operators
     while len(searching):
@@ -138,7 +140,7 @@ def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> 
 
 
 def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
-    """Paths by row of a frame; recomputed modules start with the path of their first call."""
+    """Return the paths by row of a frame; recomputed modules start with the path of their first call."""
     roots = {paths[row][0] for row in set(again.tolist())}
     first: dict[str, Path] = {}
     for path in paths.values():
@@ -150,7 +152,7 @@ def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
 def module_stats(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules, top: int = 20
 ) -> tuple[ModuleStats, ...]:
-    """Modules with the most time on the device (on a CPU, of operators), those inside of them included."""
+    """Return modules with the most time on the device (on a CPU, of operators), nested modules included."""
     if not modules.paths:
         return ()
     time_ns = groups.time_ns
@@ -182,7 +184,7 @@ def module_stats(
 def module_contents(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules
 ) -> dict[Path, dict[str, Any]]:
-    """Launches, kernels, bytes and types of the own operators of each module, as `ModuleStats` names them."""
+    """Return launches, kernels, bytes and dtypes of each module's own operators, by field name of `ModuleStats`."""
     host, work, (low, high) = capture.trace.host, capture.trace.work, capture.steps.span
     group_of = np.full(len(host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group

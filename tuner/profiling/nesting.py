@@ -1,4 +1,4 @@
-"""Nesting of operators: the call stacks of one thread, from start and end alone."""
+"""Nesting of operators: the call stacks of one thread, from starts and ends alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Nest:
     """Events of one thread as a forest.
 
     Attributes:
-        start, end: int64, sorted by start. An event cannot outlive the one around it: ends that say so are cut.
+        start, end: int64, sorted by start. An event that outlives the one around it is cut at that one's end.
         parent: Index of the event directly around each, or -1.
         levels: Indices by depth, the outermost first.
     """
@@ -26,7 +26,7 @@ class Nest:
     levels: tuple[Ints, ...]
 
     def segments(self) -> tuple[Ints, Ints, Ints]:
-        """Starts, ends and innermost event of the stretches in which some event runs."""
+        """Return starts, ends and innermost event of the stretches in which some event runs."""
         count = len(self.start)
         if count == 0:
             return EMPTY, EMPTY, EMPTY
@@ -46,7 +46,7 @@ class Nest:
 
 
 def nest(start: Ints, end: Ints) -> Nest:
-    """The forest of events of one thread.
+    """Build the forest of the events of one thread.
 
     Args:
         start, end: Sorted by start, longer first on ties; every event longer than zero.
@@ -62,7 +62,7 @@ def nest(start: Ints, end: Ints) -> Nest:
 
 
 def _levels(start: Ints, end: Ints) -> tuple[Ints, ...]:
-    """Indices by the number of events that are open when each begins."""
+    """Return indices by the number of events that are open when each begins."""
     if len(start) == 0:
         return ()
     depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
@@ -72,7 +72,7 @@ def _levels(start: Ints, end: Ints) -> tuple[Ints, ...]:
 
 
 def _nest_crossing(start: Ints, end: Ints) -> Nest:
-    """Nest the events one by one, for clocks that let them overlap without nesting."""
+    """Nest the events one by one, for imprecise clocks with which events overlap without nesting."""
     parent = np.full(len(start), -1, dtype=np.int64)
     cut = end.copy()
     levels: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The operators of all host threads: their own time, what is inside what, and what each launched."""
+"""Operator calls of all host threads: own time, nesting, and the device operations that each launched."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class OperatorCalls:
 
     Attributes:
         parent: int64 by row of `trace.host`: row of the operator directly around each operator, or -1.
-        self_ns: int64 by row of `trace.host`: time without the operators inside, in the span that was asked for.
+        self_ns: int64 by row of `trace.host`: time without the operators inside, within `span`.
         launched_by: int64 by row of `trace.work`: row in `trace.host` of the innermost operator that launched it,
-            or -1. Where no operator is around the launch call, the external id says which it was.
-        span: In which own time counts.
+            or -1. If no operator is around the launch call, the external id identifies it.
+        span: Stretch of time in which own time counts.
     """
 
     parent: Ints
@@ -34,7 +34,7 @@ class OperatorCalls:
     span: tuple[int, int]
 
     def around(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Mask over `trace.host`: operators that have a marked one somewhere inside."""
+        """Return a mask over `trace.host` of operators that contain a marked one."""
         found = np.zeros(len(marked), dtype=bool)
         rows = np.flatnonzero(marked)
         while len(rows):
@@ -46,10 +46,10 @@ class OperatorCalls:
 
 
 def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> OperatorCalls:
-    """Links operators to each other and to what they launched.
+    """Link operators to each other and to the device operations that they launched.
 
     Args:
-        span: Own time counts inside it.
+        span: Stretch of time in which own time counts.
     """
     host = trace.host
     parent = np.full(len(host), NO_ROW, dtype=np.int64)
@@ -74,7 +74,7 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
 
 
 def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
-    """Time of the device operations that each host row launched and that run in the steps, whole."""
+    """Return the device time of the operations in the steps that each host row launched, uncut."""
     work, (low, high) = capture.trace.work, capture.steps.span
     total = np.zeros(len(capture.trace.host), dtype=np.int64)
     launched = calls.launched_by
@@ -84,7 +84,7 @@ def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
 
 
 def rows_by(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
-    """Rows by key, each in order."""
+    """Return rows by key, each in order."""
     if len(rows) == 0:
         return {}
     order = np.argsort(keys, kind="stable")
@@ -93,7 +93,7 @@ def rows_by(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
 
 
 def owners(time: Ints, start: Ints, end: Ints, owner: Ints) -> Ints:
-    """The owner of the stretch in which each moment lies, or -1."""
+    """Return the owner of the stretch that contains each moment, or -1."""
     position = np.searchsorted(start, time, side="right") - 1
     inside = (position >= 0) & (time < end[np.maximum(position, 0)])
     return np.where(inside, owner[np.maximum(position, 0)], NO_ROW)

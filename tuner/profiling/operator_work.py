@@ -1,4 +1,4 @@
-"""Minimum computation and traffic of an operator, from the shapes of its arguments.
+"""Minimum FLOP and bytes of an operator, from the shapes of its arguments.
 
 FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. What cannot be said
 from shapes alone is None.
@@ -29,19 +29,19 @@ MATRIX_PRODUCTS = {
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 TEMPLATE = "triton_tem_"
 GRADIENT = "torch::autograd::AccumulateGrad"
-"""Function called once for each parameter in each backward pass, with its gradient."""
+"""Function that is called once per parameter in each backward pass, with its gradient."""
 
 
 class WorkModel:
-    """The work of the operators of one trace."""
+    """Work model for the operators of one trace."""
 
     def __init__(
         self, calls: Iterable[tuple[str, Arguments]], parameters: Mapping[Arguments, int] | None = None
     ) -> None:
-        """Take the operators' names ("aten::mm") with their arguments, each combination once.
+        """Initialise from the operators' names ("aten::mm") with their arguments, each combination once.
 
         Args:
-            parameters: Arguments of the calls that accumulate a gradient, with their numbers.
+            parameters: Arguments of the calls that accumulate a gradient, with the number of calls.
         """
         known = [(_base(name), arguments) for name, arguments in calls]
         self._convolutions = ConvolutionWork(known)
@@ -50,10 +50,10 @@ class WorkModel:
         self._num_parameters = _num_parameters(parameters or {})
 
     def work(self, name: str, arguments: Arguments, calls_per_step: float = 1.0) -> Work:
-        """Work of one call of an operator.
+        """Return the work of one call of an operator.
 
         Args:
-            calls_per_step: Of this operator: an optimizer with several groups of parameters has a call for each.
+            calls_per_step: Calls of this operator per step: an optimizer makes one for each parameter group.
         """
         base = _base(name)
         if base in MATRIX_PRODUCTS:
@@ -79,8 +79,8 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Elements of all parameters, or a lower bound: the elements of their gradients, with the largest number of
-    backward passes that all call counts allow.
+    """Return the number of elements of all parameters, or a lower bound: the elements of their gradients, for the
+    largest number of backward passes that agrees with all call counts.
     """
     passes = reduce(math.gcd, gradients.values(), 0)
     sizes = {arguments: sum(tensor.size for tensor in arguments.tensors if tensor) for arguments in gradients}
@@ -104,8 +104,8 @@ def _linear(arguments: Arguments) -> Work:
 
 
 def _grouped(arguments: Arguments) -> Work:
-    """Work of one matmul for each expert. Every row (or column) of the tokens belongs to one expert, so their sum is
-    one matmul of all tokens; between two stacks it is one for each pair.
+    """Return the work of one matmul per expert. Every row (or column) of tokens belongs to one expert, so the sum is
+    one matmul of all tokens; between two stacks, one matmul per pair counts.
     """
     a, b = arguments.shape(0), arguments.shape(1)
     if not (len(a) in (2, 3) and len(b) in (2, 3)) or a[-1] != b[-2]:
@@ -119,7 +119,7 @@ def _grouped(arguments: Arguments) -> Work:
 
 
 def _template(arguments: Arguments) -> Work:
-    """A matmul of TorchInductor: two factors whose product is the last argument, which is written."""
+    """Return the work of a TorchInductor matmul: two factors, and their product in the last argument."""
     shapes = [tensor.shape for tensor in arguments.tensors if tensor]
     if len(shapes) < 3:
         return Work()

@@ -1,4 +1,4 @@
-"""The operators with the most time, by name and shapes, with what they achieve."""
+"""Operators with the most time, by name and shapes, with their achieved FLOP rate and bandwidth."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from steptune.tuner.trace_records import OperatorStats
 def operator_stats(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, source: SourceLines, top: int = 20
 ) -> tuple[OperatorStats, ...]:
-    """Operators that run in the steps: those with the most device time and those with the most host time.
+    """Return the operators in the steps with the most device time, and those with the most host time.
 
-    Device time is that of the kernels and copies in the steps whose innermost operator it is; on a trace
-    without device work it is the operator's own time. An operator that leaves its work to another one
+    Device time counts for the innermost operator that launched the kernel or copy; on a trace
+    without device work it is the operator's own time. An operator that delegates its work to another one
     inside (`linear` to `addmm`) has no FLOP of its own.
 
     Args:
-        top: How many of each of the two; the most device time comes first.
+        top: Maximum number of operators for each of the two orders; device time comes first.
     """
     if len(groups) == 0:
         return ()

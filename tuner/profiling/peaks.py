@@ -1,6 +1,6 @@
-"""Peaks of devices by their names, as their makers state them: dense (without sparsity), at boost clocks.
+"""Peak figures of devices by name, as their makers state them: dense (without sparsity), at boost clocks.
 
-A device that is not in the table has no peak, and a part of one (MIG) neither: nothing is guessed.
+A device that is not in the table has no peak, nor has a part of a device (MIG): nothing is guessed.
 
 Compared with `torch._inductor.analysis.device_info` where PyTorch states a peak. The others were taken from published
 tables of the makers' data sheets, figures for sparse matrices halved. Where a data sheet states 16 bits alone, TF32 is
@@ -23,7 +23,7 @@ class Peak:
 
     Attributes:
         flops_per_s: By arithmetic of matmuls ("float32", "tf32", "float16", "bfloat16", "float8").
-        bytes_per_s: Of its memory.
+        bytes_per_s: Memory bandwidth.
     """
 
     flops_per_s: dict[str, float]
@@ -76,6 +76,6 @@ _FORM = r"( OAM)?"
 
 
 def peak_of(device_name: str) -> Peak | None:
-    """Peak of a device by the name that its driver gives it; None of any other."""
+    """Return the peak of a device by the name from its driver; None for an unknown name."""
     name = device_name.strip()
     return next((peak for pattern, peak in PEAKS if re.fullmatch(_MAKER + f"({pattern})" + _FORM, name, re.I)), None)

@@ -1,8 +1,8 @@
-"""The analysis as tracks for ui.perfetto.dev: categories, phases, steps and long gaps of every device.
+"""Export of the analysis as tracks for ui.perfetto.dev: categories, phases, steps and long gaps of every device.
 
 The format is Chrome's JSON trace events, as Kineto writes them: microseconds with three decimals, so
-that nanoseconds stay exact. One trace is written together with its own events, which pass through
-unchanged; the tracks then lie above those of the profiler. Several ranks are written without them, on
+that nanoseconds stay exact. A single trace is written together with its own events, which pass through
+unchanged, below Steptune's tracks. For several ranks only the tracks are written, on
 one clock.
 
 Source: "Trace Event Format" (Google, 2016), which Perfetto's JSON importer reads.
@@ -34,10 +34,12 @@ from steptune.tuner.profiling.trace import TRANSLATED, Trace, TraceError
 
 LONG_GAP_NS = 20_000
 FIRST_PID = 1 << 30
-"""Above every process of Linux (at most 2^22) and every device's number: free in each trace."""
+"""First process id of Steptune's tracks: above every Linux process (at most 2^22) and device number, so unused in
+traces.
+"""
 SORT_FIRST = -(1 << 20)
 CATEGORY = "steptune"
-"""Category of our events: what reads traces, ours included, leaves them out."""
+"""Category of Steptune's events, which readers of traces leave out."""
 BLOCK_BYTES = 8 << 20
 MAX_HEAD_BYTES = 64 << 20
 _BARE_LIST = re.compile(rb"\A\s*\[")
@@ -50,13 +52,13 @@ def write_perfetto(
     long_gap_ns: int = LONG_GAP_NS,
     clock_offsets_ns: Mapping[int, int] | None = None,
 ) -> None:
-    """Write the tracks of one trace with the trace itself, or those of several ranks alone.
+    """Write the tracks of one trace together with its own events, or the tracks of several ranks alone.
 
     Args:
-        sources: Files of `torch.profiler`; those of other profilers are written without themselves.
+        sources: Files of `torch.profiler`; for files of other profilers only the tracks are written.
         target: Compressed where its name ends in `.gz`.
-        long_gap_ns: Gaps from this length have a name.
-        clock_offsets_ns: By rank: added to its times.
+        long_gap_ns: Minimum length of a gap that gets a name.
+        clock_offsets_ns: Offset of each rank, added to its times.
 
     Raises:
         TraceError: A source is no trace, or would be overwritten.
@@ -105,7 +107,7 @@ def _write_alone(file: IO[bytes], lines: Iterator[str], base_time_ns: int) -> No
 
 
 def _merge(source: Path, target: IO[bytes], lines: Iterator[str]) -> None:
-    """Copy the trace and put our events before its first one. There is one, or it would be no trace."""
+    """Copy the trace and insert Steptune's events before its first one; a valid trace has at least one."""
     with _opened(source, "rb") as file:
         start = b""
         while (head := HEAD.search(start) or _BARE_LIST.match(start)) is None:
@@ -123,7 +125,7 @@ def _merge(source: Path, target: IO[bytes], lines: Iterator[str]) -> None:
 
 @contextmanager
 def _opened(path: Path, mode: str) -> Iterator[IO[bytes]]:
-    """Open a file, or the inside of a compressed one; the output contains neither time nor name."""
+    """Open a plain or compressed file; compressed output has neither time nor name in its header."""
     compressed = path.suffix == ".gz" if mode == "wb" else _is_compressed(path)
     with path.open(mode) as file:
         if not compressed:
@@ -143,7 +145,7 @@ def _is_compressed(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tracks:
-    """One process of Perfetto, which is one device, and its clock."""
+    """Tracks of one device as one process of Perfetto, with its clock."""
 
     pid: int
     shift_ns: int
@@ -156,7 +158,7 @@ class _Tracks:
             yield self._meta("thread_sort_index", number, {"sort_index": number})
 
     def event(self, thread: int, name: str, start_ns: int, end_ns: int, args: str = "{}") -> str:
-        """One event; `name` and `args` are JSON."""
+        """Return one event as JSON; `name` and `args` are JSON already."""
         ts = _microseconds(self.shift_ns + start_ns)
         return (
             f'{{"ph": "X", "cat": "{CATEGORY}", "name": {name}, "pid": {self.pid}, "tid": {thread}, '
@@ -168,7 +170,7 @@ class _Tracks:
 
 
 def _microseconds(time_ns: int) -> str:
-    """Microseconds as exact text, which a float could not hold."""
+    """Format microseconds as exact text, which a float could not hold."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 
@@ -202,7 +204,7 @@ def _device_lines(capture: Capture, tracks: _Tracks, title: str, segments: Segme
 
 
 def _gap_lines(capture: Capture, tracks: _Tracks, gaps: Gaps, long_gap_ns: int) -> Iterator[str]:
-    """Gaps by what most of each is blamed on, with all causes and the kernel that ends it."""
+    """Yield gaps named by their main cause, with all causes and the kernel that ends each gap."""
     trace = capture.trace
     long = np.flatnonzero(gaps.end - gaps.start >= long_gap_ns)
     first = np.searchsorted(gaps.piece_gap, long, side="left")

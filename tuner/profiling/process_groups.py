@@ -1,8 +1,8 @@
-"""Process groups of a run: their ranks, and over how many hosts they reach.
+"""Process groups of a run: their ranks, and the number of hosts that they span.
 
-A trace names the ranks of each group, and its devices are all that its process sees. Launchers give a host the next
-ranks, a device each. Where a process sees several devices and works on the one that its rank has by that rule, the rule
-tells the hosts of all ranks; where it does not, hosts are not known.
+A trace names the ranks of each group, and lists all devices that its process sees. Launchers number ranks host by host,
+one device each. If a process sees several devices and works on the one that its rank has by that rule, the rule gives
+the hosts of all ranks; otherwise hosts are unknown.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from steptune.tuner.profiling.trace import Trace
 from steptune.tuner.trace_records import ProcessGroup
 
 LEAST_DEVICES = 2
-"""A process that sees a single device may have been given that one of several."""
+"""Minimum number of visible devices: a process that sees only one may have been assigned one of several."""
 
 
 def process_groups(trace: Trace, device_numbers: Sequence[int]) -> tuple[ProcessGroup, ...]:
-    """The groups that a trace describes.
+    """Return the process groups that a trace describes.
 
     Args:
-        device_numbers: Devices that the process worked on.
+        device_numbers: Numbers of the devices that the process worked on.
     """
     described = trace.distributed.get("pg_config")
     rows = [row for row in described if isinstance(row, dict)] if isinstance(described, list) else []
@@ -37,7 +37,7 @@ def process_groups(trace: Trace, device_numbers: Sequence[int]) -> tuple[Process
 
 
 def _ranks_per_host(trace: Trace, device_numbers: Sequence[int]) -> int | None:
-    """Ranks of every host; None where the trace does not show it."""
+    """Return the number of ranks per host; None if the trace does not show it."""
     visible = len(trace.devices)
     if trace.rank is None or len(device_numbers) != 1 or visible < LEAST_DEVICES:
         return None
@@ -47,10 +47,10 @@ def _ranks_per_host(trace: Trace, device_numbers: Sequence[int]) -> int | None:
 
 
 def hosts_of(groups: Sequence[ProcessGroup], name: str) -> int | None:
-    """Over how many hosts the groups of a name reach, the farthest of them; None where that is not known."""
+    """Return the largest number of hosts that a group of this name spans; None if unknown."""
     return max((group.num_hosts for group in groups if group.name == name and group.num_hosts), default=None)
 
 
 def reach(num_hosts: int | None) -> str:
-    """Say over how many hosts a group reaches; empty where that is not known."""
+    """Describe the number of hosts that a group spans; empty if unknown."""
     return "" if num_hosts is None else "within a host" if num_hosts == 1 else f"across {num_hosts} hosts"

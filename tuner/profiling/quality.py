@@ -1,7 +1,7 @@
-"""Quality of a capture: whether it can be believed.
+"""Quality of a capture: whether its breakdown can be trusted.
 
-Problems are what makes any verdict wrong: they gate the diagnosis, which then says "unknown" and why.
-Notes are what a reader should know, but what changes no verdict.
+Problems would make any verdict wrong: the diagnosis then says "unknown" with the reason.
+Notes inform the reader and change no verdict.
 """
 
 from __future__ import annotations
@@ -22,40 +22,47 @@ from steptune.tuner.wording import counted
 
 MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05
-"""Share of the step whose cause may be unknown because its launches were not recorded."""
+"""Maximum share of the step whose cause may be unknown because launches were not recorded."""
 MAX_MISSING = 0.01
 MAX_EMPTY = 0.1
-"""Share of the steps without any device work, where others have some."""
+"""Maximum share of the steps without any device work, if other steps have some."""
 MAX_OVERHEAD = 3.0
-"""Launch-bound steps take 1.5 to 2.5 times as long under the profiler; host categories are scaled back."""
+"""Maximum ratio of profiled to unprofiled step time: launch-bound steps take 1.5 to 2.5 times as long under the
+profiler, and host categories are scaled back.
+"""
 MIN_OVERHEAD = 0.5
-"""No profiler makes a step half as long."""
+"""Minimum ratio of profiled to unprofiled step time: no profiler halves a step."""
 MAX_COMPUTE = 1.1
-"""Kernels are not slowed by the profiler: they cannot take longer than the step without it, but for chance."""
+"""Maximum ratio of kernel time to unprofiled step time: the profiler does not slow kernels, so only chance raises it
+above 1.
+"""
 SLOW_FIRST_STEP = 1.5
 MAX_WARM_UP = 0.25
-"""Share of the profiled time that the first step may take beyond what the others do: above it, warming up is a large
-part of what was profiled."""
+"""Maximum excess of the first step over the others, as a share of the profiled time: above it, too much of the profile
+is warm-up.
+"""
 WHOLE_REPLAY = 0.8
-"""A replay with less than this share of the operations of its siblings has lost some. Conditional nodes vary less."""
+"""Minimum number of operations of a CUDA graph replay, as a share of its siblings': one with fewer has lost some.
+Conditional nodes vary less.
+"""
 LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Properties of a capture that speak for or against it.
+    """Properties of a capture that determine its quality.
 
     Attributes:
         unlinked: Share of the device's operations without a recorded launch.
         unknown: Share of the steps whose cause is unknown.
         missing: Share of the launched operations without recorded device work: a replayed graph launches many.
-        lost_replays, num_replays: Replays of CUDA graphs of whose operations some are missing, and all of them.
-        empty_steps, num_steps: Steps in which no device worked, although it did in others, and all of them.
-        step_time_ns, computing_ns: Per step as profiled, and of that what the device computes (0 on a CPU).
-        unprofiled_step_time_ns: As given.
-        own_capture: Whether Steptune recorded it: then nobody else chose how.
-        first_step: How many times as long as the others the first step took (1.0 where that cannot be said).
-        warm_up: What it took beyond the others, as a share of all steps.
+        lost_replays, num_replays: Number of CUDA graph replays with missing operations, and of all replays.
+        empty_steps, num_steps: Number of steps without device work although others have some, and of all steps.
+        step_time_ns, computing_ns: Profiled step time, and the part in which the device computes (0 on a CPU).
+        unprofiled_step_time_ns: Step time without the profiler; None if unknown.
+        own_capture: True if Steptune recorded it, with its own profiler settings.
+        first_step: Time of the first step as a multiple of the others' (1.0 if unknown).
+        warm_up: Excess of the first step over the others, as a share of all steps.
     """
 
     is_whole: bool
@@ -80,14 +87,14 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One way in which a capture is so bad that no verdict can rest on it.
+    """Problem of a capture because of which no verdict can rest on it.
 
     Attributes:
-        when: For people: the condition.
-        holds: The condition.
-        message: What is said; the fields of `Seen` are filled in.
-        advice: How to record a better capture, for one that another program made.
-        own_advice: What can be done about one that Steptune recorded itself: its settings are not the user's.
+        when: Condition as text shown to users.
+        holds: Condition as a function.
+        message: Text shown to users, made from the fields of `Seen`.
+        advice: Advice on a better capture, for captures that another program recorded.
+        own_advice: Advice for captures that Steptune recorded itself, whose settings the user does not choose.
     """
 
     name: str
@@ -190,7 +197,7 @@ def _computes_too_long(seen: Seen) -> bool:
 def capture_quality(
     capture: Capture, device: str, totals: dict[str, int], unprofiled_step_time_ns: int | None
 ) -> CaptureQuality:
-    """Quality of the capture of a device (or "cpu")."""
+    """Return the quality of the capture of a device (or "cpu")."""
     seen = _seen(capture, device, totals, unprofiled_step_time_ns)
     bad = [problem for problem in PROBLEMS if problem.holds(seen)]
     names = tuple(problem.name for problem in bad)
@@ -240,8 +247,8 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
 
 
 def _missing(capture: Capture) -> tuple[float, int, int]:
-    """Share of the operations launched inside the steps that are not in the trace; replays of graphs that lost any of
-    theirs, and all of them.
+    """Return the share of operations launched inside the steps that the trace lacks, the number of graph replays that
+    lost operations, and the number of all replays.
     """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)
@@ -263,10 +270,11 @@ def _missing(capture: Capture) -> tuple[float, int, int]:
 
 
 def _expected_of_replays(capture: Capture, start: Ints, found: Ints) -> Ints:
-    """Expected number of operations of each replay of a graph: as many as the largest at the same place in its step.
+    """Return the expected number of operations of each graph replay: the largest number at the same position in any
+    step.
 
-    Where steps replay different numbers of graphs, which of them are alike is unknown: one without any operation counts
-    as many as the median of the others.
+    If steps replay different numbers of graphs, it is unknown which replays correspond: a replay without any operation
+    counts as many as the median of the others.
     """
     step = np.searchsorted(capture.steps.host_starts, start, side="right") - 1
     numbers, counts = np.unique(step, return_counts=True)
@@ -283,7 +291,7 @@ def _expected_of_replays(capture: Capture, start: Ints, found: Ints) -> Ints:
 
 
 def _empty_steps(capture: Capture) -> int:
-    """Steps without any device work, where others have some."""
+    """Return the number of steps without any device work, if others have some."""
     steps, work = capture.steps, capture.trace.work
     rows = capture.trace.work_rows()
     first = np.searchsorted(steps.boundaries, work.start[rows], side="right") - 1

@@ -1,8 +1,8 @@
-"""The collectives of several ranks side by side: who arrives late, who waits, what the network takes.
+"""Comparison of the collectives of several ranks: who arrives late, who waits, and how long the network takes.
 
 Calls match by process group and sequence number, or (where the library records none) by process group
 and order within a step. Ranks' clocks need not agree: the collectives in which every rank waits for
-every other one end together, and their ends align the clocks (as in dPRO).
+every other one end together, so their ends align the clocks (as in dPRO).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from steptune.tuner.trace_records import RankAnalysis, RankWait, TraceAnalysis
 from steptune.tuner.wording import counted
 
 WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that no rank can end before every rank has begun."""
+"""Collectives that no rank can finish before every rank has begun."""
 
 MAX_DRIFT_NS = 1_000_000
-"""Largest remaining offset of aligned clocks at some moment of a capture."""
+"""Maximum residual offset of aligned clocks at any moment of a capture."""
 
 _Key = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankComparison:
-    """Results that only several ranks show.
+    """Results that need the traces of several ranks.
 
     Attributes:
-        offsets_ns: By rank, added to its times so that collectives end together; 0 for the first rank.
+        offsets_ns: Offset of each rank, added to its times so that collectives end together; 0 for the first rank.
     """
 
     collectives: tuple[CollectiveStats, ...]
@@ -46,12 +46,12 @@ class RankComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Calls that all ranks of one group made (of the ranks that were given).
+    """Calls of one group's collectives, matched across those of its ranks that have a trace.
 
     Attributes:
         numbers: int64 of shape (calls, ranks): number of each call among the rank's own.
         start, end: int64 of shape (calls, ranks).
-        waiting: By call: whether every rank waits for every other one.
+        waiting: By call: True if every rank waits for every other one.
     """
 
     ranks: tuple[int, ...]
@@ -67,7 +67,7 @@ class Matched:
         return replace(self, start=self.start + shift, end=self.end + shift)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Matched:
-        """The calls of a mask."""
+        """Return the calls that a mask selects."""
         return replace(
             self,
             messages=tuple(message for message, keep in zip(self.messages, kept.tolist(), strict=True) if keep),
@@ -79,10 +79,10 @@ class Matched:
 
 
 def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
-    """Compare ranks.
+    """Compare the collectives of ranks.
 
     Args:
-        calls: By rank. Times are of one clock as far as the ranks' clocks agree.
+        calls: Calls of each rank, on one clock as far as the ranks' clocks agree.
     """
     ranks = tuple(sorted(calls))
     notes: list[str] = []
@@ -126,7 +126,7 @@ def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...]
 
 
 def _same_moment(group: Matched, notes: list[str]) -> Matched:
-    """Drop calls that cannot be one collective: all ranks would have to be in it at one moment."""
+    """Drop matched calls that cannot be one collective, because there is no moment at which all ranks are in it."""
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
@@ -135,9 +135,10 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Key that a call has in common with those of other ranks, and its number.
+    """Return the number of each call by a key that is the same on all ranks.
 
-    (process group, sequence number, -1, how many before it) or (process group, -1, step, how many before it).
+    Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
+    ones).
     """
     found: dict[_Key, int] = {}
     counts: dict[tuple[str, int, int], int] = {}
@@ -151,7 +152,7 @@ def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
 
 
 def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, int]]) -> tuple[Matched, int]:
-    """The calls of one group, and the number of those that not all of its ranks have."""
+    """Return the matched calls of one group, and the number of calls that some of its ranks lack."""
     ranks = tuple(keyed)
     everywhere = set.intersection(*(set(keys) for keys in keyed.values()))
     anywhere = set[_Key]().union(*keyed.values())
@@ -178,7 +179,9 @@ def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, 
 
 
 def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int]:
-    """Clock offset of each rank: the median over collectives of how much earlier it shows their end than the first."""
+    """Return the clock offset of each rank: the median, over collectives, of how much earlier they end on its clock
+    than on the first rank's.
+    """
     offsets = dict.fromkeys(ranks[:1], 0)
     by_size = sorted((group for group in groups if group.waiting.any()), key=lambda group: -int(group.waiting.sum()))
     while True:
@@ -193,7 +196,7 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
 
 
 def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """Wait of a rank in a call: its duration beyond that of the fastest rank, at the start of the call."""
+    """Return the waits of each rank: the duration of a call beyond the fastest rank's, counted from its start."""
     waited: dict[int, int] = {}
     waiting: dict[int, list[Intervals]] = {}
     compared: dict[int, set[int]] = {}
@@ -226,22 +229,24 @@ def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> t
 
 
 def _exposed(calls: CollectiveCalls, waiting: Sequence[Intervals]) -> int:
-    """Part of a rank's waiting that no compute hides. Two stretches at the same time count once."""
+    """Return the part of a rank's waiting that no compute hides. Simultaneous stretches count once."""
     start, end = (np.concatenate(side) for side in zip(*waiting, strict=True))
     low, high, *_ = pieces(*union(start, end), (calls.exposed_start, calls.exposed_end))
     return int((high - low).sum())
 
 
 def late_part(wait: RankWait | None, breakdown: Breakdown) -> float:
-    """Share of a rank's exposed communication in which it waits for a rank that is late. The rest is the network's.
-    Steps whose collectives could not be compared count as the others.
+    """Return the share of a rank's exposed communication spent waiting for a late rank; the rest is the network's.
+    Steps whose collectives could not be compared count like the others.
     """
     exposed_ns = breakdown.categories.get(Category.COMMUNICATION.value, 0) * (wait.step_share if wait else 1.0)
     return min(1.0, wait.exposed_ns / exposed_ns) if wait and exposed_ns else 0.0
 
 
 def straggler(waits: Sequence[RankWait]) -> int | None:
-    """Find the rank that the others wait for: it waits least, and among equals arrives last most often."""
+    """Find the rank that the others wait for: the one with the least wait, and among equals the one that is last most
+    often.
+    """
     if not waits:
         return None
     return min(waits, key=lambda wait: (wait.wait_ns, -wait.late_share, wait.rank)).rank
@@ -254,7 +259,7 @@ def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
 
 
 def _stats(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[CollectiveStats, ...]:
-    """Statistics by kind of collective. Those that ranks do not have in common have neither latency nor skew."""
+    """Return statistics by kind of collective. Collectives that not all ranks share have neither latency nor skew."""
     kinds: dict[Message, dict[int, list[int]]] = {}
     for rank, own in calls.items():
         for kind, numbers in kinds_of(own.messages).items():

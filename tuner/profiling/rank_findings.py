@@ -1,4 +1,4 @@
-"""Findings that only several ranks show."""
+"""Findings that only the traces of several ranks show."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Our own, for the longest wait for a late rank as a share of the step."""
+"""Minimum shares of the step for the severities of the longest wait for a late rank (chosen by us)."""
 ON_TIME = 0.75
-"""Share of the median rank's wait below which a rank counts as late, together with the one that waits least."""
+"""Maximum wait, as a share of the median rank's, for a rank to count as late beside the one that waits least."""
 
 
 def diagnose_ranks(
@@ -24,15 +24,16 @@ def diagnose_ranks(
     straggler: int | None,
     replay: Replay | None = None,
 ) -> list[Finding]:
-    """Findings that only several ranks show: they wait for one of them.
+    """Return the findings that only several ranks show: they wait for one of them.
 
-    Buckets and bandwidth are not to blame for that: see TraceLens' separation of skew and latency. What is found
-    here is no part of `exposed_communication`, so that both can be true without counting a wait twice.
+    Buckets and bandwidth do not cause such waits: see TraceLens' separation of skew and latency. Waits found
+    here are no part of `exposed_communication`, so that no wait counts twice.
 
     Args:
-        evidence: By rank. The longest wait is judged, as a share of that rank's own step.
+        evidence: Evidence of each rank. The longest wait is judged, as a share of that rank's step.
         straggler: The rank that the others wait for.
-        replay: All ranks together: lateness goes on from one collective to the next, and ranks may be late in turn.
+        replay: Replay of all ranks together: lateness carries over from one collective to the next, and ranks may be
+            late in turn.
     """
     late = next((wait for wait in waits if wait.rank == straggler), None)
     others = [rank for rank in evidence if rank != straggler]
@@ -82,7 +83,9 @@ def diagnose_ranks(
 
 
 def _late_group(waits: Sequence[RankWait]) -> tuple[int, ...]:
-    """Ranks that wait clearly less than most; none where all wait alike, as when they are late in turn."""
+    """Return the ranks that wait clearly less than the median rank; none if all wait alike, for instance when they are
+    late in turn.
+    """
     ordered = sorted(wait.wait_ns for wait in waits)
     usual = ordered[len(ordered) // 2]
     return tuple(sorted(wait.rank for wait in waits if wait.wait_ns < ON_TIME * usual))

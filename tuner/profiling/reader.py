@@ -1,10 +1,11 @@
-"""Reading a trace file: `.json` or `.json.gz`, of any size, in pieces; other profilers' are translated (`captures`).
+"""Reading a trace file: `.json` or `.json.gz`, of any size, in chunks; other profilers' files are translated
+(`captures`).
 
 Kineto writes every event's end on a line of its own, indented by two spaces, and a JSON string cannot
 hold a raw line break: a file in that layout is cut there and decoded piece by piece, so that it is
-never in memory as a whole. Any other layout is decoded at once ("whole file"). Either way what is
-broken is repaired where that is safe (NaN, control characters, stray backslashes), or left out and
-counted; a file that ends in the middle gives what is whole.
+never in memory as a whole. Any other layout is decoded at once ("whole file"). In both cases, broken text
+is repaired if that is safe (NaN, control characters, stray backslashes), or left out and
+counted; from a truncated file the complete events are read.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 KINETO_HEAD = re.compile(HEAD.pattern + rb"(?=\s*?\n  \{)")
 MOST_DECODED_BYTES = 8 << 30
-"""Maximum memory of a decoded file in another layout than Kineto's. Its events take about five times as much memory as
-text.
+"""Maximum memory of a decoded file, in bytes, in a layout other than Kineto's; events take about five times their size
+as text.
 """
 MARGIN = 64
-"""Margin of bytes beyond what `KINETO_HEAD` matches."""
+"""Number of bytes searched beyond what `KINETO_HEAD` matches."""
 END = re.compile(rb"\n {0,2}\]")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
@@ -55,7 +56,7 @@ _CONTROL = bytes(32 if code < 32 and code != 10 else code for code in range(256)
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file.
+    """Read the trace in a file.
 
     Raises:
         TraceError: The file cannot be opened, is empty, is not a trace, or holds no timed event.
@@ -75,7 +76,7 @@ def read_trace(path: Path) -> Trace:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Suspend garbage collection: decoding makes millions of objects and no cycles."""
+    """Suspend garbage collection while decoding, which makes millions of objects and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +87,7 @@ def _no_collections() -> Iterator[None]:
 
 
 class _Blocks:
-    """The uncompressed file in blocks. `problem` says what is wrong with a compressed file."""
+    """Uncompressed content of a file, in blocks. `problem` describes the error in a compressed file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -125,7 +126,7 @@ class _Blocks:
 
 
 def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield blocks, the next one made in a thread of its own while one is used: decompressing needs no interpreter."""
+    """Yield blocks while a separate thread prepares the next one: decompressing releases the interpreter lock."""
     with ThreadPoolExecutor(1, thread_name_prefix="steptune-read") as thread:
         following = thread.submit(next, blocks, b"")
         while block := following.result():
@@ -134,7 +135,7 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
-    """The file up to its first events, and where those begin if Kineto laid them out, or 0."""
+    """Return the file up to its first events, and the offset at which those begin in Kineto's layout, or 0."""
     start, position = b"", 0
     for block in blocks:
         start = joined([start, block])
@@ -195,12 +196,12 @@ class _Reader:
         return self._read_end(head, rest)
 
     def _read_end(self, head: bytes, rest: bytes) -> Header:
-        """The last event, and what stands after the events."""
+        """Read the last event and the text after the events; return the header fields there."""
         end = self._read_object(b'{"traceEvents":[' + rest)
         return _merged(self._read_head(head), end) if end is not None else self._recover(head, rest)
 
     def _take_piece(self, text: bytes) -> bool:
-        """Take a piece of the list of events, repaired if need be; not if it reaches beyond the list's end."""
+        """Add a chunk of the list of events, repaired if necessary; False if it reaches beyond the list's end."""
         if self._take(text):
             return True
         if END.search(text):
@@ -213,7 +214,7 @@ class _Reader:
         return True
 
     def _take(self, text: bytes) -> bool:
-        """Take a list of events, as strictly typed as it allows; False where it is no JSON."""
+        """Add a list of events, decoded as strictly as possible; False if it is not JSON."""
         try:
             self._take_typed(text, _EVENTS, _EXACT_EVENTS)
         except msgspec.ValidationError:
@@ -226,7 +227,7 @@ class _Reader:
         return True
 
     def _take_typed(self, text: bytes, plain: msgspec.json.Decoder[Any], exact: msgspec.json.Decoder[Any]) -> Any:
-        """Decode events with times as floats, as long as those are exact."""
+        """Decode events with times as floats if those are exact, else with times as text."""
         if not self._exact:
             decoded = plain.decode(text)
             try:
@@ -240,7 +241,7 @@ class _Reader:
         return decoded
 
     def _take_one_by_one(self, text: bytes) -> None:
-        """Events of a damaged piece that can be read by themselves."""
+        """Add the events of a damaged chunk that can be decoded individually."""
         rows = []
         for part in text[1:-1].split(EVENT_END):
             event = part.lstrip(b" \n,")
@@ -254,7 +255,7 @@ class _Reader:
         self._take_loose(rows)
 
     def _take_loose(self, rows: Any) -> None:
-        """Events whose fields are not of the usual types."""
+        """Add events whose fields have unusual types."""
         events = [event for row in rows if (event := loose_event(row)) is not None]
         self._num_lost += len(rows) - len(events)
         self._columns.take(events, exact=True)
@@ -262,7 +263,7 @@ class _Reader:
     # --- as a whole -------------------------------------------------------------------------------
 
     def _read_whole(self, text: bytes) -> Header:
-        """A file in another layout: an object with "traceEvents", or the bare list of events."""
+        """Read a file in another layout: an object with "traceEvents", or a bare list of events."""
         if not text.strip():
             raise TraceError(self._blocks.problem or "the file is empty")
         header = self._read_object(text)
@@ -279,7 +280,7 @@ class _Reader:
         return f" ({self._blocks.problem})" if self._blocks.problem else ""
 
     def _read_object(self, text: bytes) -> Header | None:
-        """Decode a text as it is, or repaired; None where it is no JSON."""
+        """Decode a text as it is, or repaired; None if it is not JSON."""
         check_decoded_size(text, MOST_DECODED_BYTES)
         header = self._decoded(text)
         if header is None:
@@ -288,7 +289,7 @@ class _Reader:
         return header
 
     def _decoded(self, text: bytes) -> Header | None:
-        """Decode a text as strictly typed as the file allows; None where it is no JSON."""
+        """Decode a text as strictly typed as the file allows; None if it is not JSON."""
         try:
             header: Header = self._take_typed(text, _FILE, _EXACT_FILE)
         except msgspec.ValidationError:
@@ -310,7 +311,7 @@ class _Reader:
     # --- what is broken ---------------------------------------------------------------------------
 
     def _recover(self, head: bytes, text: bytes) -> Header:
-        """Decode event by event up to the place where the file breaks off."""
+        """Decode event by event up to the point where the file breaks off."""
         scan = json.JSONDecoder(strict=False, parse_float=Decimal).raw_decode
         source = _repaired(text).decode()
         position, rows, ended = 0, [], False
@@ -331,7 +332,7 @@ class _Reader:
         return self._read_head(head)
 
     def _read_head(self, head: bytes) -> Header:
-        """Read the header, which stands before the events."""
+        """Read the header before the events."""
         for text in (head + b"]}", _repaired(head + b"]}")):
             try:
                 return _HEADER.decode(text)
@@ -346,7 +347,7 @@ def _events(decoded: Any) -> Any:
 
 
 def _loosely(text: bytes) -> Any:
-    """Parse JSON without checks; None where it is no JSON."""
+    """Parse JSON without checks; None if it is not JSON."""
     try:
         return _LOOSE.decode(text)
     except _UNREADABLE:
@@ -354,7 +355,7 @@ def _loosely(text: bytes) -> Any:
 
 
 def _repaired(text: bytes) -> bytes:
-    """Remove what trace writers add although JSON does not allow it."""
+    """Remove sequences that trace writers produce although JSON does not allow them."""
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     text = _BACKSLASH.sub(lambda match: match[0] if match[1] else rb"\\", text)
     return _STRING_OR_NOT_JSON.sub(lambda match: match[1] or b"null", text)

@@ -1,4 +1,4 @@
-"""Regions of the host, by thread: the stretches of loader, optimizer, backward pass and the like."""
+"""Regions of the host, by thread: stretches of loader, optimizer, backward pass and similar activities."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LOADER = (
     r"(train|val|predict)_dataloader_next$|\b(data_fetch|next_batch|fetch_batch|get_batch|batch_fetch)(er)?$|"
     r"^(dataloader|data_loader|dataloading|data_loading|data)(_iter)?[ _.]?(next|wait|load|fetch)$"
 )
-"""Names under which PyTorch, Lightning, torchdata, torchtitan and loops of one's own mark the wait for a batch."""
+"""Names under which PyTorch, Lightning, torchdata, torchtitan and custom loops mark the wait for a batch."""
 OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"
 RESTART = r"^steptune\.epoch_restart$"
 BACKWARD = r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$"
 SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$"
-"""Calls in which the host waits for the device. cudaStreamWaitEvent is not one: only the stream waits."""
+"""Calls in which the host waits for the device. cudaStreamWaitEvent is none: only the stream waits."""
 ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|MemCreate|MemMap)"
 BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
 HOST = (Kind.ANNOTATION, Kind.OPERATOR)
@@ -30,8 +30,8 @@ class Region:
     """Stretches of host time of one kind, by thread.
 
     Args:
-        rows: The events that are these stretches.
-        start: Where each of them begins; by default where its event does.
+        rows: Rows of the events that span these stretches.
+        start: Beginning of each stretch; by default that of its event.
     """
 
     def __init__(self, trace: Trace, rows: Ints, start: Ints | None = None) -> None:
@@ -41,7 +41,7 @@ class Region:
         self._unions: dict[int, Intervals] = {}
 
     def on(self, thread: int) -> Intervals:
-        """Disjoint intervals on one thread."""
+        """Return the disjoint intervals on one thread."""
         if thread not in self._unions:
             host = self._trace.host
             here = host.thread[self.rows] == thread
@@ -50,7 +50,7 @@ class Region:
         return self._unions[thread]
 
     def contains(self, thread: npt.NDArray[np.integer], time: Ints) -> npt.NDArray[np.bool_]:
-        """Mask of the moments, by thread, that lie inside."""
+        """Return a mask of the moments, each on its thread, that lie inside the region."""
         inside = np.zeros(len(time), dtype=bool)
         for number in np.unique(self._trace.host.thread[self.rows]).tolist():
             here = thread == number
@@ -59,11 +59,11 @@ class Region:
 
 
 class Regions:
-    """The regions of a trace.
+    """Regions of a trace's host threads: waits for data, optimizer steps, backward passes and similar activities.
 
     Attributes:
-        optimizer: Steps of the optimizer. One that is given a closure (Lightning's are) runs forward and backward pass
-            inside of its step: what comes before the end of the last backward operator is no update.
+        optimizer: Steps of the optimizer. With a closure (as in Lightning) a step runs the forward and backward pass
+            too: time before the end of the last backward operator is no update.
         recompute: Operators of the forward pass that run inside the backward pass, as activation
             checkpointing makes them: with gradients on (they have a sequence number), although no
             operator of the backward pass itself has one without naming its forward thread.
@@ -85,7 +85,7 @@ class Regions:
         self.recompute = Region(trace, self._recomputed(trace))
 
     def _after_closures(self, trace: Trace, updates: Ints) -> Ints:
-        """Ends of the backward pass inside each step of an optimizer, on whatever thread it ran."""
+        """Return the ends of the backward pass inside each step of an optimizer, on whatever thread it ran."""
         host, backward = trace.host, self.backward.rows
         order = np.argsort(host.end[backward], kind="stable")
         began, ended = host.start[backward][order], host.end[backward][order]
@@ -108,6 +108,6 @@ class Regions:
 
 
 def joined(regions: Sequence[Region], thread: int) -> Intervals:
-    """Disjoint intervals on one thread in which any of the regions is."""
+    """Return the disjoint intervals on one thread that any of the regions covers."""
     parts = [region.on(thread) for region in regions]
     return union(np.concatenate([start for start, _ in parts]), np.concatenate([end for _, end in parts]))

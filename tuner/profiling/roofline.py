@@ -1,6 +1,6 @@
-"""The roofline of a step: the least time of each call by its FLOP and bytes, and model FLOPs utilisation (MFU).
+"""Roofline of a step: the least time of each call by its FLOP and bytes, and model FLOPs utilisation (MFU).
 
-Operators, kernels and modules are listed by their time above the floor (`floors`), so that the first is worth the most.
+Operators, kernels and modules are listed by their time above the floor (`floors`), the largest potential first.
 
 MFU is that of PaLM (Chowdhery et al. 2022, appendix B): the FLOP of the matmuls, convolutions and attention of forward
 and backward pass, as `torch.utils.flop_counter` counts them, at the peak of the arithmetic that ran, over the time of
@@ -26,7 +26,7 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.trace_records import Roofline, RooflineRow
 
 LEAST_KNOWN = 0.95
-"""Share of the time of matmuls that must have a count, for the FLOP of the step to be stated."""
+"""Minimum share of the matmul time that must have a FLOP count for the FLOP of the step to be reported."""
 MULTIPLYING = (Category.MATMUL, Category.ATTENTION)
 NO_SHAPES = "shapes of arguments are not recorded (record_shapes=True)"
 
@@ -34,11 +34,11 @@ NO_SHAPES = "shapes of arguments are not recorded (record_shapes=True)"
 def roofline(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules, step_ns: float, top: int = 20
 ) -> tuple[Roofline, Floors | None]:
-    """The roofline of the steps, with the floors by call.
+    """Return the roofline of the steps, with the floors by call.
 
     Args:
-        step_ns: Time of a step, without the profiler where that is known.
-        top: How many operators, kernels and modules are listed.
+        step_ns: Time of a step, without the profiler if known.
+        top: Maximum number of operators, kernels and modules in the lists.
     """
     trace = capture.trace
     names = {device.number: device.name for device in trace.devices}
@@ -74,7 +74,7 @@ def roofline(
 
 
 def _model_flops(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> tuple[float | None, Mask]:
-    """FLOP of a step of the model, and the calls that have them; None where too much of its time has no count."""
+    """Return the model's FLOP per step, and a mask of the calls counted; None if too much matmul time has no count."""
     host, regions = capture.trace.host, capture.regions
     one = np.array([groups.works[n].flops or 0 if n in groups.works else 0 for n in range(len(groups))], np.float64)
     by_row = np.zeros(len(host))
@@ -95,7 +95,7 @@ def _uncounted(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> st
 
 
 def _uncounted_share(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> float:
-    """Share of the time of matmuls and attention without a count of FLOP."""
+    """Return the share of the time of matmuls and attention that has no FLOP count."""
     has_flops = np.zeros(len(groups), dtype=bool)
     has_flops[[n for n, work in groups.works.items() if work.flops is not None]] = True
     own = np.zeros(len(capture.trace.host), dtype=bool)
@@ -125,7 +125,7 @@ def _multiplying_work(capture: Capture) -> tuple[Mask, Ints]:
 
 
 def _known_share(capture: Capture, calls: OperatorCalls, floors: Floors) -> float:
-    """Share of the time of computing kernels that has a floor."""
+    """Return the share of the time of computing kernels that has a floor."""
     work, (low, high) = capture.trace.work, capture.steps.span
     inside = (work.kind == Kind.KERNEL) & (work.end > low) & (work.start < high)
     inside &= np.isin(capture.category, [PRIORITY[category] for category in COMPUTING])
@@ -143,7 +143,7 @@ def _above(time_ns: float, floor_ns: float) -> float:
 def _operators(
     capture: Capture, groups: CallGroups, modules: Modules, floors: Floors, top: int
 ) -> tuple[RooflineRow, ...]:
-    """Operators by name and shapes, the most time above the floor first."""
+    """Return operators by name and shapes, the most time above the floor first."""
     rows = groups.row[~np.isnan(floors.of_call_ns[groups.row])]
     group_of = np.full(len(capture.trace.host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group
@@ -176,7 +176,7 @@ def _total(amount: int | None, count: int) -> float | None:
 
 
 def _kernels(capture: Capture, calls: OperatorCalls, floors: Floors, top: int) -> tuple[RooflineRow, ...]:
-    """Kernels by name, those whose operator has a floor."""
+    """Return kernels by name, if their operator has a floor."""
     work, names = capture.trace.work, capture.trace.names
     launched = calls.launched_by
     known = (launched >= 0) & ~np.isnan(floors.of_call_ns[np.maximum(launched, 0)]) & (work.kind == Kind.KERNEL)
@@ -201,7 +201,7 @@ def _kernels(capture: Capture, calls: OperatorCalls, floors: Floors, top: int) -
 
 
 def _modules(groups: CallGroups, modules: Modules, floors: Floors, top: int) -> tuple[RooflineRow, ...]:
-    """Modules by their own operators that have a floor, without the modules inside."""
+    """Return modules by their own operators that have a floor, without the modules inside."""
     known = groups.row[(~np.isnan(floors.of_call_ns[groups.row])) & (modules.frame[groups.row] >= 0)]
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for row in known.tolist():

@@ -1,6 +1,6 @@
-"""The recorded steps with kernels at their least time: the most that faster kernels could save of the step.
+"""Replay of the steps with kernels at their least time: the most that faster kernels could save of the step.
 
-A kernel beside other work, or under a host that is late, saves less of the step than it has above its floor.
+A kernel that overlaps with other work, or waits for a late host, saves less of the step than its time above the floor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import Roofline
 
 NUM_REPLAYED = 1
-"""Kernels that are simulated one by one: every simulation lengthens the analysis."""
+"""Number of kernels that are simulated individually: every simulation lengthens the analysis."""
 
 
 def with_floors(
     capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
 ) -> tuple[Roofline, Replay]:
-    """The roofline and the replay with the shares that floors save; unchanged where the steps are not replayed."""
+    """Return the roofline and the replay with the shares that floors save; unchanged if the steps are not replayed."""
     if replay.refusal or not replay.step_time_ns or not found.kernels:
         return found, replay
     work, names = capture.trace.work, capture.trace.names

@@ -1,7 +1,7 @@
-"""The line of the user's code that was running, where a trace has call stacks.
+"""Source line of the user's code that was running, if a trace has call stacks.
 
 New traces have Python functions as events of their own ("train.py(54): main"); traces before 2022 have
-the stack as a text on each operator, innermost first.
+the stack as text on each operator, innermost first.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ LIBRARY = re.compile(
     r"(^|[/\\])(site-packages|dist-packages|lib[/\\]python3[^/\\]*|torch|torchvision)[/\\]"
     r"|^<"
 )
-"""Frames of Python, PyTorch and other installed packages, by their path: not the user's."""
+"""Paths of frames from Python, PyTorch and other installed packages, which are not the user's code."""
 ROOT = re.compile(r"^(\w+)(?:\.py\(|[/\\])")
-"""The module in a path that torch.profiler has cut: what stands in `sys.path` is left out of it."""
+"""Top-level module in a path that torch.profiler shortened by removing a `sys.path` entry."""
 LIBRARIES = (sys.stdlib_module_names - {"cmd", "code", "profile", "trace"}) | {
     *("steptune", "numpy", "torchmetrics", "torchdata", "triton", "functorch"),
     *("accelerate", "deepspeed", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "ray"),
     *("datasets", "diffusers", "peft", "timm", "tqdm", "transformers", "trl", "webdataset"),
 }
-"""Modules that are not the user's. Those left out are no part of a training, and usual names of scripts."""
+"""Modules that are not the user's. Excluded standard modules are not used in training, and their names are common for
+scripts.
+"""
 
 
 class SourceLines:
-    """Finds source lines. Without stacks in the trace every answer is empty.
+    """Lookup of source lines. Without call stacks in the trace every answer is empty.
 
     Args:
         modules: Of the same operators; by default those that the trace has.
-        elsewhere: Says the line of an operator (a row of `trace.host`) that has no stack here.
+        elsewhere: Function that returns the line of an operator (a row of `trace.host`) without a stack in this trace.
 
     Attributes:
         modules: Of the same operators.
@@ -61,14 +63,16 @@ class SourceLines:
         self._has_lines = self._has_stacks or len(self._frames) > 0
 
     def at(self, time: int, thread: int) -> str:
-        """The innermost function of the user's that runs at a moment on a thread."""
+        """Return the innermost function of the user's code that runs at a moment on a thread."""
         host = self._trace.host
         rows = self._frames[: np.searchsorted(host.start[self._frames], time, side="right")]
         rows = rows[(host.end[rows] > time) & (host.thread[rows] == thread)]
         return self._trace.names[host.name[rows[-1]]] if len(rows) else ""
 
     def of(self, operator: int) -> str:
-        """The line that called an operator (a row of `trace.host`); of a gradient that of its forward operator."""
+        """Return the line that called an operator (a row of `trace.host`); for a gradient, the line of its forward
+        operator.
+        """
         host = self._trace.host
         if line := self._elsewhere(operator):
             return line
@@ -83,13 +87,13 @@ class SourceLines:
 
 
 def user_line(stack: str) -> str:
-    """The innermost frame of the user's in a stack as text; empty where all are a library's."""
+    """Return the innermost frame of the user's code in a stack given as text; empty if all frames are library code."""
     frames = (frame.strip() for frame in re.split(r"[;\n]", stack))
     return next((frame for frame in frames if is_user_frame(frame)), "")
 
 
 def is_user_frame(frame: str) -> bool:
-    """Say whether a frame ("train.py(54): main") is the user's code, as far as its path says."""
+    """Say whether a frame ("train.py(54): main") is the user's code, judged by its path."""
     if not FRAME.match(frame) or LIBRARY.search(frame):
         return False
     root = ROOT.match(frame)

@@ -1,4 +1,4 @@
-"""The finding of stalls: stretches in which the host launches nothing, whatever it does in them."""
+"""Finding of stalls: stretches in which the host launches nothing, whatever their cause."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from steptune.tuner.wording import milliseconds
 
 STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Our own, for host time in stalls as a share of the step."""
+"""Minimum shares of the step for the severities of host time in stalls (chosen by us)."""
 
 
 def diagnose_stalls(evidence: Evidence) -> Finding | None:
-    """Stretches in which the host launches nothing: no dispatch, whatever it is."""
+    """Return the finding of stalls; None if there are none worth reporting."""
     stalls, share = evidence.breakdown.stalls, evidence.stalled_share
     gain = evidence.gain(STALLS, share)
     saved = gain.expected if gain is not None and gain.expected is not None else 0.0
@@ -62,7 +62,7 @@ STALL_ADVICE = {
     "lock or sleep": "find who holds the lock, or remove the sleep",
     "logging": "log more rarely, or from another thread",
 }
-"""Advice by the kind of a stall, which its name tells."""
+"""Advice by the kind of a stall, which its name determines."""
 
 
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:

@@ -1,12 +1,12 @@
 """Stalls: stretches in which the host launches nothing for so long that it cannot be dispatching operators.
 
-Dispatch leaves a steady pace of launches (on a CPU: of operators), microseconds to tens of microseconds apart. A sleep,
+Dispatch produces launches (on a CPU: operators) at a steady pace, microseconds to tens of microseconds apart. A sleep,
 a lock, a garbage collection, a checkpoint or a Python loop leaves one long silence. Both make the device wait for the
 host, but only dispatch becomes shorter with a CUDA graph, compilation or larger batches.
 
-A silence is a stretch between two launches of a process, whichever of its threads make them: forward and backward
-passes take turns. What the loader, a synchronisation, an allocation or the optimizer's step does in it is none: those
-have categories of their own.
+A silence is a stretch between two launches of a process, on any of its threads: forward and backward
+passes take turns. Time of the loader, a synchronisation, an allocation or the optimizer's step is excluded: those
+have separate categories.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import Stall, Stalls
 
 LEAST_NS, MOST_NS = 1_000_000, 10_000_000
-"""Silences that may be stalls: below a millisecond none is, because healthy steps have them around an optimizer or a
-compiled region; above ten milliseconds every one is, because dispatching one operator takes no such time on any host.
+"""Limits of a stall, in nanoseconds: shorter silences are none, because healthy steps have them around an optimizer or
+a compiled region; longer ones always are, because dispatching one operator takes no such time on any host.
 """
 PACES = 25
-"""A stall lasts this many times the usual time between two launches. In nine captures of healthy steps on an H100 and
-an H200, one in a hundred of these times is longer than 4 to 14 times the usual one."""
+"""Minimum duration of a stall, as a multiple of the usual time between two launches. In nine captures of healthy steps
+on an H100 and an H200, one in a hundred of these times is longer than 4 to 14 times the usual one.
+"""
 NAMED = 0.6
-"""An event names a stall if it covers this share of it."""
+"""Minimum share of a stall that an event must cover to name it."""
 WIDEST_ANNOTATION = 3.0
-"""An annotation that lasts longer than so many times the stall says nothing of it."""
+"""Maximum duration of an annotation that names a stall, as a multiple of the stall."""
 SAYS_NOTHING = r"^ProfilerStep#|^PyTorch Profiler|^autograd::engine::evaluate"
 KEPT = 10
 
 _FRAME = re.compile(r"(?P<file>.*\.pyx?)\(\d+\): (?P<function>.*)")
 _NO_CAUSE = re.compile(r"^nn\.Module: |(^|/)torch/utils/checkpoint\.py\(")
-"""Modules have any name; activation checkpointing writes nothing."""
+"""Events that do not tell the cause of a stall, although their names may match: modules have any name, and activation
+checkpointing writes nothing.
+"""
 
 
 def _patterns(*pairs: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
@@ -62,8 +65,8 @@ FUNCTIONS = _patterns(
     ("lock or sleep", r": (sleep|acquire|wait)$"),
     ("logging", r"(^|/)logging/__init__\.py: |: (print|log|log_metrics|add_scalars?)$"),
 )
-"""Kind of a stall by the Python function that names it, as "file: function", the first that fits; its folder says
-nothing.
+"""Kind of a stall by the Python function that names it, as "file: function"; the first match counts, and folders are
+ignored.
 """
 EVENTS = _patterns(
     ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
@@ -78,11 +81,11 @@ EVENTS = _patterns(
     ("lock or sleep", r"\b(sleep|acquire|wait)\b"),
     ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
 )
-"""Kind of a stall by another event that names it: of the profiler, operators, annotations, built-in functions."""
+"""Kind of a stall by another event that names it: of the profiler, an operator, an annotation, a built-in function."""
 
 
 def cause_of(name: str) -> str:
-    """Kind of a stall, by the event that names it; empty where it says nothing."""
+    """Return the kind of a stall, by the event that names it; empty if unknown."""
     if _NO_CAUSE.search(name):
         return ""
     frame = _FRAME.fullmatch(name)
@@ -94,7 +97,7 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
     """Find the stalls of the steps.
 
     Args:
-        segments: Of the device, or of the CPU.
+        segments: Segments of the device, or of the CPU.
         device: Number of the device; None on a CPU.
     """
     host_time = segments.category == PRIORITY[Category.HOST]
@@ -130,7 +133,7 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
 
 
 def _silences(capture: Capture, device: int) -> Intervals:
-    """Stretches of the steps between two launches, without what has a category of its own."""
+    """Return the stretches of the steps between two launches, without time that has a separate category."""
     host, launches, regions = capture.trace.host, capture.launches, capture.regions
     calls = distinct(launches.row[launches.row >= 0])
     own = (regions.restart, regions.loader, regions.synchronisation, regions.allocation, regions.optimizer)
@@ -142,7 +145,7 @@ def _silences(capture: Capture, device: int) -> Intervals:
 
 
 def _threads(capture: Capture, device: int | None) -> list[int]:
-    """The thread that runs the steps, and those that launch the device's work."""
+    """Return the thread that runs the steps, and those that launch the device's work."""
     found = {capture.steps.thread}
     if device is not None:
         launched = (capture.launches.row >= 0) & (capture.trace.work.device == device)
@@ -151,7 +154,9 @@ def _threads(capture: Capture, device: int | None) -> list[int]:
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
-    """Shortest event that covers most of a stall: of the profiler, an operator, an annotation, a Python function."""
+    """Return the name of the shortest event that covers most of a stall: of the profiler, an operator, an annotation or
+    a Python function, in this order.
+    """
     host = capture.trace.host
     covered = np.minimum(host.end, end) - np.maximum(host.start, start)
     silent = capture.trace.names_matching(SAYS_NOTHING)
@@ -169,7 +174,7 @@ def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
 
 
 def listed(steps: Ints | tuple[int, ...], most: int = 5) -> str:
-    """Say numbers of steps: "2, 5 and 8"."""
+    """Format the numbers of steps: "2, 5 and 8"."""
     numbers = [str(number) for number in steps]
     if len(numbers) > most:
         return f"{', '.join(numbers[:most])} and {len(numbers) - most} more"

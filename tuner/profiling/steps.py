@@ -1,4 +1,4 @@
-"""Step windows: from the first step's beginning, each to the end of its own device work."""
+"""Windows of the steps on the device: each ends with its own device work, where the next one begins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from steptune.tuner.profiling.trace import Kind, Trace
 
 UPDATES = r"^Optimizer\.step#"
 LEAST_UPDATES = 3
-"""Fewer updates of the parameters do not show two steps."""
+"""Minimum number of parameter updates that show two steps."""
 ALIKE = 0.9
-"""Stretches of a loop are the same part of it if the host records this share of the events of one in the other."""
+"""Minimum share of host events in common for two stretches of a loop to count as the same part."""
 COMPLETE = 0.8
-"""A last step that launched less than this share of what the others did was cut off by the end of the capture."""
+"""Minimum device work of the last step, as a share of the other steps': with less, the end of the capture cut it off.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +27,12 @@ class StepWindows:
     Attributes:
         boundaries: int64 of length steps + 1: each window's start, and the last one's end.
         thread: The thread that ran the steps.
-        host_starts: When the host began each step: it may run ahead of the device. Empty without marks.
-        host_end: When the host ended the last of them.
-        marked: Whether the trace says where steps begin; without marks all of it is one window.
-        cut_by: Name of the optimizer's ranges that say it where the profiler marked no step; else empty.
+        host_starts: Time at which the host began each step, maybe ahead of the device. Empty without marks.
+        host_end: Time at which the host ended the last step.
+        marked: True if the trace shows where steps begin; without marks all of it is one window.
+        cut_by: Name of the optimizer's ranges that separate steps if the profiler marked none; else empty.
         num_dropped: Incomplete steps at the end that are left out.
-        num_ignored: Marks that are no steps of the loop: of other threads, around others, without length.
+        num_ignored: Number of marks that are not steps of the loop: on other threads, around other marks, or empty.
     """
 
     boundaries: Ints
@@ -47,7 +48,7 @@ class StepWindows:
         return len(self.boundaries) - 1
 
     def first(self, count: int) -> StepWindows:
-        """At most so many of the steps, from the first on."""
+        """Return the first steps, at most this many."""
         if not self.marked or count >= len(self):
             return self
         starts, end = self.host_starts[:count], int(self.host_starts[count])
@@ -59,10 +60,10 @@ class StepWindows:
 
 
 def find_steps(trace: Trace, launches: Launches) -> StepWindows:
-    """Device-adjusted windows of the steps that the profiler marked.
+    """Find the windows of the steps that the profiler marked, adjusted to the device's work.
 
     A step ends when its CPU part and all device work launched inside it have ended; the next begins
-    there, and the first one where the work of the step before it has ended. Without marks a step reaches from
+    there, and the first one when the work of the step before it has ended. Without marks a step lasts from
     one update of the parameters to the next. A trace without either is one window over everything. On a trace
     without device work the windows are those of the CPU.
     """
@@ -98,7 +99,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class _HostSteps:
-    """Steps of the host's loop, in their order."""
+    """Steps of the training loop on the host, in order."""
 
     thread: int
     start: Ints
@@ -108,7 +109,7 @@ class _HostSteps:
 
 
 def _marked(trace: Trace, launches: Launches) -> _HostSteps | None:
-    """Steps that the profiler marked; None without marks."""
+    """Return the steps that the profiler marked; None without marks."""
     host = trace.host
     marks = trace.host_rows(r"^ProfilerStep#\d+$", Kind.OPERATOR, Kind.ANNOTATION)
     if len(marks) == 0:
@@ -119,9 +120,10 @@ def _marked(trace: Trace, launches: Launches) -> _HostSteps | None:
 
 
 def _between_updates(trace: Trace) -> _HostSteps | None:
-    """Steps from the end of one update to the end of the next; None with too few.
+    """Return the steps from the end of one update to the end of the next; None with too few updates.
 
-    Of several optimizers the one that ends last: where one takes several steps of another's one, that is the slow one.
+    With several optimizers, the one that ends last counts: if one updates several times per update of another, that is
+    the slower one.
     """
     host = trace.host
     updates = trace.host_rows(UPDATES, Kind.OPERATOR, Kind.ANNOTATION)
@@ -137,7 +139,9 @@ def _between_updates(trace: Trace) -> _HostSteps | None:
 
 
 def _period(starts: Ints, ends: Ints) -> int:
-    """Updates in a step: optimizers of one class, as those of a generator and its critic, have ranges of one name."""
+    """Return the number of updates per step: optimizers of one class, such as a generator's and its critic's, share a
+    range name.
+    """
     counts = np.diff(np.searchsorted(np.sort(starts), ends))
     for period in range(1, len(ends) // LEAST_UPDATES + 1):
         if (abs(counts[period:] - counts[:-period]) <= (1 - ALIKE) * counts.max(initial=0)).all():
@@ -146,8 +150,8 @@ def _period(starts: Ints, ends: Ints) -> int:
 
 
 def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
-    """Marks of the thread whose marks launch the most device work (then: has the most marks, the longest), without
-    those that have no length or contain others.
+    """Return the marks of the thread whose marks launch the most device work (ties: most marks, then longest), without
+    those that are empty or contain others.
     """
     host = trace.host
 
@@ -167,7 +171,7 @@ def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
 
 
 def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
-    """Start of the first step on the device: after what was launched before it, if that comes first."""
+    """Return the start of the first step on the device: after work that was launched earlier, if that runs first."""
     work = trace.work
     real = work.kind != Kind.SYNC
     known = launches.row >= 0
@@ -181,7 +185,7 @@ def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
 
 
 def _launched(trace: Trace, launches: Launches, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Last end (0 if none) and number of the device operations that each CPU window launched."""
+    """Return the last end (0 if none) and the number of the device operations that each CPU window launched."""
     work = trace.work
     rows = np.flatnonzero((launches.row >= 0) & (work.kind != Kind.SYNC))
     step = np.searchsorted(start, launches.start[rows], side="right") - 1

@@ -1,6 +1,6 @@
 """Calls in which the host waits for the device, by place, and the share of the step that each place costs.
 
-A wait costs the lead that the host loses, wherever the device idles later. So its cost is not its length: the steps
+A wait costs the host its lead, and the device idles later. So its cost is not its length: the steps
 are simulated without the waits of one place. Costs of several places do not add up.
 """
 
@@ -20,9 +20,9 @@ from steptune.tuner.records import Replay
 from steptune.tuner.trace_records import Synchronisation
 
 MOST_PLACES = 5
-"""Places that are simulated: those where the host waits longest."""
+"""Maximum number of places that are simulated: those where the host waits longest."""
 NOTABLE = 0.005
-"""Least saving, as a share of the step, of all waits together for which each of them is simulated."""
+"""Minimum saving of all waits together, as a share of the step, for which each place is simulated."""
 MARKS = r"^(ProfilerStep|Optimizer\.)"
 Place = tuple[str, str, str]
 
@@ -34,7 +34,7 @@ def synchronisations(
     replay: Replay,
     unprofiled_step_time_ns: int | None,
 ) -> tuple[Synchronisation, ...]:
-    """Places of the simulated steps in which the host waits, what costs most first."""
+    """Return the places of the simulated steps in which the host waits, the most expensive first."""
     chain, host = graph.chain, capture.trace.host
     places: defaultdict[Place, list[int]] = defaultdict(list)
     for node in np.flatnonzero(chain.kind == SYNC).tolist():
@@ -63,7 +63,7 @@ def synchronisations(
 
 
 def _place(capture: Capture, source: SourceLines, row: int) -> Place:
-    """The outermost operator around a call (`aten::item`), or the call itself; its line and its module."""
+    """Return the outermost operator around a call (`aten::item`), or the call itself, with source line and module."""
     host, names = capture.trace.host, capture.trace.names
     start, thread = host.start[row], host.thread[row]
     around = (host.kind == Kind.OPERATOR) & (host.thread == thread) & (host.start <= start) & (host.end > start)

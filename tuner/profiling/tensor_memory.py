@@ -1,9 +1,9 @@
 """Memory by class of tensor: parameters, gradients, optimizer state, activations, temporary memory, and the rest.
 
-The running job knows where its parameters, gradients and states lie. Each other block that the allocator gave in the
-window is told by its life: one that is given outside of the backward pass and still there when that begins is an
-activation; one that the backward pass gives and leaves behind is a gradient; others are temporary. The rest was there
-before: what no class names and, on a device, what the window neither gave nor took back.
+The running job knows the addresses of its parameters, gradients and states. Each other block that was allocated in the
+window is classified by its lifetime: one allocated outside the backward pass and still there when that begins is an
+activation; one that the backward pass allocates and leaves behind is a gradient; others are temporary. The rest existed
+before: memory in no class and, on a device, memory that the window neither allocated nor freed.
 
 PyTorch's own classes (`torch.profiler._memory_profiler`) follow every operator's arguments, in Python: several seconds
 for a step of 10,000 allocations, which is too long for each trial.
@@ -40,7 +40,7 @@ BEFORE, BEYOND = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Memory of a tensor that the job knows."""
+    """Memory block of a tensor that the job knows."""
 
     device: str
     kind: str
@@ -49,7 +49,7 @@ class Block:
 
 
 def known_blocks(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Block, ...]:
-    """Memory of parameters and buffers, of gradients and of the optimizer's states: each storage once."""
+    """Return the memory of parameters, buffers, gradients and the optimizer's states, each storage once."""
     import torch
 
     parameters = [*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])]
@@ -79,11 +79,12 @@ def known_blocks(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tu
 def with_classes(
     stats: Sequence[MemoryStats], trace: Trace, before: Sequence[Block], after: Sequence[Block]
 ) -> tuple[MemoryStats, ...]:
-    """The allocator's figures with those of each class.
+    """Return the allocator's statistics with the memory of each class.
 
     Args:
         trace: A window in which every allocation was recorded.
-        before, after: Known blocks when the window began and when it ended; none of either: the figures as they are.
+        before, after: Known blocks at the beginning and the end of the window; if either is empty, `stats` is returned
+            as is.
     """
     if not before and not after:
         return tuple(stats)
@@ -101,7 +102,9 @@ def _of(blocks: Sequence[Block], device: str) -> dict[int, Block]:
 
 
 def _backward_passes(trace: Trace) -> Ints:
-    """Starts and ends of backward passes, int64 of shape (passes, 2): no other operator runs between their parts."""
+    """Return starts and ends of backward passes, int64 of shape (passes, 2): no other operator runs between their
+    parts.
+    """
     host, names = trace.host, np.array([name.startswith(BACKWARD) for name in trace.names], dtype=bool)
     operators = host.kind == Kind.OPERATOR
     parts = np.flatnonzero(operators & names[host.name])
@@ -130,7 +133,7 @@ class _Life:
 def _lives(
     points: Sequence[MemoryPoint], before: Mapping[int, Block], after: Mapping[int, Block], backward: Ints
 ) -> list[_Life]:
-    """Every block that is known, or that the window gave or took back, from its beginning to its end."""
+    """Return every block that is known, or that the window allocated or freed, with its beginning and end."""
     given: dict[int, tuple[int, int]] = {}
     lives = []
 
@@ -157,7 +160,7 @@ def _lives(
 
 
 def _kind(start: int, end: int, backward: Ints) -> str:
-    """The class of a block that the job does not know, by its life."""
+    """Return the class of a block that the job does not know, by its lifetime."""
     if start == BEFORE:
         return OTHER
     within = (backward[:, 0] <= start) & (start <= backward[:, 1])

@@ -1,7 +1,7 @@
-"""Lanes of a run for a picture of any closeness: all of them together, or what a tile of it needs.
+"""Tiles of a run's lanes for drawing at any zoom level, and all lanes together.
 
-Tile `n` of level `l` is the nth of 2^l equal parts of the time. It has every event of its time where they are few, and
-else none is merged that is longer than a thousandth of the tile: what a screen cannot show apart.
+Tile `n` of level `l` is the nth of 2^l equal parts of the time. It has every event of its time if they are few;
+otherwise events shorter than a thousandth of the tile are merged, because a screen cannot separate them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Lane, LaneTile, RankAnalysis, SpanPlace, TraceAnalysis
 
 WIDTHS = 1024
-"""Least widths in a tile."""
+"""Number of minimum cell widths in a tile."""
 FEW = 2048
-"""Number of cells up to which a lane is sent unmerged."""
+"""Maximum number of cells of a lane that is sent unmerged."""
 MAX_LEVEL = 30
 
 
 def shown_lanes(analysis: TraceAnalysis) -> tuple[tuple[Lane, ...], int]:
-    """Every lane of the rank that is shown, and those of the devices of the others, on its clock and with labels that
-    tell them apart; and how many more there are than room.
+    """Return all lanes of the rank that is shown and the device lanes of the other ranks, labelled and on its clock, up
+    to `MAX_LANES`; and the number of lanes left out.
     """
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]
@@ -55,10 +55,10 @@ def _clock(analysis: TraceAnalysis, rank: RankAnalysis) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTable:
-    """A lane as columns.
+    """Columns of a lane.
 
     Attributes:
-        reach: int64, by cell: the latest end up to it.
+        reach: int64, by cell: the latest end of the cells up to it.
     """
 
     lane: Lane
@@ -77,13 +77,13 @@ class LaneTable:
         return cls(lane=empty, spans=spans, reach=np.maximum.accumulate(end) if len(end) else end)
 
     def between(self, low_ns: int, high_ns: int) -> Spans:
-        """Cells that reach into a stretch of time, whole."""
+        """Return the cells that overlap a stretch of time, uncut."""
         first = int(np.searchsorted(self.reach, low_ns, side="right"))
         last = int(np.searchsorted(self.spans.start, high_ns, side="left"))
         return taken(self.spans, slice(first, max(first, last)))
 
     def as_lane(self, spans: Spans) -> Lane:
-        """A lane of these cells, with the names that they need."""
+        """Return a lane of these cells, with the names that they need."""
         used, name = np.unique(spans.name, return_inverse=True)
         return replace(
             self.lane,
@@ -98,7 +98,7 @@ class LaneTable:
 
 
 def with_at_most(lane: Lane, max_cells: int) -> Lane:
-    """The lane, merged where it has more cells."""
+    """Return the lane, merged if it has more than `max_cells` cells."""
     if len(lane.start_ns) <= max_cells:
         return lane
     table = LaneTable.of(lane)
@@ -106,7 +106,7 @@ def with_at_most(lane: Lane, max_cells: int) -> Lane:
 
 
 class LaneTables:
-    """Lanes that tiles are cut from."""
+    """Lanes from which tiles are cut."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._tables = [LaneTable.of(lane) for lane in lanes]
@@ -116,7 +116,7 @@ class LaneTables:
         self.num_cells = sum(len(table.reach) for table in known)
 
     def tile(self, level: int, number: int) -> LaneTile:
-        """Contents of one of 2^level equal parts of the time."""
+        """Return the contents of one of 2^level equal parts of the time."""
         extent = self.high_ns - self.low_ns
         low, high = (self.low_ns + (extent * place >> level) for place in (number, number + 1))
         width = max(1, (high - low) // WIDTHS)
@@ -131,7 +131,7 @@ class LaneTables:
         )
 
     def whole(self, max_cells: int) -> LaneTile:
-        """All of the time in about so many cells: each lane has its part of them."""
+        """Return the whole time in about `max_cells` cells, shared equally among lanes."""
         fair = max_cells // max(1, len(self._tables))
         exact = self.num_cells <= max_cells
         return LaneTile(
@@ -144,7 +144,7 @@ class LaneTables:
         )
 
     def places(self, name: str, top: int) -> tuple[SpanPlace, ...]:
-        """The longest events of a name, the longest first."""
+        """Return the longest events of a name, the longest first."""
         found = []
         for table in self._tables:
             if name in table.lane.names:

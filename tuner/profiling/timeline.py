@@ -1,7 +1,7 @@
-"""A trace's segments thinned out for a picture, so that no page ever reads a trace.
+"""Segments of a trace thinned out for a picture, so that pages need not read the trace.
 
 Segments are put into buckets as wide as a pixel, each with the exact time of every category in it.
-Adjacent buckets that hold one and the same category become one, which loses nothing.
+Adjacent buckets with the same single category are joined, which loses nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.trace_records import Timeline
 
 MAX_BUCKETS = 2000
-"""Wider than most screens."""
+"""Maximum number of buckets: more than most screens have pixels across."""
 
 
 def timeline(capture: Capture, segments: Segments, device: str, max_buckets: int = MAX_BUCKETS) -> Timeline:
-    """The timeline of one device, or of the CPU, whose segments these are."""
+    """Return the timeline of the device, or CPU, that the segments belong to."""
     return thinned(
         segments, capture.steps.boundaries, rank=capture.trace.rank or 0, device=device, max_buckets=max_buckets
     )
@@ -28,14 +28,14 @@ def timeline(capture: Capture, segments: Segments, device: str, max_buckets: int
 def thinned(
     segments: Segments, boundaries: Ints, *, rank: int, device: str, max_buckets: int = MAX_BUCKETS
 ) -> Timeline:
-    """Segments that tile the steps, in at most `max_buckets` buckets.
+    """Return segments that tile the steps in at most `max_buckets` buckets.
 
     Args:
         segments: They tile the steps.
         boundaries: int64 of length steps + 1, in nanoseconds.
-        rank: Of the trace.
-        device: As in its breakdown.
-        max_buckets: At least one.
+        rank: Rank of the trace.
+        device: Name of the device as in its breakdown.
+        max_buckets: Maximum number of buckets, at least one.
     """
     low, high = int(boundaries[0]), int(boundaries[-1])
     edges = _edges(segments, low, high, max_buckets)
@@ -50,7 +50,9 @@ def thinned(
 
 
 def _edges(segments: Segments, low: int, high: int, max_buckets: int) -> Ints:
-    """Edges of the segments where they are few enough, else of equal buckets, those of one category joined."""
+    """Return the edges of the segments if they are few enough, else of equal buckets; buckets of the same category are
+    joined.
+    """
     category = segments.category
     changes = np.flatnonzero(category[1:] != category[:-1]) + 1
     if len(changes) < max_buckets:

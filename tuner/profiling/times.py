@@ -1,7 +1,7 @@
-"""The times of events: from microseconds in a file to integer nanoseconds, without an error.
+"""Times of events: exact conversion from microseconds in a file to integer nanoseconds.
 
 `ts` and `dur` are microseconds: integers before torch 2.3, three decimals since. Times before that were counted
-from 1970, in which a float has no nanoseconds left: those are read from the text.
+from 1970, beyond a float's nanosecond precision: those are read from the text.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from steptune.tuner.errors import SteptuneError
 from steptune.tuner.profiling.trace import Ints
 
 FLOAT_HAS_NANOSECONDS_US = 2**43
-"""Beyond this many microseconds the steps of a float are wider than two nanoseconds."""
+"""Microseconds above which adjacent floats differ by more than two nanoseconds."""
 NO_TIME = np.iinfo(np.int64).min
 FEW = 1000
-"""Decimals of fewer times than these may all have been rounded away."""
+"""Minimum number of times that shows whether decimals were recorded: in fewer, all may have been rounded away."""
 LARGEST_US = 2**62 / 1000
-"""A start and a duration below this (146 years) have a sum that an int64 holds in nanoseconds."""
+"""Maximum start or duration (146 years) in microseconds: the sum of two fits into an int64 of nanoseconds."""
 
 
 class InexactTimesError(SteptuneError):
-    """Times have decimals that a float of their size cannot hold: they have to be read from the text."""
+    """Error for times with decimals that a float of their size cannot hold; they have to be read from the text."""
 
 
 def times(events: list[Any], exact: bool) -> tuple[Ints, Ints]:
-    """Starts and ends; the start is `NO_TIME` where there is none."""
+    """Return starts and ends in nanoseconds; the start is `NO_TIME` if there is none."""
     start = nanoseconds([event.ts for event in events], exact)
     duration = nanoseconds([event.dur for event in events], exact)
     known = (start != NO_TIME) & (duration != NO_TIME)
@@ -42,7 +42,7 @@ def nanoseconds(microseconds: list[Any], exact: bool) -> Ints:
 
 
 def _float_ns(microseconds: list[float]) -> Ints:
-    """Exact: the whole part has no error, and the rest is multiplied by itself."""
+    """Convert microseconds to nanoseconds exactly: the whole part and the rest are multiplied separately."""
     values = np.array(microseconds, np.float64)
     known = np.abs(values) < LARGEST_US
     values[~known] = 0.0

@@ -1,4 +1,4 @@
-"""A trace as columns: what the host did, what the devices did, and how both are linked.
+"""A trace as columns: the events of the host, the operations of devices, and the links between them.
 
 Times are integer nanoseconds relative to the first event. Names, argument shapes and call stacks are
 dictionary-encoded. `reader.read_trace` makes a trace from a file.
@@ -21,11 +21,11 @@ TRANSLATED = "translated"
 
 
 class TraceError(SteptuneError):
-    """The file is not a trace that can be read."""
+    """Error for a file that is not a readable trace."""
 
 
 class Kind(IntEnum):
-    """Kind of an event. The first group happens on host threads, the second on devices."""
+    """Kind of an event: host kinds first, then device kinds."""
 
     OPERATOR = 0
     ANNOTATION = 1
@@ -47,7 +47,7 @@ class Host:
         name: int32 index into `Trace.names`.
         thread: int32 index into `Trace.threads`.
         correlation: int64 of a runtime call; -1 elsewhere.
-        external: int64 id that kernels name to say which operator they belong to; -1 if none.
+        external: int64 id by which kernels refer to their operator; -1 if none.
         sequence: int64 autograd sequence number; -1 if none.
         forward_thread: int32 thread of the forward operator of a backward one; 0 in the forward pass, -1 if none.
         shape: int32 index into `Trace.shapes`; -1 if not recorded.
@@ -76,11 +76,11 @@ class Work:
 
     Attributes:
         start, end: int64 nanoseconds.
-        kind: `Kind`, int8: a kernel, a copy or memset, or a wait (which is no work).
+        kind: `Kind`, int8: a kernel, a copy or memset, or a wait.
         name: int32 index into `Trace.names`.
         device, stream: int32.
         correlation, external: int64 links to the host; -1 if none.
-        num_bytes: int64 of a copy; -1 if not recorded.
+        num_bytes: int64 size of a copy; -1 if not recorded.
         occupancy: float32 estimated achieved occupancy, 0 to 1; NaN if not recorded.
         blocks_per_sm: float32; NaN if not recorded.
         graph_node: int64 node of a CUDA graph; -1 outside graphs.
@@ -108,10 +108,10 @@ class Collective:
     """Record of one communication call in a trace.
 
     Attributes:
-        external: Links a host record to its kernels; -1 if none.
-        correlation: Of the kernel itself; -1 on a host record.
-        name: As the library names it: "allreduce", "_allgather_base", "send", ...
-        message_elements: The larger of what goes in and what comes out.
+        external: Id that links a host record to its kernels; -1 if none.
+        correlation: Correlation id of the kernel itself; -1 for a host record.
+        name: Name in the library: "allreduce", "_allgather_base", "send", ...
+        message_elements: Number of elements in the input or the output, whichever is larger.
     """
 
     external: int
@@ -126,11 +126,11 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """Allocator totals at one moment, after it gave or took back a block.
+    """Allocator totals at one moment, after it allocated or freed a block.
 
     Attributes:
-        address: Of the block; 0 where it is not recorded.
-        num_bytes: Of the block; negative where it was taken back.
+        address: Address of the block; 0 if not recorded.
+        num_bytes: Size of the block; negative if it was freed.
     """
 
     time: int
@@ -143,7 +143,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device as the trace describes it."""
+    """Device as the trace describes it."""
 
     number: int
     name: str
@@ -154,16 +154,16 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One rank's trace.
+    """Trace of one rank.
 
     Attributes:
-        rank, num_ranks: None and 1 where the trace does not say.
-        framing: "chunked" or "whole file": how the file was read; `TRANSLATED` of another profiler's.
-        num_events: Of every kind, those without a duration included.
-        num_lost: Events that were there but could not be decoded; what is left out for another reason is in `losses`.
+        rank, num_ranks: None and 1 if the trace does not record them.
+        framing: Method of reading: "chunked" or "whole file"; `TRANSLATED` for files of other profilers.
+        num_events: Number of events of every kind, those without a duration included.
+        num_lost: Number of events that could not be decoded; events left out for other reasons are in `losses`.
         is_whole: False where the file ends in the middle or is damaged, so that whole stretches may be missing.
-        losses: What was lost or repaired on reading, in words.
-        origin_ns: What was subtracted from all times; with `base_time_ns` it is the wall clock.
+        losses: Descriptions of what was lost or repaired on reading.
+        origin_ns: Nanoseconds subtracted from all times; adding it and `base_time_ns` gives the wall clock.
     """
 
     names: tuple[str, ...]
@@ -190,17 +190,17 @@ class Trace:
         return len(self.host) + len(self.work)
 
     def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """Mask over `names`."""
+        """Return a mask over `names` of those that match a pattern."""
         search = re.compile(pattern).search
         return np.fromiter((search(name) is not None for name in self.names), dtype=bool, count=len(self.names))
 
     def host_rows(self, pattern: str, *kinds: Kind) -> Ints:
-        """Rows of host events of these kinds whose name matches."""
+        """Return rows of host events of these kinds whose name matches."""
         wanted = self.names_matching(pattern)[self.host.name] & np.isin(self.host.kind, kinds)
         return np.flatnonzero(wanted)
 
     def work_rows(self, device: int | None = None) -> Ints:
-        """Rows of what devices (or one) really did: kernels and copies, no waits."""
+        """Return rows of kernels, copies and memsets on all devices (or one), without waits."""
         wanted = self.work.kind != Kind.SYNC
         if device is not None:
             wanted &= self.work.device == device
@@ -208,7 +208,7 @@ class Trace:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First start and last end of all events."""
+        """Return the first start and the last end of all events."""
         starts = [int(table.start[0]) for table in (self.host, self.work) if len(table)]
         ends = [int(table.end.max()) for table in (self.host, self.work) if len(table)]
         return min(starts), max(ends)

@@ -1,4 +1,4 @@
-"""Trace files, named by file, folder, archive or pattern."""
+"""Trace files named by file, folder, archive or pattern."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from steptune.tuner.profiling.trace import TraceError
 
 SUFFIXES = (".json", ".json.gz")
 OTHER_SUFFIXES = (".sqlite", KERNELS_CSV)
-"""Suffixes of other profilers' files: exports of Nsight Systems, tables of rocprofv3."""
+"""Suffixes of other profilers' files: exports of Nsight Systems and tables of rocprofv3."""
 PROFILES_OF_JAX = Path("plugins", "profile")
 BEGINNING_BYTES = 1 << 20
-"""Kineto writes devices and ranks before the events; they take a few kilobytes."""
+"""Bytes read to recognise a trace: Kineto writes devices and ranks, a few kilobytes, before the events."""
 
 
 def find_traces(names: Sequence[str | Path]) -> list[Path]:
-    """The files, each once, in the order in which they are named.
+    """Return the files that names refer to, each once, in the order of the names.
 
     Raises:
-        TraceError: A name stands for no file.
+        TraceError: A name refers to no file.
     """
     found: dict[Path, Path] = {}
     for name in names:
@@ -55,7 +55,7 @@ def _named(path: Path) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Files that look like traces: folders of traces hold other JSON files too."""
+    """Return the files in a folder that look like traces: such folders hold other JSON files too."""
     runs = sorted(path for path in (folder / PROFILES_OF_JAX).glob("*") if path.is_dir())
     if runs:
         return _inside(runs[-1])
@@ -78,7 +78,7 @@ def _packed(archive: Path) -> list[Path]:
 
 
 def _looks_like_a_trace(path: Path) -> bool:
-    """Say whether a file's beginning has the list of events. Damage further on is the reader's to report."""
+    """Say whether a file's beginning contains the list of events. The reader reports damage further on."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             start = file.read(BEGINNING_BYTES)

@@ -1,8 +1,8 @@
-"""Difference between two trials: the step as measured, and what its profile says of the difference.
+"""Difference between two trials: the measured step times, and the parts of their profiles that explain it.
 
 A trial is one process start: its windows and profiled steps share whatever was peculiar to that start, so the intervals
-say whether these two starts differ beyond their own noise. Whether the configurations do takes several starts: that is
-what a study's confirmation is for.
+say whether these two starts differ beyond their own noise. To tell whether the configurations differ takes several
+starts, as in a study's confirmation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compare_trials(
     """Compare two trials.
 
     Kernels and gaps are those of the first rank, as far as both profiles list them: a profile keeps those with the
-    most time, so that one which only one side lists counts only where it would have been listed on the other.
+    most time, so an entry that only one side lists counts only if the other would have listed it.
 
     Raises:
         ComparisonError: A trial was not profiled.
@@ -64,7 +64,7 @@ def compare_trials(
 
 
 def different_hardware(before: Environment | None, after: Environment | None) -> list[str]:
-    """Notes where two studies ran on different hardware or software."""
+    """Return notes if two studies ran on different hardware or software."""
     if before is None or after is None or before.hardware == after.hardware:
         return []
     one, other = before.hardware, after.hardware
@@ -76,9 +76,9 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """A value a window, whose mean is the time of all windows over their steps, and whose scatter is that of the ratio
-    (Cochran, "Sampling Techniques", chapter 6): a window of few steps says less. Of equal windows, their step times.
-    Epoch restarts are included, as everywhere.
+    """Return one value per window, whose mean is the total time over all steps, and whose scatter is that of the ratio
+    (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs less. For equal windows these are their
+    step times. Epoch restarts are included, as everywhere.
     """
     windows = trial.clean_windows
     if not windows:
@@ -90,7 +90,7 @@ def _step_times(trial: TrialResult) -> list[float]:
 
 
 def _samples_per_step(trial: TrialResult) -> float:
-    """0 without windows."""
+    """Return the mean number of samples per step; 0 without windows."""
     num_steps = sum(window.num_steps for window in trial.clean_windows)
     return sum(window.num_samples for window in trial.clean_windows) / num_steps if num_steps else 0.0
 
@@ -111,7 +111,7 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Drop what the other side may have too, but below the end of its list."""
+    """Drop rows that the other side may also have, below the end of its list."""
     return _known(before, after), _known(after, before)
 
 

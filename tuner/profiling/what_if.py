@@ -1,9 +1,9 @@
-"""Step times if something were different: bounds for the first screen, not promises.
+"""Step times under hypothetical changes: bounds for a first screening, not promises.
 
-Where the steps can be replayed, what their graph of dependencies can show is simulated (`replay`): those are
-estimates. Every other scenario is a formula over the exclusive categories of a breakdown; what it removes cannot come
-back elsewhere in the model, in reality it often does (a loader that waited 58.7 ms of a step gave 35 ms when workers
-took over). So its result is the most that can be had, to be measured.
+If the steps can be replayed, scenarios that their dependency graph covers are simulated (`replay`): those are
+estimates. Every other scenario is a formula over the exclusive categories of a breakdown; time that it removes cannot
+come back elsewhere in the model, but in reality often does (removing a wait of 58.7 ms per step for the loader saved 35
+ms when workers took over). So its result is an upper bound, to be measured.
 
 Sources: Amdahl (1967) for what is removed; reference section 9 of the field notes for the others: a replayed
 graph leaves the device's own time; accumulation divides what happens once per optimizer step; of a larger
@@ -23,20 +23,22 @@ from steptune.tuner.trace_records import WhatIf
 ACCUMULATION = 4
 LARGER_BATCH = 2
 WORTHWHILE = 0.01
-"""A scenario that gains less is not shown."""
+"""Minimum relative gain for which a scenario is shown."""
 FIXED = (*HOST_CATEGORIES, Category.OPTIMIZER, Category.COMMUNICATION)
-"""Costs of a step that do not depend on its batch: launches, the optimizer, the gradients' way to the other ranks."""
+"""Categories whose cost per step does not depend on the batch: launches, the optimizer, sending gradients to other
+ranks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One thing that could be different.
+    """One hypothetical change of the step.
 
     Attributes:
-        saved_ns: Nanoseconds that a step of the same samples would take less, from its categories.
-        devices: Kinds of device on which it makes sense.
-        applies: Whether it is not so already.
-        replayed: Name of the replay's edit that is the same.
+        saved_ns: Nanoseconds saved in a step of the same samples, from its categories.
+        devices: Kinds of device to which it applies.
+        applies: True if it is not the case already.
+        replayed: Name of the equivalent edit of the replay.
     """
 
     name: str
@@ -47,14 +49,14 @@ class Scenario:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """Communication that held compute up, at most the compute that hides nothing yet."""
+    """Return the communication that delayed compute and could be hidden: at most the compute that hides nothing yet."""
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
     return min(exposed, max(0.0, breakdown.removable_ns(*COMPUTE, Category.RECOMPUTE) - hidden))
 
 
 def _without_stalls(breakdown: Breakdown, *categories: str) -> float:
-    """Time that is gone with these categories, without stalls: those are no launches, and stay."""
+    """Return the time saved without these categories, except stalls, which are no launches and remain."""
     stalled = breakdown.stalled_share * breakdown.removable_ns(Category.HOST) if Category.HOST in categories else 0.0
     return breakdown.removable_ns(*categories) - stalled
 
@@ -101,7 +103,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 def what_ifs(breakdown: Breakdown) -> tuple[WhatIf, ...]:
-    """The scenarios that would save something, the largest gain first; none of a bad capture."""
+    """Return the scenarios that would save something, the largest gain first; none for a bad capture."""
     if breakdown.quality.problems:
         return ()
     step_ns = sum(breakdown.per_step_ns.values())

@@ -1,4 +1,4 @@
-"""The amount of work of one call of an operator."""
+"""Amount of work of one operator call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from steptune.tuner.profiling.argument_shapes import Arguments, Shape, Tensor
 
 @dataclass(frozen=True)
 class Work:
-    """Operations and bytes of one call. None: the shapes do not say.
+    """FLOP and bytes of one call. None if the shapes do not determine them.
 
     Attributes:
         flops: As `torch.utils.flop_counter` counts: multiplication and addition are two, causal attention is whole.
         num_bytes: Compulsory traffic: every input read once, every output written once.
-        least_flops: Operations that cannot be left out: half of a causal attention; None: all of `flops`.
-        dtype: Type of what is multiplied, as `c10::ScalarType` has it, in lower case.
+        least_flops: FLOP that cannot be left out: half for causal attention; None: all of `flops`.
+        dtype: Dtype of the factors, as in `c10::ScalarType`, in lower case.
     """
 
     flops: int | None = None
@@ -31,23 +31,23 @@ class Work:
 
 
 def names(text: str) -> frozenset[str]:
-    """Words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 def item_bytes_of(tensors: Sequence[Tensor | None]) -> int:
-    """Size of an element of the first tensor; 0 where it is not known."""
+    """Return the bytes per element of the first tensor; 0 if unknown."""
     return next((tensor.item_bytes for tensor in tensors if tensor), 0)
 
 
 def dtype_of(arguments: Arguments, position: int) -> str:
-    """Type of the tensor at a position; empty where it is not known."""
+    """Return the dtype of the tensor at a position; empty if unknown."""
     tensor = arguments.tensors[position] if position < len(arguments.tensors) else None
     return tensor.dtype if tensor else ""
 
 
 def traffic(tensors: Sequence[Tensor | None], *outputs: Shape) -> int | None:
-    """Bytes of all inputs and of outputs of the first one's type."""
+    """Return the bytes of all inputs, and of outputs with the first input's dtype."""
     present = [tensor for tensor in tensors if tensor]
     size = item_bytes_of(present)
     if not size or not all(tensor.item_bytes for tensor in present):

@@ -1,6 +1,6 @@
-"""A `.zip` of traces, one a rank, unpacked into a folder of the process's own.
+"""Archive (`.zip`) of traces, one per rank, unpacked into a folder of the process.
 
-What an archive says of itself is not believed: names become file names without folders, and sizes are counted while
+An archive's own metadata is not trusted: names become file names without folders, and sizes are counted while
 unpacking. So nothing is written outside of the folder, and a small archive cannot fill a disk.
 """
 
@@ -21,19 +21,21 @@ from steptune.tuner.profiling.trace import TraceError
 MOST_MEMBERS = 4096
 MOST_BYTES = 8 << 30
 MOST_RATIO = 200
-"""Maximum compression ratio: JSON of traces becomes 10 to 30 times as small."""
+"""Maximum compression ratio: JSON traces compress 10 to 30 times."""
 FREE_BYTES = 100 << 20
-"""Bytes to which an archive may always unpack."""
+"""Bytes that an archive may always unpack to, whatever its compression ratio."""
 BLOCK_BYTES = 1 << 20
 DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError),
     *(OSError, UnicodeDecodeError),
 )
-"""Errors of unpacking. Those of the system are damage in bzip2, names that are too long, or a full disk."""
+"""Errors of unpacking that mean a damaged archive. Among system errors: damage in bzip2, too long names, or a full
+disk.
+"""
 
 
 def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
-    """Files with these ends in an archive; they are removed when the process ends.
+    """Unpack the files of an archive that have these suffixes; they are removed when the process ends.
 
     Raises:
         TraceError: It is damaged, encrypted, holds no such file, or unpacks to too much.
@@ -51,7 +53,7 @@ def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
 
 
 def _is_wanted(member: zipfile.ZipInfo, suffixes: Collection[str]) -> bool:
-    """Say whether a member is a file of ours: no folder, no link, none of what macOS puts beside files."""
+    """Say whether a member is a trace file: no folder, link, or metadata that macOS adds."""
     is_link = stat.S_ISLNK(member.external_attr >> 16)
     parts = PurePosixPath(member.filename).parts
     return not (member.is_dir() or is_link or "__MACOSX" in parts) and member.filename.endswith(tuple(suffixes))

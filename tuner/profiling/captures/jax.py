@@ -31,12 +31,12 @@ _DEVICE = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"^Stream #(\d+)")
 _COPY = re.compile(r"^Memcpy([HDP])(?:to|2)([HDP])$", re.IGNORECASE)
 _LINES = {"XLA Ops": 0, "Async XLA Ops": 1}
-"""Lines of a TPU that hold operations; the second beside the first."""
+"""Lines of a TPU that hold operations, with the number of the stream for each."""
 STEPS = "Steps"
 
 
 def read_jax(path: Path) -> Trace:
-    """The trace in a profile.
+    """Read the trace in a JAX profile.
 
     Raises:
         TraceError: It cannot be read, or has no steps.
@@ -77,7 +77,7 @@ def _of_one_device(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _named(rows: list[dict[str, Any]], what: str) -> dict[tuple[Any, Any], str]:
-    """Names of processes (without a thread) or of threads."""
+    """Return the names of processes (without a thread) or of threads."""
     return {
         (row.get("pid"), row.get("tid") if what == "thread_name" else None): str(_args(row).get("name", ""))
         for row in rows
@@ -96,7 +96,7 @@ def _times(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole(value: Any) -> int:
-    """A number, which the file may have as text; -1 where it is none."""
+    """Convert a number, possibly stored as text, to an integer; -1 if it is none."""
     try:
         return int(value)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Exports of Nsight Systems: `nsys export --type sqlite report.nsys-rep`.
 
-Read are kernels, copies and memsets of devices, calls of the CUDA API, and NVTX ranges; what PyTorch's `emit_nvtx`
-names are operators. Tables are created lazily, and columns differ between versions: what is missing is left out. Only
-one process is read, as every rank is a trace of its own.
+The reader takes kernels, copies, memsets, CUDA API calls and NVTX ranges; ranges that PyTorch's `emit_nvtx` names
+become operators. Tables are created lazily, and columns differ between versions: what is missing is left out. Only one
+process is read, because every rank has a separate trace.
 
 Source: "SQLite Schema Reference" in the Nsight Systems user guide (2021.5 to 2025.5; NVIDIA), with the event types and
 memory kinds that it lists. Where a report has the tables `ENUM_...`, those name them.
@@ -39,18 +39,18 @@ MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed
 _VERSION = re.compile(r"(_v\d+|_pts[zd])+$")
 _OPERATOR = re.compile(r"^(aten|c10d|autograd|torch)::")
 _EMITTED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*$", re.DOTALL)
-"""Text that `torch.autograd.profiler.emit_nvtx` puts behind the name of an operator."""
+"""Suffix that `torch.autograd.profiler.emit_nvtx` appends to the name of an operator."""
 _PROCESS = (1 << 24) - 1
-"""An id of a thread is 24 bits of its process, then 24 bits of its own."""
+"""Mask for 24 bits: a thread's id has 24 bits of the process, then 24 bits of the thread."""
 NOT_A_NUMBER = -1
 LATEST_NS = 1 << 62
-"""Latest supported time, in the year 2116: later ones do not fit beside those of events."""
+"""Latest supported time, in the year 2116: later ones overflow when added to event times."""
 MOST_TEXT_BYTES = 1 << 20
-"""Longest name, in bytes; those of templates have tens of thousands."""
+"""Maximum length of a name, in bytes; template instantiations have tens of thousands."""
 
 
 def read_nsight(path: Path) -> Trace:
-    """The trace in an export.
+    """Read the trace in an Nsight Systems export.
 
     Raises:
         TraceError: It is no such export, is damaged, has no steps, or several processes work on devices.
@@ -75,7 +75,7 @@ class _Export:
         self._translation = Translation(WHAT, MARK)
 
     def _known_columns(self) -> dict[str, frozenset[str]]:
-        """Columns by table; a view does not count, because exports contain none."""
+        """Return the columns by table; views are left out, because exports contain none."""
         tables = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         found = {}
         for (name,) in tables:
@@ -84,7 +84,7 @@ class _Export:
         return found
 
     def _rows(self, table: str, *columns: str, where: str = "") -> Iterator[tuple[Any, ...]]:
-        """Columns of a table; null for those that it does not have, nothing where there is no table."""
+        """Yield rows of columns of a table; null for missing columns, nothing for a missing table."""
         known = self._columns.get(table, frozenset())
         if not known:
             return iter(())
@@ -117,7 +117,7 @@ class _Export:
         )
 
     def _only_process(self) -> int | None:
-        """The process that works on devices; None where the export does not tell processes apart."""
+        """Return the only process that works on devices; None if the export does not tell processes apart."""
         found = {
             (row[0] >> 24) & _PROCESS
             for table in DEVICE_TABLES
@@ -133,7 +133,7 @@ class _Export:
         return next(iter(found), None)
 
     def _thread(self, number: int | None) -> Thread | None:
-        """A thread of the process; None for those of others."""
+        """Return a thread of the process; None for threads of other processes."""
         if number is None:
             return 0, 0
         process = (number >> 24) & _PROCESS
@@ -189,7 +189,7 @@ class _Export:
             self._operation("gpu_memset", "Memset (Device)", start, end, where, num_bytes=_number(num_bytes))
 
     def _labels(self, table: str, known: dict[int, str]) -> dict[int, str]:
-        """Words of torch.profiler for an enumeration: "Host-to-Device" is "HtoD"."""
+        """Return the labels of an enumeration in torch.profiler's words: "Host-to-Device" is "HtoD"."""
         labels = {number: str(label) for number, label in self._rows(table, "id", "label")}
         words = {number: re.sub(r"(\w)\w*-to-(\w)\w*", r"\1to\2", label) for number, label in labels.items()}
         return {**known, **words}

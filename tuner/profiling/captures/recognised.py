@@ -1,4 +1,4 @@
-"""Recognition of the profiler that wrote a file, by its first bytes, and refusal of files without steps."""
+"""Recognition of the profiler that wrote a file, by its first bytes, and refusal of unsupported files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ OTHERS = {
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
     ".csv": ("a table", f"of rocprofv3's, name the one that ends in {KERNELS_CSV}"),
 }
-"""Kind of a file and what to do with it, by the end of its name."""
+"""Description of unsupported file types, and what to do with them, by suffix."""
 
 
 def translator(path: Path) -> Callable[[Path], Trace] | None:
-    """The reader of another profiler's capture; None where the file may be a trace of torch.profiler.
+    """Return the reader for another profiler's capture; None if the file may be a trace of torch.profiler.
 
     Raises:
         TraceError: The file is known to be no trace.

@@ -1,8 +1,8 @@
 """Results of rocprofv3: `PID_results.json` (`--output-format json`) or the tables of `--output-format csv`.
 
-Both have kernels and copies of devices, calls of HIP, and ranges of ROCTx, which are linked by correlation. The tables
-are files side by side with one beginning: `PID_kernel_trace.csv` stands for all of them. What only rocpd or Perfetto's
-format has is not read: rocprofv3 and `rocpd convert` write the others from it.
+Both have kernels and copies of devices, calls of HIP, and ranges of ROCTx, linked by correlation ids. The tables
+are files in one folder with a common prefix: `PID_kernel_trace.csv` names all of them. Results in rocpd's or Perfetto's
+format are not read: rocprofv3 and `rocpd convert` write the supported formats.
 
 Source: "Using rocprofv3" and "Output formats" in the documentation of ROCprofiler-SDK (6.2 to 7.1; AMD).
 """
@@ -28,15 +28,15 @@ VERSIONS = "(6.2 to 7.1)"
 BEGINNING = b'"rocprofiler-sdk-tool"'
 KERNELS_CSV = "_kernel_trace.csv"
 GPU = 2
-"""Type of an agent that is a GPU."""
+"""Type number of an agent that is a GPU."""
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 
 
 def read_rocprof_json(path: Path) -> Trace:
-    """The trace in a result.
+    """Read the trace in a JSON result.
 
     Raises:
-        TraceError: It cannot be read, is of several processes, or has no steps.
+        TraceError: It cannot be read, contains several processes, or has no steps.
     """
     with written_as(f"{WHAT} {VERSIONS}", "try `--output-format csv`"):
         found = json_of(path)["rocprofiler-sdk-tool"]
@@ -83,7 +83,7 @@ class _Result:
         return self._translation.trace(devices=self._devices)
 
     def _of(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Records of a kind, whose name differs between versions."""
+        """Return the records of a kind, under any of the names that versions use."""
         return next((self._records[kind] for kind in kinds if self._records.get(kind)), [])
 
     def _operation(self, row: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def _copy_name(direction: str) -> str:
 
 
 def read_rocprof_csv(path: Path) -> Trace:
-    """The trace in tables: that of the kernels, and those beside it.
+    """Read the trace in CSV tables: the table of kernels and those with the same prefix.
 
     Raises:
         TraceError: A table cannot be read, or there are no steps.
@@ -140,7 +140,7 @@ def read_rocprof_csv(path: Path) -> Trace:
 
 
 def _table(path: Path) -> Iterator[dict[str, str]]:
-    """Rows of a table; none where it was not recorded."""
+    """Yield the rows of a table; none if it was not recorded."""
     if path.exists():
         with path.open(newline="", errors="replace") as file:
             yield from csv.DictReader(file)
@@ -155,7 +155,7 @@ def _thread(row: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _gpu(row: Mapping[str, str]) -> str:
-    """The agent of a copy that is a GPU: the host's is the first one."""
+    """Return the GPU agent of a copy: the source of a copy to the host, otherwise the destination."""
     ends = row["Source_Agent_Id"], row["Destination_Agent_Id"]
     return ends[0] if _copy_name(row["Direction"]).endswith("DtoH") else ends[1]
 

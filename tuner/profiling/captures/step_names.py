@@ -1,7 +1,7 @@
-"""Steps of other profilers' captures: ranges whose name says so.
+"""Recognition of steps in other profilers' captures, by the names of ranges.
 
-A name is taken apart into words ("train_step 12", "ProfilerStep#3", "[pl]run_training_batch"). Of several families of
-such ranges on several threads (the iteration, a step inside of it), the one that covers the most time is the loop's.
+A name is split into words ("train_step 12", "ProfilerStep#3", "[pl]run_training_batch"). Of several families of
+such ranges on several threads (the iteration, a step inside it), the one that covers the most time is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTS = frozenset(
         *("eval", "evaluate", "evaluation", "val", "validate", "validation", "test", "warmup", "all", "reduce"),
     }
 )
-"""Words of ranges that are a part of a step, or another loop."""
+"""Words in names of ranges that are only a part of a step, or belong to another loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepRange:
     def of(
         name: str, start_ns: int, end_ns: int, thread: tuple[int | str, int | str], step: int | None
     ) -> Iterator[StepRange]:
-        """The range, if its name or its format says that it is one."""
+        """Yield the range if its name or its format marks it as a step."""
         words = [word.lower() for word in _WORD.findall(name)]
         if step is None and (not _STEPS.intersection(words) or _PARTS.intersection(words)):
             return
@@ -59,7 +59,7 @@ class StepRange:
 
 
 def chosen_steps(ranges: Sequence[StepRange]) -> list[StepRange]:
-    """Steps of the loop, in their order; empty where no range is one."""
+    """Return the steps of the training loop in order; empty if no range is one."""
     families: defaultdict[tuple[object, str], list[StepRange]] = defaultdict(list)
     for one in ranges:
         families[one.thread, one.family].append(one)

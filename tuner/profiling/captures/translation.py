@@ -1,7 +1,7 @@
-"""Events of other profilers, as those of torch.profiler.
+"""Translation of other profilers' events to those of torch.profiler.
 
-Every other part of the analysis knows one kind of trace. So a reader of another format says here what it found, in
-nanoseconds, and what comes out is a trace like any. A step is a range whose name says so (`step_names`).
+The rest of the analysis knows one kind of trace. So a reader of another format adds its events here, in
+nanoseconds, and gets an ordinary trace. A step is a range whose name marks it as one (`step_names`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from steptune.tuner.wording import counted
 
 PIECE = 100_000
 MOST_EVENTS = 20_000_000
-"""Maximum events: a capture of so many needs some 4 GB; a few steps have a hundredth of it."""
+"""Maximum number of events: a capture of this size needs about 4 GB; a few steps have a hundredth of it."""
 MOST_SAID = 120
-"""Maximum characters quoted from a file."""
+"""Maximum number of characters quoted from a file."""
 Thread = tuple[int | str, int | str]
 
 
@@ -34,7 +34,7 @@ def written_as(what: str, remedy: str) -> Iterator[None]:
         what: The capture in words, with the versions that are read.
 
     Raises:
-        TraceError: The block stumbled over such a value.
+        TraceError: The block failed on such a value.
     """
     try:
         yield
@@ -50,7 +50,7 @@ class Translation:
 
     Args:
         what: The capture in words: "an export of Nsight Systems".
-        mark: How its user marks steps.
+        mark: Instruction for the user on how to mark steps.
     """
 
     def __init__(self, what: str, mark: str) -> None:
@@ -63,7 +63,7 @@ class Translation:
         self._count = {"ranges": 0, "operations": 0}
 
     def host(self, kind: str, name: str, start_ns: int, end_ns: int, thread: Thread, *, correlation: int = -1) -> None:
-        """Take what a thread did.
+        """Add an event of a host thread.
 
         Args:
             kind: "cuda_runtime", "cpu_op", "python_function" or "user_annotation".
@@ -72,17 +72,17 @@ class Translation:
         self._take(kind, name, start_ns, end_ns, thread, args)
 
     def annotation(self, name: str, start_ns: int, end_ns: int, thread: Thread, step: int | None = None) -> None:
-        """Take a range that a program named.
+        """Add a range that the program annotated.
 
         Args:
-            step: Its number, where the format says that it is a step.
+            step: Number of the step, if the format marks the range as one.
         """
         self._count["ranges"] += 1
         self._ranges += StepRange.of(name, start_ns, end_ns, thread, step)
         self.host("user_annotation", name, start_ns, end_ns, thread)
 
     def operation(self, kind: str, name: str, start_ns: int, end_ns: int, args: Args) -> None:
-        """Take what a device did.
+        """Add an operation of a device.
 
         Args:
             kind: "kernel", "gpu_memcpy" or "gpu_memset".
@@ -93,10 +93,10 @@ class Translation:
     def trace(
         self, *, devices: list[dict[str, Any]] | None = None, epoch_ns: int = 0, distributed: Mapping[str, int] = {}
     ) -> Trace:
-        """The trace of everything taken in.
+        """Return the trace of all added events.
 
         Args:
-            devices: As torch.profiler describes them.
+            devices: Devices in torch.profiler's form.
             epoch_ns: Where the capture's clock begins, as nanoseconds since 1970.
 
         Raises:

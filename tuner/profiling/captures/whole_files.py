@@ -1,4 +1,4 @@
-"""Files that are read at once: JSON of other profilers, plain or compressed, up to a size."""
+"""Reading of files that are decoded at once: JSON of other profilers, plain or compressed, up to a size."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from steptune.tuner.profiling.decoded_size import check_decoded_size
 from steptune.tuner.profiling.trace import TraceError
 
 MOST_BYTES = 512 << 20
-"""Largest file, unpacked: the million events of a profile of JAX take about half."""
+"""Maximum unpacked size of a file, in bytes: a JAX profile with a million events takes about half."""
 MOST_DECODED_BYTES = 4 << 30
-"""Maximum memory of a decoded file, about seven times its size as text."""
+"""Maximum memory of a decoded file, in bytes: about seven times its size as text."""
 BEGINNING_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 
 
 def beginning(path: Path) -> bytes:
-    """The first bytes of a file, unpacked; empty where it cannot be unpacked."""
+    """Return the first bytes of a file, unpacked; empty if it cannot be unpacked."""
     with path.open("rb") as file:
         start = file.read(BEGINNING_BYTES)
     if not start.startswith(_GZIP):
@@ -33,10 +33,10 @@ def beginning(path: Path) -> bytes:
 
 
 def json_of(path: Path) -> Any:
-    """Contents of a file.
+    """Decode the JSON in a file.
 
     Raises:
-        TraceError: It is no JSON, damaged, or larger than what is unpacked.
+        TraceError: It is not JSON, is damaged, or exceeds the size limit.
     """
     with path.open("rb") as file:
         compressed = file.read(2) == _GZIP

@@ -1,6 +1,6 @@
-"""Questions to a replay: the steps without their synchronisations, stalls, batches, launches or late ranks.
+"""Answers of a replay: step times without synchronisations, stalls, waits for batches, launches or late ranks.
 
-Where the recorded steps cannot be replayed, the answer says why and states no time.
+If the recorded steps cannot be replayed, the answer gives the reason and no time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Breakdown, Replay
 
 MOST_ERROR = 0.05
-"""Largest error of a replay of the unchanged steps."""
+"""Maximum relative error of a replay of the unchanged steps."""
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
-"""Share of the step by which a wait in the simulated steps may differ from that in all steps."""
+"""Maximum difference, as a share of the step, between a wait in the simulated steps and in all steps."""
 SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
     "synchronisation",
     "stalls",
@@ -56,23 +56,24 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "late_ranks",
     "roofline",
 )
-"""Questions. `launches` leaves stalls and waits where they are; `dispatch` is the cost of launches once those are gone.
+"""Names of the causes that a replay can remove. `launches` keeps stalls and waits; `dispatch` is the cost of launches
+without those.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
-"""Causes that hide the host's launches as a reason for a wait."""
+"""Causes of waits that hide the cost of the host's launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Difference between levels of cost below which the answers are equal."""
+"""Minimum difference between the levels of cost for which answers have an uncertainty."""
 NO_LAUNCHES = "no marked steps with work that they launch are recorded"
 Edit = Callable[[Graph], Graph]
 
 
 def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Duration of one rank's steps without each cause.
+    """Replay one rank's steps without each cause.
 
     Args:
-        unprofiled_ns: Time of a step without the profiler; without it the profiler's cost is not taken off.
-        workers: Worker processes make the batches.
+        unprofiled_ns: Time of a step without the profiler; if None, the profiler's cost is not subtracted.
+        workers: True if worker processes make the batches.
     """
     refusal = refused(graph)
     error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
@@ -103,15 +104,16 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 
 
 def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Graph:
-    """The graph without the profiler's cost of a level, at the pace of the unprofiled steps."""
+    """Return the graph without the profiler's cost at a level, at the pace of the unprofiled steps."""
     graph = at_level(graph, level)
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
-    """Half of what lies between the saved shares at both ends of the costs that agree with the unprofiled step.
+    """Return half the difference between the saved shares at the least and the largest cost that agree with the
+    unprofiled step.
 
-    Of causes that only cost something as long as the host catches up: what they cost depends on its pace.
+    Only causes from which the host can catch up are covered: their cost depends on its pace.
     """
     causes = [cause for cause in CAUGHT_UP if cause in edits]
     if not causes or found.largest - found.least < FAR_APART:
@@ -123,37 +125,41 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
 
 
 def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
-    """Share of the step that is saved if the host does not wait in some nodes.
+    """Return the share of the step that is saved if the host does not wait in some nodes.
 
     Args:
-        replay: Of this graph, without a refusal.
+        replay: Replay of this graph, without a refusal.
     """
     graph = as_replayed(graph, replay, unprofiled_ns)
     return max(0.0, 1 - step_time_ns(without_synchronisation(graph, nodes)) / step_time_ns(graph))
 
 
 def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
-    """The graph whose steps a replay timed: without the profiler's cost, at the pace of the unprofiled steps.
+    """Return the graph whose steps a replay timed: without the profiler's cost, at the pace of the unprofiled steps.
 
     Args:
-        replay: Of this graph, without a refusal.
+        replay: Replay of this graph, without a refusal.
     """
     graph = calibrated(graph, cost_of(replay))
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def cost_of(replay: Replay) -> Cost:
-    """The profiler's cost that a replay takes off."""
+    """Return the profiler's cost that a replay subtracts."""
     return Cost(event_ns=replay.event_cost_ns or 0.0, slowdown=replay.host_slowdown or 1.0)
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:
-    """Share of the step that is saved without a cause; None where the steps cannot be replayed, or do not show it."""
+    """Return the share of the step saved without a cause; None if the replay is refused, misses the step time, or lacks
+    the cause.
+    """
     return None if replay is None or not_replayed(replay, cause) else replay.saved[cause]
 
 
 def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None:
-    """Share of the step saved without a cause; None where the steps cannot be replayed or do not show it."""
+    """Return the minimum and maximum share saved without a cause: equal, or a range if the replay deviates from the
+    unprofiled step. None if nothing was replayed.
+    """
     if replay is None or replay.refusal or cause not in replay.saved:
         return None
     share, error = replay.saved[cause], replay.unprofiled_error or 0.0
@@ -161,9 +167,7 @@ def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None
 
 
 def not_replayed(replay: Replay, cause: str) -> str:
-    """Minimum and maximum share saved without a cause: one figure, or a range where the replay deviates from the
-    unprofiled step. None where nothing was replayed.
-    """
+    """Return the reason why a replay gives no single figure for a cause; empty if it does."""
     if replay.refusal:
         return replay.refusal
     if replay.unprofiled_error is not None and replay.unprofiled_error > MOST_ERROR:
@@ -172,10 +176,10 @@ def not_replayed(replay: Replay, cause: str) -> str:
 
 
 def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Replay:
-    """Extend the replay of a window's first steps to all; refused where they differ in their waits.
+    """Extend the replay of a window's first steps to all steps; refuse if they differ in their waits.
 
     Args:
-        breakdown: Of all steps.
+        breakdown: Breakdown of all steps.
     """
     if replay.refusal or not breakdown.steps or num_replayed >= breakdown.num_steps:
         return replay
@@ -193,7 +197,7 @@ def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Rep
 
 
 def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
-    """Nanoseconds per step of the first steps by what does not compute, and in stalls."""
+    """Return nanoseconds per step of the first steps in each category that does not compute, and in stalls."""
     steps = breakdown.steps[:num_steps]
     names = {name for step in breakdown.steps for name in step} - set(COMPUTING)
     waits = {name: sum(step.get(name, 0) for step in steps) / num_steps for name in sorted(names)}
@@ -205,7 +209,7 @@ def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
 
 
 def refused(graph: Graph) -> str:
-    """Reason why the steps cannot be replayed; empty where they can."""
+    """Return the reason why the steps cannot be replayed; empty if they can."""
     operations = graph.operations
     if graph.recorded_ns <= 0:
         return "the steps take no time"
@@ -219,7 +223,7 @@ def refused(graph: Graph) -> str:
 
 
 def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
-    """The causes that the steps have."""
+    """Return the edits for the causes that the steps have."""
     kinds = set(np.unique(graph.chain.kind).tolist())
     found: dict[str, Edit] = {}
     if SYNC in kinds:
@@ -243,11 +247,11 @@ def _unhindered(graph: Graph, edits: Mapping[str, Edit]) -> Graph:
 
 
 def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Duration of the steps of all ranks if none is late, and what launches cost them.
+    """Replay the steps of all ranks, without late ranks and without the cost of launches.
 
     Args:
-        graphs: By rank.
-        workers: Worker processes make the batches.
+        graphs: Graph of each rank.
+        workers: True if worker processes make the batches.
     """
     recorded = max(graph.recorded_ns for graph in graphs.values())
     refusal = next((reason for reason in map(refused, graphs.values()) if reason), "")
@@ -292,5 +296,5 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
 
 
 def _of_each(ranks: several.Ranks, edit: Edit) -> several.Ranks:
-    """All ranks with one edit."""
+    """Apply one edit to all ranks."""
     return replace(ranks, graphs=tuple(map(edit, ranks.graphs)))

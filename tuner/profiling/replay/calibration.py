@@ -1,9 +1,9 @@
-"""Cost of the profiler: the lowest at which the replay takes as long as the unprofiled step.
+"""Cost of the profiler: the lowest for which the replay takes as long as the unprofiled step.
 
-Two costs, one after the other: a time for every event, as long as the trace allows it, and, where the host was slower
-still, the same part of everything that it did but stand still. An operator that only holds another one lasts as long as
-recording it takes, so a trace itself bounds the first. Costs that leave the simulated step within the tolerance of the
-unprofiled one agree with it alike: their middle is taken, their ends say how sure an answer is.
+There are two costs, applied in turn: a time for every event, up to the limit that the trace sets, and, if the host was
+slower still, a slowdown of all its work except stalls. An operator that only contains another one lasts as long as
+recording it takes, so the trace itself bounds the first. All costs that bring the simulated step within the tolerance
+of the unprofiled one agree with it equally: their middle is used, and their range gives the uncertainty of an answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from steptune.tuner.profiling.replay.scenarios import pace_ns, stalls
 from steptune.tuner.profiling.stalls import LEAST_NS
 
 MOST_SLOWDOWN = 2.5
-"""Largest slowdown of a host under the profiler, beside the cost of events: 2.2 times was seen on one of an H100, in
-all.
+"""Maximum slowdown of a host under the profiler, beside the cost of events: 2.2 times in all was seen on an H100 host.
 """
 EVENTS, ALL = 1.0, 2.0
-"""Levels of cost: up to the first, events alone cost something; the last is the most."""
+"""Levels of cost: up to the first, only events cost time; the second is the maximum."""
 USUAL = 0.5
-"""Level where the step does not depend on it, because the device sets the pace: recording an event costs as much as an
-operator lasts that only holds another one.
+"""Level to use if the step does not depend on it, because the device sets the pace: recording an event then costs half
+its limit.
 """
 TOLERANCE = 0.015
 CLOSE = 0.002
@@ -35,11 +34,11 @@ MOST_TRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of the profiler to a host.
+    """Cost of the profiler on a host.
 
     Attributes:
-        event_ns: Of every recorded event.
-        slowdown: How many times as long the rest of the host's own work took.
+        event_ns: Time of recording each event.
+        slowdown: Factor by which the rest of the host's own work takes longer.
     """
 
     event_ns: float = 0.0
@@ -48,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Level of cost, and the least and the largest that agree with the unprofiled step."""
+    """Level of the profiler's cost, with the minimum and maximum that agree with the unprofiled step."""
 
     least: float = 0.0
     taken: float = 0.0
@@ -56,7 +55,7 @@ class Levels:
 
 
 def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
-    """Levels of cost at which the simulated step takes the unprofiled one.
+    """Find the levels of cost at which the simulated step takes as long as the unprofiled one.
 
     Args:
         step_time: The step's simulated time, in nanoseconds, at a level.
@@ -73,7 +72,9 @@ def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
 def _level(
     step_time: Callable[[float], float], target_ns: float, low: tuple[float, float], high: tuple[float, float]
 ) -> float:
-    """The least level at which the step takes no longer, by false position: its time is nearly linear in the level."""
+    """Find the least level at which the step takes no longer, by false position: its time is nearly linear in the
+    level.
+    """
     (left, above), (right, below) = (low[0], low[1] - target_ns), (high[0], high[1] - target_ns)
     if above <= 0:
         return left
@@ -92,7 +93,7 @@ def _level(
 
 
 def cost_at(graph: Graph, level: float) -> Cost:
-    """The cost of a level to the host of a graph."""
+    """Return the profiler's cost on the host of a graph at a level."""
     most = graph.chain.recording_ns
     if level <= EVENTS:
         return Cost(event_ns=level * most)
@@ -101,23 +102,22 @@ def cost_at(graph: Graph, level: float) -> Cost:
 
 
 def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
-    """The cost to one of several ranks, of which the largest is known: recording an event costs each its own time.
+    """Return the cost on one of several ranks, scaled from the largest: recording an event takes a different time on
+    each.
 
     Args:
-        most_ns: The most that recording an event can have cost any of the ranks.
+        most_ns: Maximum cost of recording an event over all ranks.
     """
     return replace(largest, event_ns=largest.event_ns * graph.chain.recording_ns / most_ns)
 
 
 def at_level(graph: Graph, level: float) -> Graph:
-    """Cost to one of several ranks, of which the largest is known: each rank has its own time for recording an
-    event.
-    """
+    """Return the graph without the profiler's cost at a level."""
     return calibrated(graph, cost_at(graph, level))
 
 
 def calibrated(graph: Graph, cost: Cost) -> Graph:
-    """A graph as the step is without the profiler."""
+    """Return the graph of the step without the profiler's cost."""
     chain = without_profiler(graph.chain, cost.event_ns)
     if cost.slowdown == 1:
         return replace(graph, chain=chain)
@@ -134,7 +134,7 @@ def calibrated(graph: Graph, cost: Cost) -> Graph:
 
 
 def with_unprofiled_pace(graph: Graph, step_time: Callable[[Graph], float], unprofiled_ns: float) -> Graph:
-    """The graph with workers that make batches as fast as in the unprofiled steps, where their pace is the steps' one.
+    """Return the graph with batches made at the pace of the unprofiled steps, if workers set the pace of the steps.
 
     A window has few batches, whose times vary; the profiler does not slow workers.
     """

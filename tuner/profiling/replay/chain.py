@@ -1,4 +1,4 @@
-"""The host's work in the recorded steps, as one chain of nodes: launches, synchronisations, batches, allocations."""
+"""Chain of the host's work in the recorded steps: launches, synchronisations, batches and allocations as nodes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from steptune.tuner.profiling.trace import Kind
 Floats = npt.NDArray[np.float64]
 LAUNCH, SYNC, BATCH, ALLOCATION = range(4)
 ALLOCATION_NS = 50_000
-"""Shorter allocations are calls like others."""
+"""Minimum duration of an allocation that becomes a node; shorter ones count as ordinary calls."""
 HAND_OVER_NS = 300_000
-"""Maximum time to take a finished batch from a worker."""
+"""Maximum time of taking a finished batch from a worker, in nanoseconds."""
 PACED = 0.25
-"""Workers set the pace where the host waits for them in at least this share of the batches, and twice: several of them
-deliver their batches close together.
+"""Minimum share of the batches, and at least two, that the host waits for if workers set the pace: several workers
+deliver batches close together.
 """
 RECORDING_NS = 1_600.0, 6_000.0
-"""The most that recording one event costs: 0.8 to 1.6 us on hosts of H200s, 0.7 to 5.2 us on one of an H100."""
+"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 0.8 to 1.6 us on H200 hosts, 0.7 to
+5.2 us on an H100 host.
+"""
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
 FEW_HOLDERS = 30
@@ -35,23 +37,23 @@ HELD_TIMES = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Nodes of the host, in order.
+    """Nodes of the host's chain, in order.
 
     Attributes:
         kind: int8 by node.
-        row: int64 by node of `trace.host`; -1 of a batch.
+        row: int64 by node: row of `trace.host`; -1 for a batch.
         start, end: int64 by node, as recorded.
         step: int64 by node: number of its step, from 0.
         gap: float64 by node: the host's own time between the node before and this one.
-        length: float64 by node: the host's own time in it, without what it waits for.
+        length: float64 by node: the host's own time in it, without waits.
         silent: float64 by node: the part of the gap in which no optimizer's step runs.
         gap_events, length_events: float64 by node: events that the profiler recorded in them.
-        tail, tail_events: The same after the last node, until its step ends.
-        waits: By node, streams whose last operation before it the host waits for.
-        returns: float64 by node: from the end of what it waits for until the host goes on.
-        period: Time between two batches, where workers set the pace; else 0.
+        tail, tail_events: The host's own time, and recorded events, from the last node to the end of its step.
+        waits: By node: streams whose last earlier operation the host waits for.
+        returns: float64 by node: time from the end of that operation until the host continues.
+        period: Time between two batches if workers set the pace; else 0.
         queue: Launches that the devices' queues hold before a launch waits for a place.
-        recording_ns: The most that the profiler can have taken for an event.
+        recording_ns: Maximum cost of recording an event.
     """
 
     kind: npt.NDArray[np.int8]
@@ -76,19 +78,19 @@ class Chain:
         return len(self.kind)
 
     def having(self, **changes: Any) -> Chain:
-        """Return the chain with other columns."""
+        """Return the chain with replaced columns."""
         return replace(self, **changes)
 
 
 def threads_of(capture: Capture) -> list[int]:
-    """The thread that runs the steps, and those that launch device work in them."""
+    """Return the thread that runs the steps and those that launch device work in them."""
     launches, steps = capture.launches, capture.steps
     inside = (launches.row >= 0) & (launches.start >= steps.host_starts[0]) & (launches.start < steps.host_end)
     return sorted({steps.thread, *np.unique(launches.thread[inside]).tolist()})
 
 
 def launching_calls(capture: Capture) -> Ints:
-    """Rows of `trace.host` that launch operations. A device's record of a synchronisation is none."""
+    """Return rows of `trace.host` that launch operations. A device's record of a synchronisation does not count."""
     launched = (capture.launches.row >= 0) & (capture.trace.work.kind != Kind.SYNC)
     return distinct(capture.launches.row[launched])
 
@@ -144,7 +146,7 @@ def host_chain(capture: Capture) -> Chain | None:
 
 
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """Part of each stretch outside the optimizer's step, whose host work is no stall."""
+    """Return the part of each stretch outside the optimizer's step, whose host work is no stall."""
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)
@@ -153,7 +155,7 @@ def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Flo
 
 
 def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
-    """Maximum cost of recording an event, from operators that only call another one."""
+    """Return the maximum cost of recording an event, from operators that only call another one."""
     host = capture.trace.host
     rows = np.flatnonzero(mine & np.isin(host.kind, (Kind.OPERATOR, Kind.RUNTIME)) & (host.end > host.start))
     rows = rows[host.thread[rows] == capture.steps.thread]
@@ -179,7 +181,7 @@ def _count(events: Ints, start: Ints, end: Ints) -> Floats:
 
 
 def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span: tuple[int, int]) -> tuple[Ints, Ints]:
-    """The longest stretch without a call in each wait for a batch."""
+    """Return the longest stretch without a call in each wait for a batch."""
     regions = (capture.regions.loader, capture.regions.restart)
     parts = [joined(regions, thread) for thread in threads]
     low, high = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
@@ -194,7 +196,7 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """The time between two batches that workers make, and lengths without the waits for them."""
+    """Return the time between two batches if workers set the pace, and node lengths without the waits for them."""
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]
     if len(batches) < FEW_NODES or not workers.any():

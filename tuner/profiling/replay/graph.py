@@ -1,9 +1,9 @@
-"""The dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
+"""Dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
 
-Times are measured, edges are rules. All threads that launch form one chain, because forward and backward threads take
-turns. An operation begins when its launch, the operation before it on its stream, and those of other streams that it
-waits for allow it. Of these edges the one that bound its start carries the whole measured delay, the others the usual
-one.
+Times are measured; edges follow rules. All threads that launch form one chain, because forward and backward threads
+take turns. An operation begins when its launch, the previous operation on its stream, and the operations of other
+streams that it waits for allow it. Of these edges the one that bound its start carries the whole measured delay, the
+others the usual one.
 
 Sources: Daydream (Zhu et al., ATC 2020) for the graph and its edits, dPRO (Hu et al., MLSys 2022) for several ranks,
 Lumos (Liang et al., MLSys 2025) for edges between streams in Kineto traces.
@@ -20,9 +20,11 @@ from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain, lau
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
-"""Limits of a graph: every answer simulates all of it, and of a longer capture the first steps are enough."""
+"""Limits of a graph in steps and launches: every answer simulates all of it, and for a longer capture the first steps
+suffice.
+"""
 MOST_OVERHEAD = 0.85
-"""Largest part of any stretch of host time that recording its events can have taken."""
+"""Maximum share of a stretch of host time that recording its events can have taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Graph:
     """The recorded steps of one rank.
 
     Attributes:
-        recorded_ns: Time of a recorded step, as the breakdown has it.
+        recorded_ns: Time of a recorded step, as in the breakdown.
     """
 
     num_steps: int
@@ -40,12 +42,12 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """Nodes of the host and operations of devices."""
+        """Return the number of host nodes and device operations."""
         return len(self.chain) + len(self.operations)
 
 
 def build_graph(capture: Capture) -> Graph | None:
-    """The graph of the marked steps; None without marks or without device work that they launch."""
+    """Build the graph of the marked steps; None without marks or without device work that they launch."""
     if not capture.steps.marked:
         return None
     steps = capture.steps.first(_num_replayed(capture))
@@ -59,14 +61,14 @@ def build_graph(capture: Capture) -> Graph | None:
 
 
 def _num_replayed(capture: Capture) -> int:
-    """Number of simulated steps: as many as launch `MOST_LAUNCHES` operations, at least two."""
+    """Return the number of simulated steps: as many as launch at most `MOST_LAUNCHES` operations, but at least two."""
     steps, calls = capture.steps, launching_calls(capture)
     per_step = np.histogram(capture.trace.host.start[calls], [*steps.host_starts.tolist(), steps.host_end])[0]
     return int(max(LEAST_STEPS, (np.cumsum(per_step[:MOST_STEPS]) <= MOST_LAUNCHES).sum()))
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """Chain without the profiler's cost of every recorded event, at most `MOST_OVERHEAD` of any stretch."""
+    """Return the chain without the profiler's cost of every recorded event, at most `MOST_OVERHEAD` of any stretch."""
 
     def less(time: Floats, events: Floats) -> Floats:
         return np.asarray(np.maximum(time - cost_ns * events, (1 - MOST_OVERHEAD) * time))

@@ -1,6 +1,6 @@
-"""Operations of devices in the recorded steps, with the waits of each operation and of the host.
+"""Device operations in the recorded steps, with the waits of each operation and of the host.
 
-Streams wait for each other in calls of `cudaStreamWaitEvent`, of which a trace says neither the event nor the streams:
+Streams wait for each other in calls of `cudaStreamWaitEvent`, for which a trace records neither event nor streams:
 the next launch of the thread waits for the last operation of every other stream, if that had ended by then.
 """
 
@@ -19,20 +19,23 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Duration above which a copying call that lasts until its copy has ended counts as a wait for it: the memory is
+"""Minimum duration of a copying call that lasts until its copy has ended for it to count as a wait: the memory is
 pageable.
 """
 FULL_QUEUE_NS, FULL_QUEUE_CALLS, FULL_QUEUE = 50_000, 20, 0.8
-"""Duration of a launch, multiple of the usual one, and fill of the queue above which the launch waits for a free place.
+"""Minimum duration in nanoseconds, multiple of the usual duration, and fill of the queue at which a launch counts as
+waiting for a free place.
 """
 QUEUE_DEPTH = 1024
-"""Launches that CUDA's queue takes; up to 1,469 were seen on an H200."""
+"""Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""
 OWN_WAIT_NS = 10_000
-"""Time after the launch of a collective within which waits between streams are the library's own."""
+"""Time after the launch of a collective within which waits between streams are caused by the communication library."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
-"""Delay of an operation beyond its edges, soon after the end of one of another stream, that counts as a wait for it."""
+"""Minimum unexplained delay of an operation, and maximum time since the end of another stream's operation, for which it
+counts as waiting for that one.
+"""
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
-"""Defaults where a trace does not show them: launch to start, between queued operations, return from a wait, and the
+"""Default latencies if a trace shows none: launch to start, between queued operations, return from a wait, and the
 longest host time of a wait itself.
 """
 _COMMUNICATION = [PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE)]
@@ -40,22 +43,22 @@ _COMMUNICATION = [PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELIN
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Operations of all devices of a process that the chain launches, by launch.
+    """Device operations that the chain of a process launches, in order of launch.
 
     Attributes:
-        row: int64 of `trace.work`.
-        node: int64: of the chain, not decreasing.
+        row: int64 row of `trace.work`.
+        node: int64 node of the chain that launches it, not decreasing.
         start, end: int64 as recorded.
-        stream: int64 from 0.
+        stream: int64 number of its stream, from 0.
         duration: float64.
         latency: float64: from the launch call to the earliest start.
-        after: float64: from the end of what it waits for to the earliest start.
-        depends: By operation: those of other streams that it waits for.
-        collective: bool: ranks meet in it.
-        group: By collective, in order: the name of its process group; empty where it is not recorded.
-        category: int64 `PRIORITY` number.
-        usual_latency, usual_after: Medians.
-        unexplained: Share of the steps in which operations start later than any edge says.
+        after: float64: from the end of the operations that it waits for to the earliest start.
+        depends: By operation: operations of other streams that it waits for.
+        collective: bool: True if ranks meet in it.
+        group: By collective, in order: name of its process group; empty if not recorded.
+        category: int64 `PRIORITY` number of its category.
+        usual_latency, usual_after: Medians of `latency` and `after`.
+        unexplained: Share of the steps in which operations start later than any edge explains.
         known: Share of the devices' time in operations whose launch is in the chain.
     """
 
@@ -81,7 +84,7 @@ class Operations:
 
 
 def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations]:
-    """The operations that a chain launches, and the chain with what it waits for."""
+    """Return the operations that a chain launches, and the chain with the waits of its nodes."""
     work, launches = capture.trace.work, capture.launches
     calls = np.flatnonzero(chain.kind == LAUNCH)
     by_row = np.argsort(chain.row[calls])
@@ -138,7 +141,7 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
 
 
 def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: Ints) -> Floats:
-    """End of everything launched before on the same stream; -inf for the first."""
+    """Return the end of all earlier launches on the same stream; -inf for the first."""
     work = capture.trace.work
     inside = np.zeros(len(work), dtype=bool)
     inside[rows] = True
@@ -155,7 +158,7 @@ def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: I
 
 
 def _usual(start: Ints, call: Ints, before: Floats) -> tuple[float, float]:
-    """Median latency of launches into an empty stream, and median delay between queued operations."""
+    """Return the median latency of launches into an empty stream, and the median delay between queued operations."""
     empty = (before < call) & (start > call)
     latency = float(np.median((start - call)[empty])) if empty.any() else LATENCY_NS
     queued = np.isfinite(before) & (before > call + latency)
@@ -179,7 +182,7 @@ def _recorded_waits(
     stream: Ints,
     is_collective: npt.NDArray[np.bool_],
 ) -> dict[int, tuple[int, ...]]:
-    """Operations of other streams that each operation waits for, by the calls that make streams wait."""
+    """Return the operations of other streams that each operation waits for, from calls that make streams wait."""
     trace, host = capture.trace, capture.trace.host
     rows = trace.host_rows(r"StreamWaitEvent", Kind.RUNTIME)
     own = np.unique(node[is_collective])
@@ -222,7 +225,7 @@ def _recorded_waits(
 
 
 def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: Ints, end: Ints, stream: Ints) -> None:
-    """Add the operation of another stream that ended just before an operation that nothing else explains."""
+    """Make each late operation that no edge explains depend on the one of another stream that ended just before."""
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     for number in late.tolist():
@@ -235,7 +238,7 @@ def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: I
 
 
 def _known(capture: Capture, rows: Ints) -> float:
-    """Part of all operations' time that the chain launches, or launched before it."""
+    """Return the share of all operations' time that the chain launches, or launched before it begins."""
     work, (low, high) = capture.trace.work, capture.steps.span
     real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
     unknown = real & (capture.launches.row < 0)
@@ -248,7 +251,7 @@ def _known(capture: Capture, rows: Ints) -> float:
 
 
 def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
-    """The chain with what its synchronisations, blocking copies and full queues wait for."""
+    """Return the chain with the streams that its synchronisations, blocking copies and full queues wait for."""
     trace = capture.trace
     calls = chain.kind == LAUNCH
     usual_call = float(np.median(chain.length[calls]))

@@ -1,8 +1,8 @@
-"""Several ranks' graphs at once: they meet in collectives, so that lateness is carried from one to the next.
+"""Joint replay of several ranks' graphs, which meet in collectives, so that lateness carries over from one to the next.
 
-Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks, or, where
-its process group is a part of them (of FSDP within a host, of replicas between hosts), one of each group: a late rank
-holds up its own group, and others through the ranks that they share.
+Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks, or, if
+its process group is a part of them (FSDP within a host, replicas between hosts), one of each group: a late rank
+delays its own group, and others through shared ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.simulate import simulate
 
 LATE_RATIO, LATE_NS = 1.2, 200_000
-"""A rank is late where its own time between two meetings is so many times, and so much, over the others' median."""
+"""Minimum ratio to, and nanoseconds over, the other ranks' median for a rank's own time between two meetings to count
+as late.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,12 @@ class Ranks:
     """Ranks with the same collectives in the same order.
 
     Attributes:
-        graphs: By rank.
-        meetings: int64 of shape (collectives, ranks): the operation that each of them is.
-        group: int64 of the same shape: the first of the ranks that it meets.
+        graphs: Graph of each rank.
+        meetings: int64 of shape (collectives, ranks): the operation of each collective on each rank.
+        group: int64 of the same shape: the first rank of those that meet.
         network: float64 of the same shape: from the last arrival in its group to the end.
         arrived: float64 of the same shape: the last arrival in its group, on the clock of the first rank.
-        offsets: By rank: added to its times, they are those of the first one's clock.
+        offsets: Offset of each rank, added to its times to convert them to the first rank's clock.
     """
 
     graphs: tuple[Graph, ...]
@@ -46,11 +48,11 @@ class Ranks:
 
 
 class UnlikeRanksError(SteptuneError):
-    """The graphs of ranks do not have the same collectives."""
+    """Error for ranks whose graphs do not have the same collectives."""
 
 
 def meet(graphs: Sequence[Graph]) -> Ranks:
-    """Graphs that meet in all of their collectives, in order.
+    """Return the ranks of graphs that meet in all of their collectives, in order.
 
     Raises:
         UnlikeRanksError: They have different numbers of steps or collectives, or none.
@@ -79,10 +81,10 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """The first of the ranks that each one meets in each collective.
+    """Return the first rank of those that each rank meets in each collective.
 
     Raises:
-        UnlikeRanksError: Ranks of one group call its collectives in different places of their programs.
+        UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
     """
     names = np.array([graph.operations.group for graph in graphs], dtype=np.str_).T
     found = np.zeros(names.shape, dtype=np.int64)
@@ -96,7 +98,7 @@ def _groups(graphs: Sequence[Graph]) -> Ints:
 
 
 def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
-    """The least or the most of the ranks that meet, for each of them."""
+    """Return the least or the largest value of the ranks that meet, for each of them."""
     rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     found = values.copy()
     least_or_most.at(found, (rows, group), values)
@@ -104,8 +106,9 @@ def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
 
 
 def _offsets(end: Floats, group: Ints) -> Floats:
-    """Clocks of ranks against that of the first, from collectives that end on both at once: its own groups' first, then
-    those of the ranks that are known so. Where no group leads to a rank, all of its collectives.
+    """Return the clock offset of each rank to the first, from collectives that end on both at once: those of its own
+    groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
+    collectives.
     """
     offsets = np.median(end[:, :1] - end, axis=0)
     known = [0]
@@ -119,7 +122,7 @@ def _offsets(end: Floats, group: Ints) -> Floats:
 
 
 def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
-    """A step of the slowest rank in the steady state, in nanoseconds."""
+    """Return the time of a step of the slowest rank in the steady state, in nanoseconds."""
     runs = []
     for graph in ranks.graphs:
         runs.append(simulate(graph, graph.operations.collective.tolist(), usual_delays=usual_delays))
@@ -150,10 +153,10 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
 
 
 def without_late_ranks(ranks: Ranks) -> Ranks:
-    """Scenario without late ranks: no rank takes longer than the others between two collectives.
+    """Return the ranks without late ones: no rank takes longer than the others between two collectives.
 
-    What it takes beyond their median goes: of its host, from the longest stretches; of its device, from all kernels.
-    Beside a collective that waits, kernels are slower: there they take the least time that they take on any rank.
+    A late rank's excess over their median is removed: on its host from the longest stretches, on its device from all
+    kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
     """
     graphs = [_beside_waiting(ranks, place) for place in range(len(ranks.graphs))]
     stretches = [
@@ -196,7 +199,7 @@ def _late(own: Floats, usual: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
-    """Take an excess from the longest of some stretches of a host, one after the other."""
+    """Remove an excess from the longest of some stretches of a host, one after the other."""
     stretches = sorted(
         ((float(column[node]), which, node) for which, column in enumerate((gap, length)) for node in members.tolist()),
         reverse=True,
@@ -210,7 +213,7 @@ def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
 
 
 def _beside_waiting(ranks: Ranks, place: int) -> Graph:
-    """A rank's graph whose kernels beside a waiting collective take the least time of their like on all ranks."""
+    """Return a rank's graph in which kernels beside a waiting collective take their least time over all ranks."""
     graph = ranks.graphs[place]
     sizes = {len(one.operations) for one in ranks.graphs}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""Edits of a graph: the steps without one cause. Gains of two edits do not add up; the graph is edited with both."""
+"""Edits of a graph that remove one cause from the steps. Gains of two edits do not add up; apply both to the graph."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 
 Floats = npt.NDArray[np.float64]
 SYNC_CALL_NS = 2_000.0
-"""A call that finds nothing to wait for returns within this."""
+"""Maximum time in which a synchronising call with nothing to wait for returns, in nanoseconds."""
 GRAPH_AFTER_NS = 400.0
-"""Gap between operations of a CUDA graph: medians of 260 and 420 ns in two captures of an H200, where launched
-operations that were queued had 1000 and 1120.
+"""Gap between operations of a CUDA graph, in nanoseconds: medians of 260 and 420 ns in two captures of an H200, against
+1000 and 1120 ns between launched operations in the queue.
 """
 
 
@@ -28,15 +28,15 @@ def _with(graph: Graph, chain: Chain) -> Graph:
 
 
 def pace_ns(chain: Chain) -> float:
-    """Median time between two launches."""
+    """Return the median time between two launches."""
     launches = chain.kind == LAUNCH
     return float(np.median(chain.gap[launches])) if launches.any() else 0.0
 
 
 def stalls(chain: Chain) -> Ints:
-    """Nodes before which the host launches nothing for so long that it cannot be dispatching operators.
+    """Return the nodes before which the host launches nothing for too long to be dispatching operators.
 
-    What an optimizer's step does before it launches is none: it has a category of its own.
+    Work of an optimizer's step before its launches does not count: it has a separate category.
     """
     limit = float(np.clip(PACES * pace_ns(chain), LEAST_NS, MOST_NS))
     found: Ints = np.flatnonzero(chain.gap * chain.silent > limit)
@@ -44,10 +44,10 @@ def stalls(chain: Chain) -> Ints:
 
 
 def without_synchronisation(graph: Graph, nodes: Ints | None = None) -> Graph:
-    """The host never waits for the device, but for copies to it from pageable memory.
+    """Return the graph in which the host never waits for the device, except for copies to it from pageable memory.
 
     Args:
-        nodes: Those that do not wait; by default all.
+        nodes: Nodes that do not wait; by default all.
     """
     chain, category = graph.chain, graph.operations.category
     first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
@@ -64,7 +64,7 @@ def without_synchronisation(graph: Graph, nodes: Ints | None = None) -> Graph:
 
 
 def without_stalls(graph: Graph) -> Graph:
-    """Every stall lasts as long as the usual time between two launches."""
+    """Return the graph in which every stall lasts as long as the usual time between two launches."""
     chain = graph.chain
     gap = chain.gap.copy()
     gap[stalls(chain)] = pace_ns(chain)
@@ -72,7 +72,7 @@ def without_stalls(graph: Graph) -> Graph:
 
 
 def without_loader(graph: Graph, *, in_main_process: bool) -> Graph:
-    """Every batch is ready when the host asks for it."""
+    """Return the graph in which every batch is ready when the host asks for it."""
     chain = graph.chain
     length = chain.length.copy()
     batches = chain.kind == BATCH
@@ -83,13 +83,13 @@ def without_loader(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def without_allocation(graph: Graph) -> Graph:
-    """Scenario without allocation: no call allocates or frees memory."""
+    """Return the graph in which no call allocates or frees memory."""
     chain = graph.chain
     return _with(graph, chain.having(length=np.where(chain.kind == ALLOCATION, 0.0, chain.length)))
 
 
 def without_blocking_copies(graph: Graph) -> Graph:
-    """Copies to the device come from pinned memory: the host does not wait for them."""
+    """Return the graph in which copies to the device come from pinned memory: the host does not wait for them."""
     chain, category = graph.chain, graph.operations.category
     first = np.searchsorted(graph.operations.node, np.arange(len(chain) + 1))
     gone = {
@@ -102,7 +102,7 @@ def without_blocking_copies(graph: Graph) -> Graph:
 
 
 def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
-    """Every batch is on the device when the host asks for it: no copies either."""
+    """Return the graph in which every batch is on the device when the host asks for it, without copies."""
     graph = without_blocking_copies(without_loader(graph, in_main_process=in_main_process))
     copies = graph.operations.category == PRIORITY[Category.COPY_H2D]
     operations = replace(graph.operations, duration=np.where(copies, 0.0, graph.operations.duration))
@@ -110,10 +110,10 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
-    """Scenario at the floors: no operation takes longer than its least time.
+    """Return the graph in which no operation takes longer than its least time.
 
     Args:
-        floor_ns: By row of `trace.work`.
+        floor_ns: Least time by row of `trace.work`.
     """
     operations = graph.operations
     duration = np.minimum(operations.duration, floor_ns[operations.row])
@@ -121,7 +121,9 @@ def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
 
 
 def without_launches(graph: Graph) -> Graph:
-    """The host launches without a cost of its own, as a CUDA graph; stalls, batches, allocations and waits stay."""
+    """Return the graph in which launches cost the host nothing, as in a CUDA graph; stalls, batches, allocations and
+    waits stay.
+    """
     chain, operations = graph.chain, graph.operations
     gap = np.zeros(len(chain))
     long = stalls(chain)

@@ -1,4 +1,4 @@
-"""A graph's steps, simulated again and again: what a step takes in the steady state."""
+"""Simulation of a graph's steps, repeated until the steady state."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Streams that are no farther ahead of the host, or behind it, than they were a pass before: all passes are alike."""
+"""Maximum change of a stream's lead over the host between two passes, in nanoseconds, for the passes to count as alike.
+"""
 PREFETCHED = 2
-"""Batches that workers make ahead of the host, at most."""
+"""Maximum number of batches that workers make ahead of the host."""
 Meeting = Generator[tuple[int, float], float, float]
 
 
 def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
-    """A step in the steady state, in nanoseconds.
+    """Return the time of a step in the steady state, in nanoseconds.
 
     Args:
-        usual_delays: Take the usual delay of every edge, not the recorded one. The recorded ones return the recorded
-            starts whatever the edges are; so this tests the graph.
+        usual_delays: Use the usual delay of every edge instead of the recorded one. Recorded delays reproduce the
+            recorded starts whatever the edges are, so usual delays test the graph.
     """
     run = simulate(graph, usual_delays=usual_delays)
     try:
@@ -34,14 +35,14 @@ def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
 def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more than what they do
     graph: Graph, meetings: Sequence[int] | None = None, *, usual_delays: bool = False, passes: int = PASSES
 ) -> Meeting:
-    """One rank's steps, over and over.
+    """Simulate one rank's steps repeatedly.
 
-    Steps of a rank alone are over where a pass ends as the one before: the others would be the same again. Yields the
-    number of the operation and the moment of every arrival in a collective that ranks meet in, and is sent
-    when it ends; returns the time of a step in nanoseconds.
+    For a single rank the simulation ends when a pass ends like the previous one, because all later ones would repeat
+    it. Yields the number of the operation and the moment of every arrival in a collective in which ranks meet, and is
+    sent the moment at which it ends; returns the time of a step in nanoseconds.
 
     Args:
-        meetings: By operation: whether ranks meet in it.
+        meetings: By operation: 1 if ranks meet in it, else 0.
     """
     chain, operations = graph.chain, graph.operations
     gap, length, kind = chain.gap.tolist(), chain.length.tolist(), chain.kind.tolist()
@@ -102,6 +103,6 @@ def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more t
 
 
 def _first(graph: Graph) -> list[int]:
-    """The first operation of every node, and their number."""
+    """Return the first operation of every node, and the number of operations."""
     first = graph.operations.node.searchsorted(range(len(graph.chain) + 1))
     return [int(number) for number in first]

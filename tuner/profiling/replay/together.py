@@ -1,4 +1,4 @@
-"""Steps without several causes at once: what each saves beside those that are gone before it."""
+"""Steps without several causes at once: what each cause saves in addition to those removed before it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Replay
 
 EDITED: tuple[str, ...] = (LATE_RANKS, STALLS, SYNCHRONISATION, LOADER, ALLOCATIONS, DISPATCH)
-"""Causes in the order in which graphs are edited: lateness is told from stalls, and stalls from the pace of launches,
-that are still there."""
+"""Causes in the order in which graphs are edited: late ranks are found with stalls in place, and stalls with launches
+in place.
+"""
 
 
 def name_of(causes: Sequence[str] | frozenset[str]) -> str:
-    """The name of a set of causes in `Replay.together`."""
+    """Return the name of a set of causes in `Replay.together`."""
     return "+".join(cause for cause in EDITED if cause in causes)
 
 
 def with_together(
     replay: Replay, graph: Graph, unprofiled_ns: float | None, causes: Sequence[str], *, workers: bool
 ) -> Replay:
-    """The replay of one rank with what its first, its first two, its first three … causes save together.
+    """Return the replay of one rank with the joint savings of its first cause, its first two, its first three, and so
+    on.
 
     Args:
-        replay: Of this graph, without a refusal.
-        workers: Worker processes make the batches.
+        replay: Replay of this graph, without a refusal.
+        workers: True if worker processes make the batches.
     """
     graph = as_replayed(graph, replay, unprofiled_ns)
     edits = _edits(workers=workers)
@@ -63,11 +65,11 @@ def with_together(
 
 
 def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Sequence[str], *, workers: bool) -> Replay:
-    """The replay of all ranks, as `with_together` has it of one: a cause is gone from each of them.
+    """Return the replay of all ranks with joint savings as in `with_together`: a cause is removed from each of them.
 
     Args:
-        graphs: By rank.
-        replay: Of all these graphs, without a refusal.
+        graphs: Graph of each rank.
+        replay: Replay of all these graphs, without a refusal.
     """
     largest = cost_of(replay)
     most_ns = max(graph.chain.recording_ns for graph in graphs.values())
@@ -85,9 +87,9 @@ def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Seq
 
 
 def saved_without(replay: Replay, causes: frozenset[str]) -> float | None:
-    """Share of the step that is saved without all of some causes.
+    """Return the share of the step that is saved without all of these causes.
 
-    Where not exactly these were simulated, the least that is saved without these and others. None where no such set
+    If this set was not simulated, return the least saved by any simulated set that includes it; None if no such set
     was simulated.
     """
     if not causes:

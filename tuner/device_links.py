@@ -16,19 +16,22 @@ from typing import Any
 MAX_NVLINKS = 18
 """Maximum NVLinks of one GPU; the driver refuses a link that does not exist."""
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""Kinds of connection by NVML's nvmlGpuTopologyLevel_t; 0 are two GPUs of one board."""
+"""Kinds of connection by NVML's nvmlGpuTopologyLevel_t; level 0 is two GPUs of one board."""
 READ = 0
-"""Value of NVML's nvmlGpuP2PCapsIndex_t: the bindings' own constant for it is a tuple, which their function refuses."""
+"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the bindings' own constant is a tuple, which their function
+refuses.
+"""
 SWITCH = 2
-"""Value of NVML's nvmlIntNvLinkDeviceType_t."""
+"""Value of NVML's nvmlIntNvLinkDeviceType_t for a switch."""
 NO_PEER_ACCESS = " (no peer access)"
 
 
 def device_links(uuids: Sequence[str]) -> dict[str, str]:
-    """Kind of link between each two devices: {"0-1": "NV18"}. Empty for one, and where NVML is missing or refuses.
+    """Return the kind of link between each two devices, as {"0-1": "NV18"}; empty for a single device, and where NVML
+    is missing or refuses.
 
     Args:
-        uuids: Of the devices in CUDA's order, as NVML writes them.
+        uuids: UUIDs of the devices in CUDA's order, as NVML writes them.
     """
     if len(uuids) < 2:
         return {}
@@ -43,7 +46,7 @@ def device_links(uuids: Sequence[str]) -> dict[str, str]:
 
 
 def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
-    """Kind of link between each two devices, as `device_links` returns it.
+    """Return the kind of link between each two devices, in the format of `device_links`.
 
     Args:
         nvml: The module `pynvml`.
@@ -64,8 +67,8 @@ def _kind(nvml: Any, first: Any, second: Any) -> str:
 
 
 def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
-    """Number of links from one device to the other: directly, or through a switch, whose links to the two may differ in
-    number.
+    """Return the number of NVLinks from one device to the other: direct ones, or those through a switch. The two
+    devices may have different numbers of links to the switch.
     """
     second_bus = nvml.nvmlDeviceGetPciInfo(second).busId
     direct = _ends(nvml, first).count(second_bus)
@@ -75,7 +78,7 @@ def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
 
 
 def _ends(nvml: Any, handle: Any) -> list[Any]:
-    """Bus ids at the other ends of the active NVLinks; None for a switch."""
+    """Return the bus ids at the other ends of the active NVLinks; None for a switch."""
     found: list[Any] = []
     for number in range(MAX_NVLINKS):
         try:

@@ -13,17 +13,19 @@ from pathlib import Path
 from steptune.tuner.errors import PlatformError
 
 HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
-"""Number of hosts among which the ranks of this machine are divided, in their order."""
+"""Environment variable with the number of hosts among which the ranks of this machine are divided, in rank order."""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
-"""Network namespaces of such hosts, one for each, with commas between."""
+"""Environment variable with the network namespaces of the emulated hosts, one for each host, separated by commas."""
 HOST_VARIABLE = "STEPTUNE_RANK_HOST"
-"""Number of the host that a rank is on, where a job is spread over several."""
+"""Environment variable with the number of a rank's host, set where a job is spread over several hosts."""
 DEVICES_VARIABLE = "STEPTUNE_EMULATED_DEVICES"
-"""Number of devices into which the visible GPUs are divided: equal parts, which share a GPU's time."""
+"""Environment variable with the number of devices into which the visible GPUs are divided: equal parts that share a
+GPU's time.
+"""
 
 
 def num_emulated_hosts() -> int:
-    """1 where nothing is emulated.
+    """Return the number of emulated hosts; 1 where nothing is emulated.
 
     Raises:
         PlatformError: The variable holds no number of hosts, or another one than there are networks of hosts.
@@ -38,28 +40,28 @@ def num_emulated_hosts() -> int:
 
 
 def host_networks() -> tuple[Path, ...]:
-    """The network namespace of each emulated host; empty where all share that of this machine."""
+    """Return the network namespace of each emulated host; empty where all hosts share this machine's."""
     return tuple(Path(path) for path in os.environ.get(NETWORKS_VARIABLE, "").split(",") if path)
 
 
 def local_rank(rank: int) -> int:
-    """The number of a rank among those of its host."""
+    """Return the number of a rank among the ranks of its host."""
     return int(os.environ["LOCAL_RANK"]) if HOST_VARIABLE in os.environ else rank
 
 
 def emulated_host(rank: int, num_ranks: int, num_hosts: int) -> int:
-    """The host that a rank is taken to be on: as many ranks each, in their order."""
+    """Return the emulated host of a rank: hosts get equal numbers of ranks, in rank order."""
     return rank * num_hosts // num_ranks
 
 
 def ranks_per_device(num_visible: int) -> int:
-    """Number of ranks that share a GPU; 1 where nothing is emulated.
+    """Return the number of ranks that share a GPU; 1 where nothing is emulated.
 
     Args:
-        num_visible: GPUs.
+        num_visible: Number of visible GPUs.
 
     Raises:
-        PlatformError: The variable holds no multiple of their number, or there are none.
+        PlatformError: The variable is no multiple of the number of GPUs, or no GPU is visible.
     """
     num_devices = _number(DEVICES_VARIABLE, "devices", num_visible)
     if not num_visible:
@@ -74,7 +76,7 @@ def ranks_per_device(num_visible: int) -> int:
 
 
 def refuse_parts(why: str) -> None:
-    """Refuse parts of GPUs where whole GPUs, or none, are needed.
+    """Refuse a division of GPUs into parts where whole GPUs, or none, are needed.
 
     Raises:
         PlatformError: The variable is set.

@@ -42,19 +42,19 @@ class SteptuneError(ValueError):
 
 
 class WorkloadError(SteptuneError):
-    """The workload cannot be loaded, lacks a piece, or cannot be trained."""
+    """Error for a workload that cannot be loaded, lacks a piece, or cannot be trained."""
 
 
 class WorkloadNotFoundError(WorkloadError):
-    """The file, module, class or zoo entry that was named does not exist."""
+    """Error for a file, module, class or zoo entry that does not exist."""
 
 
 class WorkloadRejectedError(WorkloadError):
-    """The workload loads, but a required piece is missing or wrong."""
+    """Error for a workload that loads, but in which a required piece is missing or wrong."""
 
 
 class ArchiveRefusedError(WorkloadError):
-    """An archive that cannot be unpacked safely, or within the limits."""
+    """Error for an archive that cannot be unpacked safely, or within the limits."""
 
     def __init__(self, message: str, *, rule: str, value: object, limit: object = None) -> None:
         super().__init__(message)
@@ -64,72 +64,74 @@ class ArchiveRefusedError(WorkloadError):
 
 
 class ChoiceError(SteptuneError):
-    """An unknown strategy, or a choice that the strategy does not have."""
+    """Error for an unknown strategy, or a choice that the strategy does not have."""
 
 
 class CaptureError(SteptuneError):
-    """A training step cannot be recorded as a CUDA graph: names the operator and the line, and why."""
+    """Error for a training step that cannot be recorded as a CUDA graph: names the operator, the line and the
+    reason.
+    """
 
 
 class BudgetError(SteptuneError):
-    """A budget that cannot be read, or that is too short for one trial."""
+    """Error for a budget that cannot be read, or that is too short for one trial."""
 
 
 class PlatformError(SteptuneError):
-    """This platform, interpreter or library version is not supported."""
+    """Error for a platform, interpreter or library version that is not supported."""
 
 
 class IsolationUnavailableError(PlatformError):
-    """Trials cannot be isolated here in the way that was asked for."""
+    """Error for an isolation level that cannot be used on this machine."""
 
 
 class MissingDependencyError(SteptuneError):
-    """An optional package is needed for what was asked."""
+    """Error for an optional package that is required but not installed."""
 
 
 class StoreError(SteptuneError):
-    """The database, or a study in it, cannot be used."""
+    """Error for a database, or a study in it, that cannot be used."""
 
 
 class StudyNotFoundError(StoreError):
-    """No study has the given id."""
+    """Error for an id that no study has."""
 
 
 class SchemaOutdatedError(StoreError):
-    """The database is older than this version of Steptune."""
+    """Error for a database that is older than this version of Steptune."""
 
 
 class SchemaTooNewError(StoreError):
-    """The database was written by a newer version of Steptune."""
+    """Error for a database that a newer version of Steptune has written."""
 
 
 class StorageFullError(StoreError):
-    """The disk or the database is full."""
+    """Error for a disk or a database that is full."""
 
 
 class StoreUnavailableError(StoreError):
-    """The database is busy, restarts, or cannot be reached: what was asked may succeed later."""
+    """Error for a database that is busy, restarting or out of reach: a later attempt may succeed."""
 
 
 class StateConflictError(StoreError):
-    """The study is in a state that does not allow what was asked."""
+    """Error for a study whose state does not allow the operation."""
 
 
 class VersionConflictError(StateConflictError):
-    """The study was changed by somebody else since it was at the version that the caller has read."""
+    """Error for a study that has changed since the caller read it."""
 
 
 class LeaseLostError(StoreError):
-    """This worker no longer holds the study: another may run it by now, so nothing is written."""
+    """Error for a worker that no longer holds its study: another worker may run it by now, so nothing is written."""
 
 
 class QuotaExceededError(SteptuneError):
-    """A user has reached the limit of what they may use.
+    """Error for a user who has reached a quota.
 
     Attributes:
-        quota: Its name, as in the settings.
-        value: What it would be.
-        limit: What it may be.
+        quota: Name of the quota, as in the settings.
+        value: Usage if the request were granted.
+        limit: Maximum usage.
     """
 
     def __init__(self, message: str, *, quota: str, value: float, limit: float) -> None:
@@ -140,7 +142,7 @@ class QuotaExceededError(SteptuneError):
 
 
 class BaselineError(SteptuneError):
-    """The workload, exactly as the user runs it today, could not be measured."""
+    """Error for a workload that cannot be measured as the user runs it today."""
 
     def __init__(self, message: str, *, out_of_memory: bool = False) -> None:
         super().__init__(message)
@@ -148,19 +150,19 @@ class BaselineError(SteptuneError):
 
 
 class RecommendationError(SteptuneError):
-    """A recommendation that cannot be read, or cannot be applied here."""
+    """Error for a recommendation that cannot be read, or cannot be applied here."""
 
 
 class UnsupportedError(SteptuneError):
-    """A choice turned out to be impossible for this workload, in the running job."""
+    """Error for a choice that the running job showed to be impossible for this workload."""
 
 
 class RunnerError(SteptuneError):
-    """Steptune's own machinery failed; the user's code is not to blame."""
+    """Error for a failure of Steptune's own machinery, not of the user's code."""
 
 
 class HostsUnavailableError(RunnerError):
-    """A cluster has not got the hosts of a study, or cannot be asked: the study can wait for them."""
+    """Error for a cluster that lacks the hosts of a study, or cannot be reached: the study can wait for them."""
 
 
 EARLIER_NAMES = {
@@ -185,7 +187,7 @@ EARLIER_NAMES = {
 
 
 def by_earlier_name(name: str, module: Mapping[str, Any], earlier_names: Mapping[str, str]) -> Any:
-    """Look up a member of a module by the name that it had, with a warning; such names end with the next release.
+    """Look up a module member by its former name, with a warning; former names are removed in the next release.
 
     Raises:
         AttributeError: The module never had this name.

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from steptune.tuner.records import TrialResult, Window
 
 TRIM = 0.2
-"""Share of the values left out at either end."""
+"""Share of the values left out at each end."""
 NUM_KEPT = 2048
-"""Estimates that a process keeps, because pages and the search ask for the same ones repeatedly."""
+"""Maximum number of estimates that a process caches: pages and the search request the same ones repeatedly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +35,21 @@ class Estimate:
     degrees: float
 
     def half_width(self, level: float = 0.95) -> float:
-        """Half width of the two-sided interval."""
+        """Return half the width of the two-sided interval."""
         if not math.isfinite(self.standard_error):
             return math.inf
         return student_quantile((1 + level) / 2, self.degrees) * self.standard_error
 
 
 def student_quantile(probability: float, degrees: float) -> float:
-    """Quantile of Student's t distribution."""
+    """Return a quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
 
 
 def plain_mean(values: Sequence[float]) -> Estimate:
-    """The mean; its error is infinite for fewer than two values."""
+    """Return the mean; its error is infinite for fewer than two values."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean=mean, standard_error=math.inf, degrees=1)
@@ -58,13 +58,15 @@ def plain_mean(values: Sequence[float]) -> Estimate:
 
 
 def _standard_deviation(values: Sequence[float]) -> float:
-    """Standard deviation in floats: `statistics` computes with fractions, a hundred times slower."""
+    """Return the standard deviation, computed in floats: `statistics` computes with fractions, a hundred times
+    slower.
+    """
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def trimmed_mean(values: Sequence[float]) -> Estimate:
-    """The mean without the lowest and highest fifth; the plain mean for fewer than five values."""
+    """Return the mean without the lowest and highest fifth; the plain mean for fewer than five values."""
     cut = int(TRIM * len(values))
     if cut == 0:
         return plain_mean(values)
@@ -77,7 +79,7 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results that equal identical ones only: comparing their windows takes as long as computing their rates."""
+    """Results compared by identity, as keys of a cache: comparing windows takes as long as computing rates."""
 
     __slots__ = ("results",)
 
@@ -92,7 +94,7 @@ class _Results:
 
 
 def log_rate(result: TrialResult) -> Estimate:
-    """Logarithm of the units per second that training would see, epoch restarts included; worked out once."""
+    """Return the logarithm of the units per second in training, epoch restarts included; the result is cached."""
     return _log_rate(_Results(result))
 
 
@@ -103,18 +105,20 @@ def _log_rate(of: _Results) -> Estimate:
 
 
 def units_per_s(result: TrialResult) -> float:
-    """Samples or tokens per second, epoch restarts included."""
+    """Return samples or tokens per second, epoch restarts included."""
     return math.exp(log_rate(result).mean)
 
 
 def step_time_ns(result: TrialResult) -> float:
-    """Nanoseconds of a step as training would see it, epoch restarts included: units of a step over their rate."""
+    """Return the nanoseconds of a step in training, epoch restarts included: units of a step over their rate."""
     windows = result.clean_windows
     return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
 
 
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
-    """Logarithm of a result's rate over the reference's, paired by round; None where they did not take turns."""
+    """Return the logarithm of the ratio of a result's rate to the reference's, paired by round; None where the two
+    trials did not take turns.
+    """
     return _log_ratio(_Results(result, reference)) if result.group == reference.group else None
 
 
@@ -131,7 +135,7 @@ def _log_ratio(of: _Results) -> Estimate | None:
 
 
 def restart_s_per_step(result: TrialResult) -> float:
-    """Seconds that starting an epoch adds to each of its steps."""
+    """Return the seconds that starting an epoch adds to each of its steps."""
     if not result.epoch_restart_ns or not result.steps_per_epoch:
         return 0.0
     return result.epoch_restart_ns / 1e9 / result.steps_per_epoch

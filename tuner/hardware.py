@@ -1,4 +1,4 @@
-"""Hardware that figures depend on: the machine's devices and versions, and their measured ceilings.
+"""Hardware on which measurements depend: the machine's devices and versions, and their measured peaks.
 
 Functions that touch a device or torch run in a rank (the parent has no torch).
 """
@@ -37,14 +37,14 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Link between parts of GPUs, which NCCL takes to be on separate hosts."""
+"""Kind of link between parts of GPUs, which NCCL takes to be on separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
 
 
 def check_platform() -> None:
-    """Refuse what is not supported, with the reason.
+    """Refuse an unsupported platform, with the reason.
 
     Raises:
         PlatformError: The operating system, interpreter or torch version is not supported.
@@ -65,7 +65,7 @@ def check_platform() -> None:
 
 
 def torch_version() -> str | None:
-    """The installed torch, without importing it."""
+    """Return the version of the installed torch, without importing it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -78,16 +78,16 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def find_compiler() -> str | None:
-    """A C++ compiler that torch.compile can use on this machine."""
+    """Return the path of a C++ compiler that torch.compile can use on this machine."""
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def allowed_cores() -> set[int]:
-    """Cores that this process was started on.
+    """Return the cores that this process was allowed to use when it started.
 
-    Where OMP_PROC_BIND is set, importing torch binds the main thread to one core, and its affinity no
-    longer tells. A trial server notes the cores before that in STEPTUNE_CORES.
+    Where OMP_PROC_BIND is set, importing torch binds the main thread to one core, and its affinity no longer shows
+    them. A trial server notes the cores before that in STEPTUNE_CORES.
     """
     noted = os.environ.get(CORES_VARIABLE)
     if noted:
@@ -98,12 +98,12 @@ def allowed_cores() -> set[int]:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(allowed_cores())
 
 
 def unbind_thread() -> None:
-    """Let this thread run on all cores again, where OMP_PROC_BIND has bound the one that forked it."""
+    """Allow this thread to run on all cores again, where OMP_PROC_BIND has bound the thread that forked it."""
     if os.environ.get("OMP_PROC_BIND", "false").lower() == "false" or not hasattr(os, "sched_setaffinity"):
         return
     noted = os.environ.get(CORES_VARIABLE)
@@ -121,7 +121,7 @@ def cpu_name() -> str:
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without swapping, under the container's limit where there is one."""
+    """Return the bytes of memory available without swapping, within the container's limit if there is one."""
     free = int(psutil.virtual_memory().available)
     for limit, usage in _container_memory():
         free = min(free, max(0, limit - usage))
@@ -129,7 +129,7 @@ def free_memory_bytes() -> int:
 
 
 def memory_limit_bytes() -> int:
-    """Memory of the machine, or of the container where that has less."""
+    """Return the bytes of memory of the machine, or of the container where that has less."""
     total = int(psutil.virtual_memory().total)
     for limit, _ in _container_memory():
         total = min(total, limit)
@@ -137,7 +137,7 @@ def memory_limit_bytes() -> int:
 
 
 def _container_memory() -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, where there is a limit."""
+    """Yield the limit and the use of the container's memory, in bytes, where there is a limit."""
     for limit_file, usage_file in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -153,17 +153,17 @@ def _container_memory() -> Iterator[tuple[int, int]]:
 
 
 def default_device() -> str:
-    """ "cuda" where torch sees one, else "cpu"."""
+    """Return "cuda" where torch sees a CUDA device, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def checked_device(wanted: str | None) -> str:
-    """The kind of device that is wanted, where one is, else the default one.
+    """Return the requested kind of device, or the default kind if none is requested.
 
     Raises:
-        ChoiceError: It is no kind, or is not here.
+        ChoiceError: The kind is unknown, or this machine has no such device.
     """
     if wanted and wanted not in DEVICE_KINDS:
         raise ChoiceError(f"no kind of device is called {wanted!r}: give one of {', '.join(DEVICE_KINDS)}")
@@ -173,7 +173,7 @@ def checked_device(wanted: str | None) -> str:
 
 
 def describe_hardware(kind: str) -> HardwareProfile:
-    """The hardware profile for one kind of device."""
+    """Return the hardware profile for one kind of device."""
     import torch
 
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
@@ -196,8 +196,8 @@ def describe_hardware(kind: str) -> HardwareProfile:
 
 
 def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
-    """Return what another host has in place of the first one's; empty where figures of both belong together. Sizes of
-    memory are left out: those of equal machines differ by some pages.
+    """Return the first difference of another host's hardware from the first host's; empty where their measurements are
+    comparable. Sizes of memory are left out: those of equal machines differ by some pages.
     """
 
     def parts(profile: HardwareProfile) -> dict[str, object]:
@@ -212,14 +212,14 @@ def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
 
 
 def uuid_of(device: torch.device | int) -> str:
-    """UUID of a device as NVML writes it."""
+    """Return the UUID of a device as NVML writes it."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
-    """List the visible GPUs, or the parts of them that stand in for devices, and the links between them."""
+    """Return the visible GPUs, or the parts of them that act as devices, and the links between them."""
     import torch
 
     count = torch.cuda.device_count()
@@ -232,7 +232,7 @@ def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
 
 
 def device_memory_bytes(device: torch.device | int) -> int:
-    """Memory of a GPU, or of one of the parts that ranks are to take for devices."""
+    """Return the memory of a GPU in bytes, or of one part of it where ranks share GPUs."""
     import torch
 
     return int(torch.cuda.get_device_properties(device).total_memory) // ranks_per_device(torch.cuda.device_count())
@@ -251,7 +251,7 @@ def _cuda_device(number: int, sharing: int = 1) -> Device:
 
 
 def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Environment:
-    """Hardware, its ceilings, and the software that strategies need."""
+    """Describe the hardware, its measured peaks, and the software that strategies need."""
     return Environment(
         hardware=describe_hardware(kind),
         calibration=calibrate(kind),
@@ -264,9 +264,9 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
 
 
 def calibrate(kind: str) -> Calibration:
-    """Measure the ceilings that bounds use: the best matrix-product rate by dtype, and copy bandwidth.
+    """Measure the peaks that bounds use: the highest matmul rate by dtype, and the copy bandwidth.
 
-    Random data, the fastest of several sizes and repeats: a ceiling, not an average.
+    Uses random data, and takes the fastest of several sizes and repeats: a peak, not an average.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Folder of the package `steptune`. In a checkout its subpackages are links to the folders at the top."""
+"""Location of the package `steptune`. In a checkout its subpackages are links to the folders at the top."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 # Looked up, not imported: the package itself imports everything that is public.
 PACKAGE = Path(next(iter(sys.modules["steptune"].__path__))).absolute()
 IMPORT_ROOT = PACKAGE.parent
-"""Folder that an interpreter needs on its path to import `steptune`. Not resolved: behind the links there is no
+"""Folder that must be on an interpreter's path to import `steptune`. Links are not resolved: their targets are not in a
 package.
 """
 _IN_TRIALS = ("tuner", "kernels", "examples")
 
 
 def trial_folders() -> list[Path]:
-    """Folders that trials must be able to read: the package, and the folders behind its links that trials import."""
+    """Return the folders that trials must be able to read: the package, and the linked folders that trials import."""
     behind = [(PACKAGE / name).resolve() for name in _IN_TRIALS if (PACKAGE / name).is_symlink()]
     return [PACKAGE, *behind]

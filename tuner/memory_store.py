@@ -1,4 +1,4 @@
-"""A `StudyStore` that forgets everything when the process ends.
+"""A `StudyStore` in memory, whose contents are lost when the process ends.
 
 For a search without a database, and for tests: it passes the same contract tests as the database.
 """
@@ -31,7 +31,7 @@ from steptune.tuner.store_rules import copy_of, number, parse_time
 
 
 class MemoryStudyStore:
-    """Keeps private copies of records; threads may share it."""
+    """Store of private copies of records, safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class MemoryStudyStore:
             )
 
     def set_budget(self, study_id: str, budget_s: float) -> Study:
-        """Give a study another budget, as the database does."""
+        """Set another budget for a study, as the database does."""
         with self._lock:
             study = self._study(study_id)
             study = self._studies[study_id] = replace(study, settings=replace(study.settings, budget_s=budget_s))

@@ -54,12 +54,12 @@ _WORDS = {
         "axis": "work per price",
     },
 }
-"""Ways to say each objective; `amount` is filled in."""
+"""Phrases for each objective; `amount` is filled in."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One objective.
+    """Objective of a study.
 
     Attributes:
         kind: One of the names above.
@@ -71,7 +71,7 @@ class Objective:
 
     @property
     def is_rate(self) -> bool:
-        """True where larger is faster."""
+        """True where a larger rate means a faster training."""
         return self.kind in (THROUGHPUT, COST)
 
     @property
@@ -81,27 +81,27 @@ class Objective:
 
     @property
     def compared(self) -> str:
-        """Meaning of a ratio, after `1.31×`."""
+        """Meaning of a ratio, to follow `1.31×`."""
         return self._said("compared")
 
     @property
     def better(self) -> str:
-        """Adjective before `than today's settings`."""
+        """Adjective to precede `than today's settings`."""
         return self._said("better")
 
     @property
     def axis(self) -> str:
-        """Label for the axis of a figure of ratios."""
+        """Axis label for a figure of ratios."""
         return self._said("axis")
 
     def _said(self, form: str) -> str:
         return _WORDS[self.kind][form].format(amount=self.amount)
 
     def check(self, hardware: HardwareProfile, num_ranks: int) -> None:
-        """Refuse what cannot be measured on these devices.
+        """Refuse an objective that cannot be measured on these devices.
 
         Raises:
-            ChoiceError: Energy of a CPU, or of several devices, of which one is read.
+            ChoiceError: The objective is energy on a CPU, or on several devices, of which only one is read.
         """
         check_device(self, hardware.device_kind)
         if self.kind == ENERGY and num_ranks > 1:
@@ -111,11 +111,11 @@ class Objective:
             )
 
     def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:
-        """Say a rate of this objective as a person counts it.
+        """Format a rate in the unit of this objective.
 
         Args:
             rate: Units per second, or per joule, as `counted` makes it.
-            num_devices: That are paid for.
+            num_devices: Number of devices that are paid for.
         """
         if self.kind == STEPS:
             return f"{_duration(self.amount * units_per_step / rate)} for {self.amount:,.0f} steps"
@@ -128,10 +128,10 @@ class Objective:
     # --- how a trial counts -------------------------------------------------------------------
 
     def counted(self, result: TrialResult, compile_ns: int) -> TrialResult:
-        """A trial whose windows last as long as they count.
+        """Return a trial with its windows converted to this objective: compilation added, or energy in place of time.
 
         Args:
-            compile_ns: What compiling its model took when it was new.
+            compile_ns: Time that compiling its model took without caches.
         """
         if self.kind == STEPS and compile_ns:
             added = compile_ns / self.amount
@@ -141,7 +141,7 @@ class Objective:
         return self._as_energy(result) if self.kind == ENERGY else result
 
     def _as_energy(self, result: TrialResult) -> TrialResult:
-        """Nanojoules in place of nanoseconds; a window without a reading of the power does not count."""
+        """Return the trial with nanojoules in place of nanoseconds; a window without a power reading does not count."""
         powers = [w.device.power_w if w.device is not None else None for w in result.windows]
         known = [p for p, w in zip(powers, result.windows, strict=True) if p and w.void is None]
         if not known and result.clean_windows:
@@ -163,7 +163,7 @@ class Objective:
         )
 
     def compile_share(self, result: TrialResult) -> float:
-        """Share of compilation in a counted step, which a choice that compiles less could save."""
+        """Return the share of compilation in a counted step, which a choice with less compilation could save."""
         if self.kind != STEPS or not result.clean_windows or result.startup is None:
             return 0.0
         return result.startup.compile_ns / self.amount / fmean(w.step_time_ns for w in result.clean_windows)
@@ -173,10 +173,10 @@ PLAIN = Objective()
 
 
 def parse_objective(text: str) -> Objective:
-    """The objective of this name.
+    """Parse an objective such as `throughput` or `steps:N`.
 
     Raises:
-        ChoiceError: There is none, or its amount is missing or wrong; says which there are.
+        ChoiceError: The objective is unknown, or its amount is missing or wrong; the message lists all objectives.
     """
     kind, _, amount = text.partition(":")
     if kind in (THROUGHPUT, ENERGY) and kind == text:
@@ -194,7 +194,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def check_device(objective: Objective, device: str | None) -> None:
-    """Refuse an objective that cannot be measured on a kind of device; None is not known yet.
+    """Refuse an objective that cannot be measured on a kind of device; None means that the device is not known yet.
 
     Raises:
         ChoiceError: Names the objective, the device and the way out.

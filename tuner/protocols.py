@@ -1,8 +1,7 @@
-"""The interfaces between the engine and what surrounds it.
+"""Interfaces between the engine and its surroundings.
 
-`TrialRunner`: something that runs trials (processes on this machine, a cluster, a known cost surface).
-`StudyStore`: something that remembers studies (memory, a database). Every implementation passes the
-contract tests in tests/contracts/.
+`TrialRunner` runs trials (processes on this machine, a cluster, a known cost surface). `StudyStore` stores studies
+(memory, a database). Every implementation passes the contract tests in tests/contracts/.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from steptune.tuner.records import (
 
 
 class Progress(Record):
-    """Progress for a person who waits."""
+    """Progress of a task, shown to a waiting user."""
 
     trial_id: str
     text: str
@@ -42,20 +41,20 @@ ProgressListener = Callable[[Progress], None]
 
 
 class TrialRunner(Protocol):
-    """Runs trials of one workload for one study."""
+    """Runner of the trials of one workload for one study."""
 
     def describe(self) -> Environment:
-        """The hardware, its ceilings and its software."""
+        """Return the hardware, its measured peaks and its software."""
         ...
 
     def measure_topology(self, hardware: HardwareProfile, known: Topology | None, seconds: float) -> Topology | None:
-        """The links between the ranks of a trial; None with one rank.
+        """Measure the links between the ranks of a trial; None with one rank.
 
         Args:
-            hardware: As `describe` said.
-            known: What an earlier study measured: it is checked, and given back where it still holds. None to measure
+            hardware: Hardware profile from `describe`.
+            known: Topology from an earlier study, which is checked and returned if it still holds; None to measure
                 anew.
-            seconds: That the messages may take, apart from those that must be sent on a slow link.
+            seconds: Time limit for the messages, apart from those that must be sent on a slow link.
 
         Raises:
             RunnerError: The ranks cannot communicate.
@@ -63,20 +62,20 @@ class TrialRunner(Protocol):
         ...
 
     def inspect(self, longest_s: float | None = None) -> WorkloadFacts:
-        """Looks at the workload and prepares the files that trials share.
+        """Inspect the workload and prepare the files that trials share.
 
         Args:
-            longest_s: Seconds after which it is given up.
+            longest_s: Seconds after which the inspection is given up.
 
         Raises:
-            BudgetError: It was given up.
-            WorkloadError: Names what is missing or wrong.
+            BudgetError: The inspection was given up.
+            WorkloadError: A piece of the workload is missing or wrong; the message names it.
         """
         ...
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Begin to make the guard's reference while the next group starts. Its windows wait for the end, and
-        `make_reference` of the same request finds it made; where that failed, it makes it again.
+        """Begin to make the guard's reference while the next group starts. The group's windows wait until it is made;
+        `make_reference` of the same request finds it, or makes it again if this attempt failed.
         """
         ...
 
@@ -84,10 +83,10 @@ class TrialRunner(Protocol):
         """Make the guard's reference (a `steptune.tuner.trials.reference.ReferenceRequest`).
 
         Args:
-            longest_s: Seconds after which it is given up.
+            longest_s: Seconds after which the attempt is given up.
 
         Raises:
-            BudgetError: It was given up.
+            BudgetError: The attempt was given up.
             BaselineError: The reference configuration cannot be run.
         """
         ...
@@ -100,9 +99,9 @@ class TrialRunner(Protocol):
         group: str,
         listener: ProgressListener,
     ) -> list[TrialResult]:
-        """Run a group of trials that live at the same time and take turns in measured windows.
+        """Run a group of trials at the same time, taking turns in measured windows.
 
-        Whatever a trial does (crash, hang, exhaust memory), its result says so; the others go on.
+        A crash, a hang or exhausted memory is recorded in the trial's result; the other trials continue.
 
         Returns:
             One result for each spec, in order.
@@ -110,7 +109,7 @@ class TrialRunner(Protocol):
         ...
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials of these peak memories can live at the same time, with a margin."""
+        """Say whether trials with these memory peaks can run at the same time, with a margin."""
         ...
 
     def close(self) -> None:
@@ -119,11 +118,11 @@ class TrialRunner(Protocol):
 
 
 class StudyStore(Protocol):
-    """Remembers studies. Each method is one transaction; records are returned as copies.
+    """Store of studies. Each method is one transaction; records are returned as copies.
 
     A trial is complete when `complete_trials` has returned, and completes once: a second completion is
     refused. Nothing complete is ever changed. Writing to a study that does not exist raises
-    StudyNotFoundError; reading from it finds nothing. Only `get_study` takes a part of an id.
+    StudyNotFoundError; reading from it finds nothing. Only `get_study` accepts a part of an id.
     """
 
     def create_study(self, study: Study) -> None:
@@ -143,15 +142,15 @@ class StudyStore(Protocol):
         ...
 
     def get_study(self, study_id: str) -> Study:
-        """The study with this id, or the only one whose id begins or ends with it.
+        """Return the study with this id, or the only one whose id begins or ends with it.
 
         Raises:
-            StudyNotFoundError: There is none, or more than one.
+            StudyNotFoundError: No study matches, or more than one does.
         """
         ...
 
     def list_studies(self, limit: int = 50) -> list[Study]:
-        """The newest first."""
+        """Return the most recent studies, newest first."""
         ...
 
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
@@ -163,7 +162,7 @@ class StudyStore(Protocol):
         ...
 
     def begin_trials(self, trials: Sequence[Trial]) -> None:
-        """Records trials that are about to run: all of them or, on an error, none.
+        """Record trials that are about to run: all of them or, on an error, none.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -172,7 +171,7 @@ class StudyStore(Protocol):
         ...
 
     def complete_trials(self, results: Sequence[TrialResult]) -> None:
-        """Record the results of a group, once: all of them or, on an error, none.
+        """Record the results of a group, each only once: all of them or, on an error, none.
 
         Raises:
             StoreError: A trial is unknown, already complete, or was given up as lost.
@@ -180,7 +179,7 @@ class StudyStore(Protocol):
         ...
 
     def lose_running_trials(self, study_id: str) -> int:
-        """Marks trials that were running when their process died; returns how many.
+        """Mark as lost the trials that were running when their process died; return how many.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -188,11 +187,11 @@ class StudyStore(Protocol):
         ...
 
     def trials(self, study_id: str) -> list[Trial]:
-        """All trials in the order in which they began (their `sequence`)."""
+        """Return all trials in the order in which they began (their `sequence`)."""
         ...
 
     def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
-        """The story of the search so far; replaces what was there.
+        """Replace the decisions of the search so far.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -201,7 +200,7 @@ class StudyStore(Protocol):
         ...
 
     def decisions(self, study_id: str) -> list[Decision]:
-        """Decisions in the order of their `sequence`."""
+        """Return the decisions in the order of their `sequence`."""
         ...
 
     def save_recommendation(
@@ -211,12 +210,12 @@ class StudyStore(Protocol):
         decisions: Sequence[Decision] | None = None,
         state: StudyState | None = None,
     ) -> None:
-        """Record the answer of a study; replace an earlier one.
+        """Record the recommendation of a study; replace an earlier one.
 
         Args:
-            decisions: The story that led to it; replaces what was there.
-            state: The study's from now on. With it comes the event `recommended`, unless the study is in it already:
-                whoever sees the study ended finds all of its events.
+            decisions: Decisions that led to it; they replace the recorded ones.
+            state: New state of the study. Unless the study already is in this state, the event `recommended` is
+                recorded with it, so that an ended study has all of its events.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -225,38 +224,40 @@ class StudyStore(Protocol):
         ...
 
     def recommendation(self, study_id: str) -> Recommendation | None:
-        """The answer of a study, if it has one."""
+        """Return the recommendation of a study, if it has one."""
         ...
 
     def past_recommendations(self, study_id: str, device_kind: str) -> list[tuple[Study, Recommendation]]:
-        """Recommendations that made workloads faster on the same kind of device, with their studies, newest first: at
-        most `store_rules.NUM_PAST_STUDIES`.
+        """Return recommendations that made workloads faster on the same kind of device, with their studies, newest
+        first: at most `store_rules.NUM_PAST_STUDIES`.
 
         Args:
-            study_id: That shall learn from them: only studies of its owner count, where a store knows owners.
+            study_id: Study that learns from them: only studies of its owner count, where a store knows owners.
         """
         ...
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
-        """Decisions with a predicted bound and a measured gain, of finished studies on this kind of
-        device: what bounds were worth. The newest study first, each in the order of its search; of at most
-        `store_rules.NUM_PAST_STUDIES`, and at most `store_rules.NUM_PAST_DECISIONS`.
+        """Return decisions with a predicted bound and a measured gain, from finished studies on this kind of device, to
+        compare bounds with gains. The newest study comes first, each in the order of its search; at most
+        `store_rules.NUM_PAST_STUDIES` studies and `store_rules.NUM_PAST_DECISIONS` decisions.
 
         Args:
-            study_id: That shall learn from them: only studies of its owner count, where a store knows owners.
+            study_id: Study that learns from them: only studies of its owner count, where a store knows owners.
         """
         ...
 
     def save_topology(self, topology: Topology) -> None:
-        """Record the links between ranks; replace what was measured before on this hardware with ranks so placed."""
+        """Record the links between ranks; replace an earlier measurement on this hardware with the same placement of
+        ranks.
+        """
         ...
 
     def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
-        """The links between so many ranks on so many hosts of this hardware, as they were measured last."""
+        """Return the latest measured links between this number of ranks on this number of hosts of the hardware."""
         ...
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:
-        """Append to what happened in a study.
+        """Append an event to a study.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -264,7 +265,7 @@ class StudyStore(Protocol):
         ...
 
     def events(self, study_id: str, after: int = 0) -> list[Event]:
-        """Events of a study whose `sequence` is above `after`, in order.
+        """Return the events of a study whose `sequence` is above `after`, in order.
 
         Sequences grow over all studies of a store and are never used again, so a reader that
         remembers the last one misses nothing.
@@ -272,11 +273,11 @@ class StudyStore(Protocol):
         ...
 
     def add_artifact(self, study_id: str, trial_id: str | None, kind: str, digest: str, size_bytes: int) -> None:
-        """Record that a file belongs to a study or to one of its trials; once, however often it is said.
+        """Record that a file belongs to a study or to one of its trials; repeated calls record it once.
 
         Args:
             trial_id: None for a file of the whole study.
-            kind: What it is ("trace", "timeline", ...).
+            kind: Kind of file ("trace", "timeline", ...).
             digest: Its SHA-256, under which an artifact directory keeps it.
 
         Raises:
@@ -286,5 +287,5 @@ class StudyStore(Protocol):
         ...
 
     def artifacts(self, study_id: str) -> list[Artifact]:
-        """The files of a study and its trials, in the order in which they were recorded."""
+        """Return the files of a study and its trials, in the order in which they were recorded."""
         ...

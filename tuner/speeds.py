@@ -1,4 +1,4 @@
-"""The speed of a configuration: one value, one interval, and how, when and under which load it was measured.
+"""Speed of a configuration: one value with its interval, and how, when and under which load it was measured.
 
 Terminal, pages, REST, report and exports render what `answer_of` and `speed_of` return; none works out a speed of its
 own. A confirmation measures finalists anew, so its figures replace those of the search for the same configuration.
@@ -15,12 +15,13 @@ from steptune.tuner.records import Candidate, Gain, Interval, Part, Recommendati
 from steptune.tuner.wording import counted
 
 WIDEST = 4.0
-"""Upper over lower end of an interval beyond which a gain is inconclusive: it reaches from half of the estimate to
-twice that, so that no digit is known."""
+"""Maximum ratio of an interval's upper to its lower end for a conclusive gain: at this ratio the interval reaches from
+half of the estimate to twice the estimate.
+"""
 
 
 class Method(StrEnum):
-    """The way in which a speed was measured."""
+    """Method by which a speed was measured."""
 
     REFERENCE = "reference"
     CONFIRMED = "confirmed"
@@ -33,11 +34,11 @@ class Speed(Record):
 
     Attributes:
         ratio: The estimate; 1.0 is the reference's speed.
-        interval: Of the ratio; None of the reference, and where none is known.
+        interval: Interval of the ratio; None for the reference, and where none is known.
         method: How it was measured.
-        num_blocks: Paired comparisons of new runs behind it; 0 of an estimate of the search.
+        num_blocks: Number of paired comparisons of new runs; 0 for an estimate of the search.
         measured_at: When the study ended (ISO 8601, UTC).
-        foreign_cpu_share: Share of the cores that other programs used meanwhile, the median over windows.
+        foreign_cpu_share: Share of the cores that other programs used during the windows (median).
     """
 
     ratio: float
@@ -49,7 +50,7 @@ class Speed(Record):
 
     @property
     def told(self) -> str:
-        """The method in words, with its size."""
+        """Method in words, with the number of blocks."""
         if self.method is Method.CONFIRMED:
             return f"confirmed in {counted(self.num_blocks, 'block')}"
         if self.method is Method.LEFT_OUT:
@@ -58,19 +59,19 @@ class Speed(Record):
 
 
 def is_wide(interval: Interval) -> bool:
-    """Return True where an interval says too little of its estimate."""
+    """Return True where an interval is too wide for its estimate to be conclusive."""
     return interval.high > WIDEST * interval.low
 
 
 def proven_gain(recommendation: Recommendation) -> float | None:
-    """Ratio that the answer claims; None unless the verdict is that it is faster."""
+    """Return the speed-up that the recommendation claims; None unless its verdict is "faster"."""
     if recommendation.verdict is not Verdict.FASTER or recommendation.gain is None:
         return None
     return recommendation.gain.ratio
 
 
 def answer_of(recommendation: Recommendation) -> Speed:
-    """Speed of the recommended configuration."""
+    """Return the speed of the recommended configuration."""
     r = recommendation
     if r.candidate.is_baseline:
         return _made(r, 1.0, None, Method.REFERENCE)
@@ -87,7 +88,7 @@ def answer_of(recommendation: Recommendation) -> Speed:
 
 
 def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | None:
-    """Speed of a configuration that the answer of its study names; None of any other."""
+    """Return the speed of a configuration that its study's recommendation names; None for any other."""
     r = recommendation
     if candidate == r.candidate:
         return answer_of(r)
@@ -104,8 +105,8 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 
 
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Speed with a part over the speed without it, everything else as recommended; None where that was not measured or
-    its interval does not exclude 1, and where the answer claims nothing.
+    """Return the speed with a part over the speed without it, everything else as recommended; None where that was not
+    measured, where its interval does not exclude 1, and where the recommendation claims no gain.
     """
     speed = measured_contribution(recommendation, part)
     interval = None if speed is None else speed.interval
@@ -113,16 +114,17 @@ def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
 
 
 def unclear_contribution(recommendation: Recommendation, part: Part) -> Interval | None:
-    """Interval of a contribution that was measured and is not told from none; None of any other."""
+    """Return the interval of a measured contribution that includes 1; None for any other part."""
     speed = measured_contribution(recommendation, part)
     return None if speed is None or contribution_of(recommendation, part) is not None else speed.interval
 
 
 def measured_contribution(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Contribution as it was measured, whatever its interval; None where it was not, or the answer claims nothing.
+    """Return the measured contribution of a part, whatever its interval; None where it was not measured, or the
+    recommendation claims no gain.
 
-    An only part contributes what the answer gains over today's settings; over others, which had to give way, the answer
-    may differ in more than its parts.
+    A single part contributes the whole gain over today's settings. If the reference has other settings, because today's
+    do not fit into memory, the recommendation may differ from it in more than its parts.
     """
     if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
         return None

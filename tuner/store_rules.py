@@ -1,4 +1,4 @@
-"""Rules that every store follows: records as text, times, short study ids, and what is refused.
+"""Rules for every store: records as text, times, short study ids, and refusals.
 
 A record is kept as JSON and validated by msgspec when it is read. The standard library writes and
 parses the text, because msgspec writes NaN and infinity as null: the loss of a run that diverged
@@ -23,20 +23,20 @@ from steptune.tuner.wording import near
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 BUDGET_CHANGED = "budget_changed"
-"""Kind of an event."""
+"""Kind of the event for a changed budget."""
 NUM_IDS_SHOWN = 5
 NUM_PAST_STUDIES = 50
-"""Number of past studies from which a new study learns: the newest, however many there are."""
+"""Maximum number of past studies from which a new study learns: the newest ones."""
 NUM_PAST_DECISIONS = 1_000
 
 
 def encode(record: Record) -> str:
-    """The complete record as JSON."""
+    """Return the complete record as JSON."""
     return json.dumps(msgspec.to_builtins(record), separators=(",", ":"))
 
 
 def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
-    """The record that `encode` was given.
+    """Return the record that was given to `encode`.
 
     Raises:
         StoreError: The text is not such a record.
@@ -51,20 +51,20 @@ def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
 
 
 def recommended(recommendation: Recommendation) -> tuple[str, dict[str, Any]]:
-    """Kind and data of the event that says that a study has its answer."""
+    """Return the kind and the data of the event for a study that has its recommendation."""
     return "recommended", {"verdict": recommendation.verdict.value}
 
 
 def copy_of(record: AnyRecord) -> AnyRecord:
-    """A record that shares nothing with the given one."""
+    """Return a deep copy of a record."""
     return decode(encode(record), type(record))
 
 
 def parse_time(text: str) -> datetime:
-    """A record's time as an aware time in UTC.
+    """Parse a record's time as an aware time in UTC.
 
     Raises:
-        StoreError: It is not an ISO 8601 time with a zone.
+        StoreError: The text is not an ISO 8601 time with a zone.
     """
     try:
         time = datetime.fromisoformat(text)
@@ -76,26 +76,28 @@ def parse_time(text: str) -> datetime:
 
 
 def number(value: float | None) -> float | None:
-    """A number to search by, or None: NaN is not one."""
+    """Return a number that a database can compare, or None for NaN."""
     return None if value is None or math.isnan(value) else value
 
 
 def check_begins(trial: Trial) -> None:
-    """A trial is recorded before it runs: what came of it is recorded by its completion."""
+    """Assert that a trial begins as running and without a result, which its completion records."""
     assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} begins as {trial.state}"
     assert trial.result is None, f"trial {trial.trial_id} begins with a result"
 
 
 def state_after(result: TrialResult) -> TrialState:
-    """A trial that the guard rejected was completed; one that ended early failed."""
+    """Return the state of a trial after its result: completed also where the guard rejected it, failed where it ended
+    early.
+    """
     return TrialState.COMPLETED if result.failure is None else TrialState.FAILED
 
 
 def in_order(decisions: Sequence[Decision]) -> list[Decision]:
-    """Decisions by their number.
+    """Return the decisions sorted by their `sequence`.
 
     Raises:
-        StoreError: Two have the same.
+        StoreError: Two have the same `sequence`.
     """
     ordered = sorted(decisions, key=lambda decision: decision.sequence)
     for first, second in itertools.pairwise(ordered):
@@ -105,18 +107,18 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Say whether a person who wrote `text` can mean this study."""
+    """Say whether `text` may stand for this study id."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 
 def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
-    """The only id that fits `text`.
+    """Return the only id that matches `text`.
 
     Args:
         newest: Ids of the newest studies, for the message.
 
     Raises:
-        StudyNotFoundError: None fits, or more than one.
+        StudyNotFoundError: No id matches, or more than one does.
     """
     if len(matches) == 1:
         return matches[0]
@@ -156,7 +158,7 @@ def unknown_trial(trial_id: str) -> StoreError:
 
 
 def completion_refused(trial_id: str, state: TrialState | None) -> StoreError:
-    """Reason why a result cannot be recorded; `state` is None for an unknown trial."""
+    """Return the error for a result that cannot be recorded; `state` is None for an unknown trial."""
     if state is None:
         return unknown_trial(trial_id)
     return StoreError(f"trial {trial_id!r} is {state.value} already; a result is recorded once, for a running trial")

@@ -1,4 +1,4 @@
-"""Figures of a trial that lists show, worked out once, when it completes."""
+"""Measurements of a trial that lists show, computed once when the trial completes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class TrialFigures(NamedTuple):
     """Measurements of one trial over its clean windows.
 
     Attributes:
-        step_time_ns: Epoch restarts included; None without clean windows.
-        units_per_s: Samples or tokens, epoch restarts included; None without clean windows.
-        num_windows: Clean ones.
+        step_time_ns: Time of a step, epoch restarts included; None without clean windows.
+        units_per_s: Samples or tokens per second, epoch restarts included; None without clean windows.
+        num_windows: Number of clean windows.
         gain: Speed over the reference's; None where either was not measured.
     """
 
@@ -28,10 +28,10 @@ class TrialFigures(NamedTuple):
 
 
 def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialFigures:
-    """Work out the figures of a result.
+    """Compute the step time, rate and gain of a trial from its result.
 
     Args:
-        references: Measured starts of the reference, those that took turns with it included.
+        references: Measured runs of the reference, including those that took turns with the trial.
     """
     windows = result.clean_windows
     level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
@@ -45,8 +45,8 @@ def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialF
 
 
 def gain_over(result: TrialResult | None, references: Sequence[TrialResult], level: float) -> float:
-    """Speed over that of the reference: by rounds over a start of it that took turns with the trial where there is one,
-    else over the mean of all its starts; NaN where the trial was not measured.
+    """Return the speed over the reference's: paired by round with a run of the reference that took turns with the trial
+    if there is one, else over the mean of all its runs; NaN where the trial was not measured.
 
     Args:
         level: Mean logarithm of the rates of the references.

@@ -1,4 +1,4 @@
-"""Lines of a traceback that are the user's own, and those of the model that they train."""
+"""Traceback lines of the user's own code, and of the model that it trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_users(path: str) -> bool:
 
 
 def is_models(path: str) -> bool:
-    """Say whether a source file may define a model or a loss: the user's, a ready workload's, or a library's."""
+    """Say whether a source file may define a model or a loss: the user's, a zoo workload's, or a library's."""
     if path.startswith("<"):
         return False
     if _is_under(path, (PACKAGE,)):
@@ -32,13 +32,13 @@ def is_models(path: str) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """`/home/me/train.py, line 12`: the innermost line of code that is neither ours nor a library's."""
+    """Return the innermost line of the user's own code, as `/home/me/train.py, line 12`."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return next((_place(frame) for frame in frames if is_users(frame.filename)), "")
 
 
 def model_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost line of the model or the loss: the place, and the code in it.
+    """Return the innermost line of the model or the loss: its place, and its code.
 
     Args:
         frames: Outermost first, as `traceback` gives them.

@@ -1,1 +1,1 @@
-"""Judging whether a candidate is the same training: pure functions over what a rank recorded."""
+"""Judgement of whether a candidate is the same training: pure functions over the records of a rank."""

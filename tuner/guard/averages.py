@@ -1,8 +1,8 @@
 """Replay of weight averages: e' = e + a (w' - e), with the weights w' after the candidate's own step.
 
 How far the weights are from the reference's depends on the precision, and on an optimizer that turns the rounding of a
-small gradient into a full step. The average of given weights does not. Which buffer averages which weight, and by what
-share a step, is found in the reference's steps: a share that fits hundreds of elements is no coincidence.
+small gradient into a full step. The average of given weights does not. Which buffer averages which weight, and by which
+share per step, is found in the reference's steps: a share that fits hundreds of elements is no coincidence.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT = 3.0
-"""Largest root mean square of the difference, in roundings of the two products."""
+"""Maximum root mean square of the difference, in roundings of the two products."""
 LARGEST_SHARE = 1.01
-"""Largest share: one, plus rounding."""
+"""Maximum share of a weight in a step's average: one, plus rounding."""
 FEWEST_ELEMENTS = 8
-"""Fewest elements for a fit: fewer agree by coincidence."""
+"""Minimum number of elements for a fit: fewer agree by coincidence."""
 
 
 class Average(Record):
     """A buffer that averages a weight.
 
     Attributes:
-        name: Of the buffer.
-        weight: What it averages.
-        shares: Of the weight in each step.
+        name: Name of the buffer.
+        weight: Name of the weight that it averages.
+        shares: Share of the weight in each step.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Average(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StateStep:
-    """Buffers around a step, and the weights that it ended with: sampled elements, FP64 on the CPU.
+    """Buffers before and after a step, and the weights after it: sampled elements, FP64 on the CPU.
 
     Attributes:
         roundoffs: Distance from 1 to the next larger number, in the dtype of a buffer or weight.
@@ -56,7 +56,7 @@ class StateStep:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageScore:
-    """The average that differs most; `score` is in units of what rounding allows, `step` counts from 1."""
+    """Largest deviation of an average; `score` is in units of what rounding allows, `step` counts from 1."""
 
     score: float = 0.0
     step: int = 0
@@ -66,7 +66,7 @@ class AverageScore:
 
 
 def find_averages(steps: Sequence[StateStep]) -> tuple[Average, ...]:
-    """The averages among the reference's buffers."""
+    """Return the reference's buffers that are averages of weights."""
     names = steps[0].before if steps else {}
     found = (_find(name, steps) for name in names)
     return tuple(average for average in found if average is not None)
@@ -88,7 +88,7 @@ def _find(name: str, steps: Sequence[StateStep]) -> Average | None:
 
 
 def worst_average(averages: Sequence[Average], steps: Sequence[StateStep]) -> AverageScore:
-    """The largest deviation of a candidate's averages from the reference's shares."""
+    """Return the largest deviation of a candidate's averages from the reference's shares."""
     return max(_scores(averages, steps), key=lambda found: found.score, default=AverageScore())
 
 
@@ -108,7 +108,7 @@ def _stays(name: str, step: StateStep) -> bool:
 
 
 def _distance(name: str, weight: str, step: StateStep) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the change of the average, and its distance to the weight."""
+    """Return the change of the average, and its distance to the weight before the step."""
     return step.after[name] - step.before[name], step.weights[weight] - step.before[name]
 
 

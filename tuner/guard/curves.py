@@ -1,7 +1,7 @@
-"""Curves of the guard: how far a run of its protocol may be from the reference's.
+"""Comparison of a candidate's losses, gradient norms and first update with the reference's.
 
-Losses, norms of gradients and the first update of a run are compared with the reference's, by what repeating and
-disturbing the reference showed. Everything here judges; what runs is in `trials/guard_protocol.py`.
+Tolerances come from repeated and disturbed runs of the reference. This module only judges; the steps run in
+`trials/guard_protocol.py`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ FACTOR = 10.0
 SEED_SPREADS = 5.0
 FLOOR_ROUNDOFFS = 4.0
 FLOOR = 1e-6
-"""A few units in the last place of the FP32 figures that are compared."""
+"""Floor of relative tolerances: a few units in the last place of the compared FP32 figures."""
 COSINE_ROUNDOFF = 1e-13
-"""Below this, one less a cosine of equal vectors is the rounding of its own arithmetic."""
+"""Value below which one minus the cosine of two vectors counts as zero: it is rounding of the cosine's own arithmetic.
+"""
 MIN_PROGRESS = 0.9
-"""Share of the reference's fall in loss that a lossy candidate must reach."""
+"""Minimum share of the reference's fall in loss that a lossy candidate must reach."""
 ARITHMETICS = {2.0**-24: "FP32", 2.0**-11: "TF32 or float16", 2.0**-8: "bfloat16"}
 
 
 class Protocol(Record):
-    """Number of steps of each part, and how randomness is switched off."""
+    """Number of steps in each part of the guard's protocol, and how randomness is switched off."""
 
     num_pointwise: int
     num_curve: int
     num_horizon: int
     randomness: str
-    """Value as in `WorkloadFacts.randomness`."""
+    """Kind of the model's randomness, as in `WorkloadFacts.randomness`."""
     seed: int = 0
     num_disturbed: int = 2
-    """Runs that are disturbed by each unit roundoff."""
+    """Number of runs that are disturbed by each unit roundoff."""
     num_audits: int = 0
-    """Steps that begin from the initial parameters again."""
+    """Number of further pointwise steps that each begin from the initial parameters."""
     num_draws: int = 0
-    """Steps of a candidate that begin from the initial parameters and draw masks, each anew, in place of the curve."""
+    """Number of a candidate's steps that each begin from the initial parameters and draw new masks; they replace the
+    curve.
+    """
 
     @property
     def exact(self) -> tuple[int, ...]:
-        """Places of the steps that begin from the initial parameters, among the pointwise ones and the audits."""
+        """Indices of the steps that begin from the initial parameters, among the pointwise steps and the audits."""
         return (0, *range(self.num_pointwise, self.num_pointwise + self.num_audits))
 
 
@@ -69,55 +72,56 @@ class Curve(Record):
 
 
 class Tolerance(Record):
-    """Relative deviations that rounding at one unit roundoff causes, by step."""
+    """Relative deviations, by step, that rounding at one unit roundoff causes."""
 
     loss: tuple[float, ...]
     gradient_norm: tuple[float, ...]
     update_norm: float
     update_direction: float
     curve_loss: float = 0.0
-    """Deviation of the mean loss of the curve part, with the same dropout."""
+    """Deviation of the curve part's mean loss, with the same dropout masks."""
 
 
 class GuardReference(Record):
-    """The reference of a study."""
+    """Reference of a study, with which the guard compares candidates."""
 
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Tolerance between runs of the same seed and settings, in one process and, once it was seen, from process to
-    process."""
+    """Tolerance between runs with the same seed and settings: in one process, and also between processes once that was
+    observed.
+    """
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
-    """Largest effect of rounding the update's bias corrections, where candidates or the reference may do that."""
+    """Largest effect of rounding the update's bias corrections, if candidates or the reference may round them."""
     seed_means: tuple[float, ...] = ()
-    """Mean loss of the curve part for each seed."""
+    """Mean loss of the curve part, by seed."""
     horizon_ends: tuple[float, ...] = ()
-    """Mean loss of the last quarter of the horizon for each reference run."""
+    """Mean loss of the horizon's last quarter, by run of the reference."""
     choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Settings of the reference."""
     rule: UpdateRule | None = None
-    """Update rule of the optimizer, where its own replay agrees with it."""
+    """Update rule of the optimizer, if its own replay agrees with it."""
     further_rules: tuple[UpdateRule, ...] = ()
-    """Rules of the other optimizers of a step that the workload defines."""
+    """Update rules of the other optimizers that step in a step defined by the workload."""
     why_no_rule: str = ""
     own_roundoff: float = 0.0
-    """Unit roundoff of the arithmetic that it computes with itself; 0 in references from before it was noted."""
+    """Unit roundoff of the reference's own arithmetic; 0 in references of versions that did not record it."""
     eager: bool = False
-    """True if made without the compilation that its settings ask for."""
+    """True if the reference was made without the compilation in its settings."""
     averages: tuple[Average, ...] = ()
     """Buffers that average weights."""
     masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
     """Masks by module, for modules that set a part of their input to zero."""
     peak_bytes: int = 0
-    """Peak of device memory of the hungriest rank; 0 on a CPU."""
+    """Peak of device memory, in bytes, of the rank that uses the most; 0 on a CPU."""
 
 
 def deviations(
     curve: Curve, update: dict[str, torch.Tensor], reference: Curve, reference_update: dict[str, torch.Tensor]
 ) -> Tolerance:
-    """Relative deviations of one run from the reference."""
+    """Return the relative deviations of one run from the reference."""
     return Tolerance(
         loss=_relative(curve.losses, reference.losses),
         gradient_norm=_relative(curve.gradient_norms, reference.gradient_norms),
@@ -128,7 +132,7 @@ def deviations(
 
 
 def _of_curves(losses: Sequence[float], references: Sequence[float]) -> float:
-    """Deviation of the mean loss, where both runs have a curve."""
+    """Return the relative deviation of the mean loss; 0 unless both runs have a curve."""
     return _relative((_mean(losses),), (_mean(references),))[0] if losses and references else 0.0
 
 
@@ -145,7 +149,7 @@ def _relative(values: Sequence[float], references: Sequence[float]) -> tuple[flo
 
 
 def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    """One less the cosine between two updates; infinite where other parameters are updated."""
+    """Return one minus the cosine between two updates; infinite where they update different parameters."""
     if update.keys() != reference.keys():
         return math.inf
     dot = sum(float((update[name].double() * reference[name].double()).sum()) for name in reference)
@@ -158,7 +162,9 @@ def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor])
 
 
 def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
-    """The largest deviation of several runs, by step; later steps allow what earlier ones showed."""
+    """Return the largest deviation of several runs, by step; later steps allow at least the deviations of earlier
+    ones.
+    """
     return Tolerance(
         loss=_running_max([t.loss for t in tolerances]),
         gradient_norm=_running_max([t.gradient_norm for t in tolerances]),
@@ -169,7 +175,9 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Widen tolerances such that `FACTOR` times the result allows a bound once more, since a bound is not a sample."""
+    """Widen tolerances so that `FACTOR` times the result allows the bound itself on top: a bound, unlike a sample, is
+    not multiplied.
+    """
 
     def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(our + their / FACTOR for our, their in zip(ours, theirs, strict=True))
@@ -200,7 +208,7 @@ def compare(
     lossy: bool,
     rounds_bias_corrections: bool = False,
 ) -> list[GuardCheck]:
-    """The checks of one candidate's run against the reference."""
+    """Compare one candidate's run with the reference and return the checks."""
     if not curve.finite:
         return [
             GuardCheck(
@@ -260,7 +268,7 @@ def _check_pointwise(
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """Tolerance measured at this roundoff, or at the next coarser measured one, widened by the allowed part of the
+    """Return the tolerance at this roundoff, or at the next coarser measured one, widened by the allowed part of the
     difference between runs of the same settings.
     """
     rounding = _measured(reference, unit_roundoff)
@@ -273,7 +281,7 @@ def _measured(reference: GuardReference, unit_roundoff: float) -> Tolerance:
 
 
 def _repetition_bound(reference: GuardReference) -> Tolerance:
-    """Bound on differences between runs of the same settings: a multiple of the effect of rounding in their own
+    """Return the bound on differences between runs of the same settings: a multiple of the rounding effect in their own
     arithmetic.
     """
     rounding = _measured(reference, reference.own_roundoff)
@@ -304,7 +312,7 @@ def _at_most(tolerance: Tolerance, bound: Tolerance) -> Tolerance:
 
 
 def check_repetition(reference: GuardReference) -> GuardCheck | None:
-    """Fail where runs of the reference's own settings differ by more than allowed; None where they do not."""
+    """Return a failed check if runs of the reference's own settings differ by more than allowed; None otherwise."""
     seen, bound = reference.repetition, _repetition_bound(reference)
     pairs = {
         "loss": [*zip(seen.loss, bound.loss, strict=True)],
@@ -330,8 +338,8 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
 
 
 def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
-    """Check the curve: other backends draw other masks, and round; a model whose masks hardly matter differs by
-    rounding alone.
+    """Compare the mean loss of the curve with the reference's: other backends draw other masks, and round differently;
+    where masks hardly matter, only rounding differs.
     """
     means = reference.seed_means
     centre = _mean(means)
@@ -352,7 +360,7 @@ def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, 
 
 
 def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
-    """Missing part of the reference's fall in loss, in units of that fall."""
+    """Check how much of the reference's fall in loss the candidate has not reached."""
     ends = reference.horizon_ends
     centre = sum(ends) / len(ends)
     spread = max(ends) - min(ends)
@@ -376,7 +384,7 @@ def last_quarter(losses: Sequence[float]) -> float:
 
 
 def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -> tuple[str, ...]:
-    """Say what a verdict rests on, part by part."""
+    """List what a verdict rests on, part by part."""
     arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
     steps = len(curve.losses)
     parts = {

@@ -1,13 +1,14 @@
-"""Comparing gradients, tensor by tensor, with what rounding does to each of them.
+"""Comparison of gradients, tensor by tensor, within the effect of rounding on each of them.
 
-The reference's gradients at some steps are known, and by how much they differ when all that the model computes is
-disturbed by one unit roundoff. A candidate that computes at this roundoff may differ by a few times that. A tensor is
-compared by its own noise, because rounding moves one gradient of a model by a thousandth and the next by half.
+The reference's gradients at some steps are known, and so is by how much they differ when all values that the model
+computes are disturbed by one unit roundoff. A candidate that computes at this roundoff may differ by a few times that.
+A tensor is compared by its own noise, because rounding moves one gradient of a model by a thousandth and the next by
+half.
 
-Some of the steps begin from exactly the reference's parameters: there deviations do not pile up, and what was measured
-at one of them holds at the others. At the rest the candidate stands where its own updates brought it: further from the
-reference than the disturbed runs, where an optimizer that normalises has turned a gradient's rounding into a full step.
-There noise is as many times larger as the candidate is further away (`distances`).
+Some of the steps begin from exactly the reference's parameters: there deviations do not accumulate, and what was
+measured at one of them holds at the others. At the other steps the candidate begins where its own updates led: further
+from the reference than the disturbed runs, where an optimizer that normalises has turned a gradient's rounding into a
+full step. There noise is as many times larger as the candidate is further away (`distances`).
 
 The same is done with what a step changes beside the parameters: running statistics, averages, counters.
 """
@@ -26,24 +27,30 @@ Tensors = Mapping[str, "torch.Tensor"]
 """Sampled elements by name, FP64 on the CPU."""
 
 FLOOR_ROUNDOFFS = 2.0
-"""Unit roundoffs of a tensor's largest norm over the steps, by which storing it rounds."""
+"""Floor of a tensor's noise, in unit roundoffs of its largest norm over the steps: storing the tensor rounds by this
+much.
+"""
 SHARE_OF_ALL = 0.02
-"""Unit roundoffs of the size of all gradients together, for each element."""
+"""Floor of each element's noise, in unit roundoffs of the root mean square of all gradients."""
 SMALLEST_SCORE = 1e-3
 REPETITIONS = 10.0
-"""Factor over the effect of rounding by which a training may differ from itself; beyond that it is not repeatable."""
+"""Maximum difference between runs of the same settings, as a multiple of the rounding effect; beyond it a training is
+not repeatable.
+"""
 FP32_ROUNDOFF = 2.0**-23
-"""Roundoff up to which arithmetics sum in wider formats: another order of a long sum counts as many roundings."""
+"""Unit roundoff up to which the limits of FP32 apply: such arithmetics sum in wider formats, and a different order of a
+long sum counts as many roundings.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Largest scores that pass, in units of the measured noise.
+    """Maximum scores that pass, in units of the measured noise.
 
     Attributes:
-        residual: Of the tensor that differs most.
-        slope: Of the tensor whose size differs most.
-        scale: Of all tensors together: how much larger or smaller they are.
+        residual: Limit for the tensor that differs most.
+        slope: Limit for the tensor whose size differs most.
+        scale: Limit for the change of size of all tensors together.
         pooled: Geometric mean of the residuals.
         zeros: Share of elements beyond the noise that are exactly zero in the candidate.
     """
@@ -57,7 +64,7 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""Factor over the limit by which a tensor's size may differ where steps continue: parameters stored in 16 bits are
+"""Factor on the limit of a tensor's size at steps that continue from earlier updates: parameters stored in 16 bits are
 rounded again after each update, unlike those of disturbed runs.
 """
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
@@ -65,7 +72,7 @@ COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
 
 
 def limits_of(unit_roundoff: float) -> Limits:
-    """Limits of one arithmetic."""
+    """Return the limits for arithmetic with this unit roundoff."""
     return FINE if unit_roundoff <= FP32_ROUNDOFF else COARSE
 
 
@@ -89,11 +96,11 @@ class Score:
     """Distance of a candidate from the reference.
 
     Attributes:
-        ratio: Of the limit; 1 is the largest that passes.
+        ratio: Score as a share of its limit; at most 1 passes.
         kind: Field of `Limits`.
-        step: From 1.
-        name: Of the tensor; empty where all are meant.
-        excess: Relative difference of size there.
+        step: Number of the step, from 1.
+        name: Name of the tensor; empty for all tensors together.
+        excess: Relative difference of size at this step.
     """
 
     ratio: float
@@ -114,13 +121,13 @@ def measure_noise(
     unit_roundoff: float,
     exact: Sequence[int],
 ) -> list[Noise]:
-    """Noise of each step.
+    """Measure the noise of each step from disturbed and repeated runs.
 
     Args:
-        reference: Its steps.
+        reference: Gradients of the reference, by step.
         disturbed: The same steps of each run that was disturbed by `unit_roundoff`.
-        repeated: Of a run that was not disturbed.
-        exact: Places of the steps that begin from the reference's parameters.
+        repeated: The same steps of a second run that was not disturbed.
+        exact: Indices of the steps that begin from the reference's parameters.
     """
     raw = [_raw(wanted, [run[k] for run in disturbed], repeated[k]) for k, wanted in enumerate(reference)]
     pooled = _largest([raw[k] for k in exact])
@@ -152,7 +159,9 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """Effect of rounding, plus the allowed part of the differences between runs of the same settings."""
+    """Return the effect of rounding, widened by the allowed part of the differences between runs of the same
+    settings.
+    """
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
 
@@ -169,7 +178,9 @@ def _largest(noises: Sequence[Noise]) -> Noise:
 
 
 def _floored(noise: Noise, wanted: Tensors, largest: Mapping[str, float], unit_roundoff: float) -> Noise:
-    """Noise of at least the rounding of a stored gradient, and a share of the rounding of all gradients."""
+    """Raise a step's noise to at least the rounding of a stored gradient, and to a share of the rounding of all
+    gradients.
+    """
     count = sum(tensor.numel() for tensor in wanted.values())
     everything = math.sqrt(sum(float(tensor.norm()) ** 2 for tensor in wanted.values()))
     residuals, slopes = {}, {}
@@ -193,12 +204,14 @@ def _largest_norms(steps: Sequence[Tensors]) -> dict[str, float]:
 
 
 def measure_distances(steps: Sequence[Tensors], disturbed: Sequence[Sequence[Tensors]]) -> list[Noise]:
-    """Distances of disturbed runs from the reference's parameters after each step."""
+    """Measure the distances of disturbed runs from the reference's parameters after each step."""
     return [_raw(wanted, [run[k] for run in disturbed], wanted) for k, wanted in enumerate(steps)]
 
 
 def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Sequence[Tensors]) -> list[float]:
-    """Distance of a candidate's parameters from the reference's after each step, as a multiple of a disturbed run's."""
+    """Return the distances of a candidate's parameters from the reference's after each step, as multiples of a
+    disturbed run's.
+    """
     result = []
     for wanted, measured, own in zip(reference, noise, found, strict=False):
         apart = math.hypot(*(float((own[name] - tensor).norm()) for name, tensor in wanted.items() if name in own))
@@ -207,9 +220,10 @@ def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Seque
 
 
 def at_distance(noise: Sequence[Noise], distances: Sequence[float], exact: Sequence[int]) -> list[Noise]:
-    """Noise of a candidate's steps, which begin where its own updates led, except for the exact ones.
+    """Scale the noise of a candidate's steps by the distance of its parameters from the reference's; exact steps stay
+    as they are.
 
-    Gradients differ by as many times more as parameters do: a difference that small moves them in proportion.
+    For differences this small, gradients differ in proportion to parameters.
     """
     factors = [1.0, *(max(1.0, distance) if math.isfinite(distance) else 1.0 for distance in distances)]
     return [
@@ -239,7 +253,7 @@ def scores(
     has_twin: bool = False,
     may_turn: bool = True,
 ) -> dict[str, Score]:
-    """Scores of each kind: distance of a candidate from the reference over its steps.
+    """Score each kind of distance of a candidate from the reference over its steps.
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
@@ -250,9 +264,10 @@ def scores(
     smallest residual of the exact steps counts.
 
     Args:
-        has_twin: They are compared without the rounding of 16 bits as well.
-        may_turn: Rounding turns them over. Where it does not, a single step counts as well: what a step changes beside
-            the parameters may be wrong from the second one on alone, as an average that begins at its goal.
+        has_twin: Gradients are compared without the rounding of 16 bits as well.
+        may_turn: Rounding may turn such decisions over. Where it does not, a single step counts as well: what a step
+            changes beside the parameters may be wrong from the second one on alone, as an average that begins at its
+            goal.
     """
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {
@@ -274,7 +289,7 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
-    """Score that decides for steps that are not exact, smallest first; none where there are too few of them."""
+    """Return the decisive score of the steps that are not exact; empty if there are too few of them."""
     if kind == "scale":
         return []
     if kind == "slope":
@@ -283,7 +298,7 @@ def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
 
 
 def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:
-    """The score that decides."""
+    """Return the largest score of these kinds."""
     return max((scores[kind] for kind in kinds), key=_ratio)
 
 
@@ -292,7 +307,7 @@ def _ratio(score: Score) -> float:
 
 
 def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step: int) -> dict[str, Score]:
-    """One score of each kind."""
+    """Return one score of each kind for a step."""
     stray = next(_strays(wanted, found), None)
     if stray is not None:
         return {kind: Score(ratio=math.inf, kind="presence", step=step, name=stray) for kind in KINDS}
@@ -318,7 +333,7 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
 
 
 def _strays(wanted: Tensors, found: Tensors) -> Iterator[str]:
-    """Tensors that only one of the two has, and that are not all zero there; those that are not finite."""
+    """Yield the names of tensors that only one side has (unless they are all zero there), or that are not finite."""
     for name in dict.fromkeys((*wanted, *found)):
         ours, theirs = found.get(name), wanted.get(name)
         if ours is not None and not bool(ours.isfinite().all()):
@@ -337,7 +352,7 @@ def _of(found: Tensors, name: str, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _slope(apart: torch.Tensor, reference: torch.Tensor) -> float:
-    """Growth of a tensor along the reference, as a share."""
+    """Return the relative growth of a tensor along the reference."""
     square = float((reference * reference).sum())
     return float((apart * reference).sum()) / square if square else 0.0
 
@@ -351,7 +366,7 @@ def _scale(found: Tensors, wanted: Tensors) -> float:
 
 
 def _zeros(wanted: Tensors, found: Tensors, noise: Noise) -> float:
-    """Share of the elements that are zero in the candidate alone, of those which noise does not reach."""
+    """Return the share of the elements above the noise that are zero only in the candidate."""
     some = lost = 0
     for name, reference in wanted.items():
         clear = reference.abs() > noise.residuals[name] / math.sqrt(max(1, reference.numel()))

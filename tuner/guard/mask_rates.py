@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from steptune.tuner.records import Record
 
 RATE_LIMIT = 5.0
-"""Largest distance between mean rates that passes, in standard errors."""
+"""Maximum distance between mean rates that passes, in standard errors."""
 SCALE_LIMIT = 0.02
-"""Largest relative difference between scales that passes."""
+"""Maximum relative difference between scales that passes."""
 FEWEST_DRAWS = 4
 
 
@@ -25,8 +25,8 @@ class ModuleMasks(Record):
 
     Attributes:
         rates: Share of the elements that are set to zero, by draw.
-        scale: Factor of the others; NaN where they are not all scaled alike, 0 where no draw kept any.
-        count: Elements of a draw that were looked at.
+        scale: Factor of the kept elements; NaN where they are not all scaled alike, 0 where no draw kept any.
+        count: Number of elements sampled in a draw.
     """
 
     rates: tuple[float, ...]
@@ -51,14 +51,16 @@ class ModuleMasks(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskDeviation:
-    """The module whose masks differ most; `ratio` is of the limit, `detail` says how."""
+    """Deviation of the module whose masks differ most: `ratio` is a share of the limit, `detail` describes it."""
 
     ratio: float = 0.0
     detail: str = ""
 
 
 def worst_module(reference: Mapping[str, ModuleMasks], found: Mapping[str, ModuleMasks]) -> MaskDeviation | None:
-    """The largest deviation over the modules that both have; None where no module of the reference masks."""
+    """Return the largest deviation over the modules that both trainings have; None where no module of the reference
+    masks.
+    """
     deviations = [*_deviations(reference, found)]
     return max(deviations, key=lambda deviation: deviation.ratio) if deviations else None
 

@@ -1,5 +1,5 @@
-"""Comparison of the scatter of gradients by dropout and similar modules, where a candidate draws other masks than the
-reference.
+"""Comparison of how masks of dropout and similar modules scatter gradients, for candidates that draw other masks than
+the reference.
 
 Steps that begin from one place, on one batch, differ by the masks that they draw alone. The reference draws some, and
 its gradients scatter around their mean by what masks do. The candidate's draws must scatter around the same mean by as
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     import torch
 
 FLOOR = 0.5
-"""Least limit on the mean logarithm of the ratios: a scatter 1.65 times as strong passes in any case."""
+"""Minimum limit on the mean logarithm of the ratios: a scatter 1.65 times the reference's always passes."""
 SPREADS = 3.0
-"""Factor over the deviation among the reference's own runs."""
+"""Factor of the limit on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor for draws from one place. Correct ones reach 0.4 of it (`benchmarks/results/guard_power.json`)."""
+"""Floor and factor of the limit for draws from one place. Correct trainings reach 0.4 of it
+(`benchmarks/results/guard_power.json`).
+"""
 FALSE_SHIFTS = 1e-4
-"""Share of correct trainings whose mean gradients may lie beyond their limit."""
+"""Share of correct trainings whose mean gradients may exceed their limit."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
-"""Share of a gradient's square below which masks do not scatter it."""
+"""Share of a gradient's square below which the scatter from masks is neglected."""
 GROUP = 4
-"""Draws compared with the others, to measure the effect of chance."""
+"""Number of draws compared with the others at a time, to measure the effect of chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,14 @@ class Scatter:
     """Scatter of gradients over the reference's runs.
 
     Attributes:
-        means: Gradients of each step, averaged over the seeds; of draws one, as all of them are of one step.
-        energies: Variance of one run's gradients around them, by tensor, summed over steps; of draws, of one.
-        num_seeds: How many runs that is of.
-        spread: Root mean square of what each of its runs is off by.
-        is_of_draws: All steps began from one place.
-        directions: Number of independent directions in which masks move the gradients, of draws; at most one less than
-            there are draws.
+        means: Gradients of each step, averaged over the seeds; a single entry for draws, which all are of one step.
+        energies: Variance of one run's gradients around the means, by tensor, summed over steps; for draws, of one
+            step.
+        num_seeds: Number of runs.
+        spread: Root mean square of the excess that the reference's own runs show.
+        is_of_draws: True if all steps began from one place.
+        directions: Number of independent directions in which masks move the gradients of draws; at most one less than
+            the number of draws.
     """
 
     means: Sequence[Tensors]
@@ -63,14 +66,15 @@ class Scatter:
 
     @property
     def shift_limit(self) -> float:
-        """Largest distance of mean gradients that passes, in standard errors: that of chance, in so many directions.
-        Masks that all hang on one coin, as in layers that are left out as a whole, move everything in one.
+        """Maximum distance of mean gradients that passes, in standard errors: the distance by chance in this number of
+        directions. Masks that all depend on one random number, as where whole layers are skipped, move all gradients in
+        one direction.
         """
         return math.sqrt(float(chdtri(self.directions, FALSE_SHIFTS)) / self.directions)
 
     @property
     def limit(self) -> float:
-        """Largest absolute excess that passes."""
+        """Maximum absolute excess that passes."""
         if self.is_of_draws:
             return FLOOR_OF_DRAWS + SPREADS_OF_DRAWS * self.spread
         return FLOOR + SPREADS * self.spread
@@ -80,12 +84,13 @@ class Scatter:
 
 
 def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
-    """
+    """Measure how masks scatter the gradients of the reference's draws.
+
     Args:
         draws: Gradients of steps that began from one place, on one batch, each with a seed of its own.
 
     Returns:
-        None where there are too few, or where masks hardly move any gradient.
+        None where there are too few draws, or where masks hardly move any gradient.
     """
     if len(draws) < 2 * GROUP:
         return None
@@ -99,10 +104,11 @@ def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
 
 
 def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Mean over the tensors of the logarithm of how much more a candidate's draws scatter than the reference's.
+    """Return by how much more a candidate's draws scatter than the reference's: the mean logarithm of the ratio over
+    tensors.
 
     Args:
-        rounding: Norm of what rounding moves each tensor by, which may scatter it as well.
+        rounding: Norm of the rounding effect on each tensor, which may scatter it as well.
     """
     logs = []
     for name, energy in reference.energies.items():
@@ -115,8 +121,8 @@ def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapp
 
 
 def shift_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Distance of the mean of a candidate's draws from the reference's, in standard errors: root mean square over the
-    tensors.
+    """Return the distance of the mean of a candidate's draws from the reference's, in standard errors: the root mean
+    square over the tensors.
     """
     squares = []
     for name, energy in reference.energies.items():
@@ -147,8 +153,8 @@ def _of_draws(draws: Sequence[Tensors], *, spread: float) -> Scatter:
 
 
 def _directions(draws: Sequence[Tensors], mean: Tensors, energies: Mapping[str, float]) -> float:
-    """The participation ratio of what draws are off by: square of the trace over the trace of the square of their inner
-    products, each tensor in units of its own scatter.
+    """Return the participation ratio of the draws' deviations from their mean: the squared trace of their Gram matrix
+    over the trace of its square, with each tensor in units of its own scatter.
     """
     if not energies:
         return 1.0
@@ -167,10 +173,11 @@ def _off(draws: Sequence[Tensors], mean: Tensors, name: str) -> torch.Tensor:
 
 
 def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:
-    """
+    """Measure how masks scatter the gradients of the reference's runs over several seeds.
+
     Args:
-        runs: Steps of each seed. Candidates run with that of the first, which so does not belong to what they are
-            compared with: they may draw its very masks.
+        runs: Steps of each seed. Candidates run with the first seed and may draw the same masks, so that its run is
+            left out.
 
     Returns:
         None where there are too few runs, or where masks hardly move any gradient.
@@ -187,10 +194,10 @@ def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:
 
 
 def excess_of(reference: Scatter, steps: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Mean over the tensors of the logarithm of how much more one run scatters than the reference's do.
+    """Return by how much more one run scatters than the reference's runs: the mean logarithm of the ratio over tensors.
 
     Args:
-        rounding: Norm of what rounding moves each tensor by at one step, which may scatter it as well.
+        rounding: Norm of the rounding effect on each tensor at one step, which may scatter it as well.
     """
     logs = []
     for name, energy in reference.energies.items():

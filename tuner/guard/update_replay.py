@@ -1,4 +1,4 @@
-"""Replaying the update: the user's own optimizer on the gradients that a candidate computed.
+"""Replay of the update: the user's own optimizer on the gradients that a candidate computed.
 
 Only gradients depend on the precision in which a model computes. What follows them (clipping, the learning rate of the
 schedule, decay, the optimizer's rule and its state) is arithmetic on FP32 parameters in every precision. So the rule is
@@ -23,24 +23,28 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT = 3.0
-"""Largest score that passes. Correct runs score at most 0.8, planted faults at least 260
-(`benchmarks/results/guard_power.json`)."""
+"""Maximum score that passes. Correct runs score at most 0.8, planted faults at least 260
+(`benchmarks/results/guard_power.json`).
+"""
 RELATIVE = 1e-5
-"""Part of an update's element that may differ: the bias corrections of a rule are FP32 in some of its forms."""
+"""Tolerance of an update's element, as a share of it: some implementations of a rule compute bias corrections in FP32.
+"""
 RELATIVE_IN_FP32 = 1e-4
-"""Part that may differ where the powers of betas are FP32, too: 1 - beta ** t cancels in the first steps."""
+"""Tolerance of an update's element, as a share of it, where powers of betas are FP32 too: 1 - beta ** t cancels in the
+first steps.
+"""
 ABSOLUTE = 1e-6
-"""Part of a tensor's mean update that each of its elements may differ by."""
+"""Tolerance of each element of an update, as a share of the tensor's mean absolute update."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
-"""Options of an optimizer's group that say how the rule is computed, not which one it is."""
+"""Options of an optimizer's group that select how the rule is computed, not which rule."""
 
 
 class RuleGroup(Record):
-    """Parameters that one step updates alike.
+    """Parameters that one step updates with the same options.
 
     Attributes:
-        names: Of those that have a gradient.
-        options: Of the optimizer's group, without the flags of its implementation.
+        names: Names of the parameters that have a gradient.
+        options: Options of the optimizer's group, without the flags of its implementation.
     """
 
     names: tuple[str, ...]
@@ -51,7 +55,7 @@ class UpdateRule(Record):
     """Update rule of the reference.
 
     Attributes:
-        optimizer: Class of `torch.optim`.
+        optimizer: Name of the class in `torch.optim`.
         max_grad_norm: The norm to which gradients are clipped; None where they are not.
         steps: Groups of each step.
     """
@@ -63,14 +67,14 @@ class UpdateRule(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SeenStep:
-    """One step as a rank saw it: sampled elements by the parameter's name, FP64 on the CPU.
+    """Record of one step in a rank: sampled elements by parameter name, FP64 on the CPU.
 
     Attributes:
         before: Parameters before the step.
-        gradients: After unscaling, before clipping.
-        norm: Of all gradients.
+        gradients: Gradients after unscaling, before clipping.
+        norm: Norm of all gradients.
         after: Parameters after the step.
-        states: What the optimizer keeps for each element after the step; None where it is laid out otherwise.
+        states: Per-element state of the optimizer after the step; None where its layout differs.
         roundoff: Distance from 1 to the next larger number of the coarsest dtype among the parameters.
     """
 
@@ -84,14 +88,14 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """The step and the tensor whose update differs most from the rule's.
+    """Deviation of the step and the tensor whose update differs most from the rule's.
 
     Attributes:
         score: In units of what rounding allows; `LIMIT` is the largest that passes.
-        step: From 1.
-        name: The parameter's.
-        rate: How much larger the update is than it should be, as a share; meaningless where the tensor was not updated.
-        decay: What is subtracted per element beyond the rule, as a share of the parameter.
+        step: Number of the step, from 1.
+        name: Name of the parameter.
+        rate: Relative excess of the update; meaningless where the tensor was not updated.
+        decay: Amount subtracted beyond the rule, as a share of the parameter.
     """
 
     score: float
@@ -102,7 +106,7 @@ class Deviation:
 
 
 def worst_deviation(rule: UpdateRule, steps: Sequence[SeenStep], *, in_fp32: bool = False) -> Deviation:
-    """Replay the rule over the steps of a candidate.
+    """Replay the rule over the steps of a candidate and return the largest deviation.
 
     Args:
         in_fp32: The candidate computes bias corrections in FP32.
@@ -134,8 +138,8 @@ def _deviations(rule: UpdateRule, steps: Sequence[SeenStep], relative: float) ->
 
 
 def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relative: float) -> Deviation:
-    """Compare the update of one tensor with the wanted one: elements, and their sums along update and parameter, which
-    show a wrong rate or decay far below the rounding of an element.
+    """Compare the update of one tensor with the rule's: element by element, and summed along the update and the
+    parameter, which shows a wrong rate or decay far below the rounding of an element.
     """
     before, after = seen.before[name], seen.after[name]
     excess = (after - before) - wanted
@@ -158,7 +162,7 @@ def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relat
 
 
 def _score_of_state(wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor], relative: float) -> float:
-    """Deviation of the optimizer state from its expected value."""
+    """Return the deviation of the optimizer's state from the rule's, in units of what rounding allows."""
     scores = [0.0]
     for key, value in wanted.items():
         if key not in found or not bool(found[key].isfinite().all()):
@@ -171,8 +175,8 @@ _TINY = 1e-30
 
 
 def _of_sum(allowed: torch.Tensor, last_digit: torch.Tensor, factor: torch.Tensor) -> float:
-    """Largest difference of a sum of products with a factor: where elements round independently, and where all round
-    alike (the weights of a norm that are all 1, and whose updates are all one rate), by a last digit at most.
+    """Return the allowed difference of a sum of products with a factor, where elements round independently, plus the
+    part for elements that all round alike, such as the weights of a norm that all are 1.
     """
     return float((allowed * factor).norm()) + float((last_digit * factor.abs()).sum()) / LIMIT
 
@@ -186,7 +190,7 @@ def _ratio(value: float, unit: float) -> float:
 
 
 class _Replay:
-    """The rule over parameters of its own, which keep the optimizer's state from step to step."""
+    """Replay of the rule on separate parameters, which keep the optimizer's state from step to step."""
 
     def __init__(self, rule: UpdateRule) -> None:
         self._rule = rule
@@ -194,7 +198,7 @@ class _Replay:
         self._optimizers: dict[str, Any] = {}
 
     def step(self, groups: Sequence[RuleGroup], seen: SeenStep) -> dict[str, torch.Tensor]:
-        """One step from what was seen before it: the update of every parameter."""
+        """Run one step from the recorded parameters and gradients; return the update of every parameter."""
         import torch
 
         clipped = self._clip_factor(seen.norm)
@@ -212,7 +216,7 @@ class _Replay:
         return updates
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """State that the rule keeps for each element of a parameter."""
+        """Return the state that the rule keeps for each element of a parameter."""
         import torch
 
         parameter = self._parameters[name]
@@ -220,7 +224,7 @@ class _Replay:
         return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == parameter.shape}
 
     def _optimizer(self, name: str, before: torch.Tensor, options: dict[str, Any]) -> Any:
-        """Build the optimizer of a parameter, with the options of this step."""
+        """Return the optimizer of a parameter, with the options of this step."""
         import torch
 
         if name not in self._optimizers:
@@ -231,7 +235,7 @@ class _Replay:
         return self._optimizers[name]
 
     def _clip_factor(self, norm: float) -> float:
-        """Factor of `torch.nn.utils.clip_grads_with_norm_`."""
+        """Return the clipping factor as `torch.nn.utils.clip_grads_with_norm_` computes it."""
         if self._rule.max_grad_norm is None:
             return 1.0
         return min(1.0, self._rule.max_grad_norm / (norm + 1e-6))

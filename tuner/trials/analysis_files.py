@@ -1,7 +1,7 @@
-"""The files that a profiled trial leaves for pages: JSON with one record a line, read back in bounded pieces.
+"""Files of a profiled trial for the result pages: JSON with one record per line, read back in bounded pieces.
 
-User code runs beside what writes them and may write anything in their place. A line is decoded by itself and is never
-longer than `MAX_LINE_BYTES`: so checking a file takes no more memory than one line, whatever the file holds.
+User code runs beside the process that writes them and may replace them by anything. A line is decoded by itself and is
+never longer than `MAX_LINE_BYTES`: so checking a file takes no more memory than one line, whatever the file holds.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from msgspec.structs import replace
 from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
 
 MAX_LINE_BYTES = 4 << 20
-"""Maximum bytes of a line: more than a rank without its lanes takes, and more than a lane."""
+"""Maximum bytes of a line: larger than a rank without its lanes, and than a lane."""
 MAX_TIMELINE_BYTES = 64 << 20
-"""Maximum bytes of a timeline: more than 200 devices, a quarter of a megabyte each."""
+"""Maximum bytes of a timelines file: more than 200 devices at a quarter of a megabyte each."""
 MAX_ANALYSIS_BYTES = 16 << 20
 MAX_LANES_BYTES = 96 << 20
-"""Size of as many full lanes as a page has rows."""
+"""Maximum bytes of a lanes file: as many full lanes as a page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _LIST, _ANALYSIS = b"[", b'{"ranks":['
 
 
 def timelines_text(timelines: Iterable[Timeline]) -> bytes:
-    """A JSON array."""
+    """Return timelines as a JSON array, one timeline per line."""
     return _text(_LIST, timelines, b"]")
 
 
 def analysis_text(analysis: TraceAnalysis) -> bytes:
-    """A JSON object: a `TraceAnalysis`."""
+    """Return a `TraceAnalysis` as a JSON object, one rank per line."""
     rest = msgspec.json.encode(replace(analysis, ranks=()))
     return _text(_ANALYSIS, analysis.ranks, rest.removeprefix(_ANALYSIS))
 
 
 def lanes_text(lanes: Iterable[Lane]) -> bytes:
-    """A JSON array."""
+    """Return lanes as a JSON array, one lane per line."""
     return _text(_LIST, lanes, b"]")
 
 
 def read_timelines(file: BinaryIO) -> Iterator[Timeline]:
-    """The timelines of a file, one after the other.
+    """Yield the timelines of a file one by one.
 
     Raises:
-        ValueError: The file is not what `timelines_text` makes, or is too large. It says which line.
+        ValueError: The file does not have the format of `timelines_text`, or is too large; the message names the line.
     """
     return _read_list(file, Timeline, MAX_TIMELINE_BYTES)
 
 
 def read_lanes(file: BinaryIO) -> Iterator[Lane]:
-    """The lanes of a file, one after the other.
+    """Yield the lanes of a file one by one.
 
     Raises:
-        ValueError: The file is not what `lanes_text` makes, or is too large. It says which line.
+        ValueError: The file does not have the format of `lanes_text`, or is too large; the message names the line.
     """
     return _read_list(file, Lane, MAX_LANES_BYTES)
 
@@ -68,10 +68,10 @@ def _read_list(file: BinaryIO, kind: type[Kind], max_bytes: int) -> Iterator[Kin
 
 
 def read_analysis(file: BinaryIO) -> Iterator[RankAnalysis | TraceAnalysis]:
-    """Contents of a file, one after the other: its ranks, and at the end the analysis without them.
+    """Yield the ranks of an analysis file one by one, and finally the analysis without them.
 
     Raises:
-        ValueError: The file is not what `analysis_text` makes, or is too large. It says which line.
+        ValueError: The file does not have the format of `analysis_text`, or is too large; the message names the line.
     """
     for number, text, is_last in _lines(file, _ANALYSIS, MAX_ANALYSIS_BYTES):
         if is_last:
@@ -86,7 +86,7 @@ def _text(begin: bytes, records: Iterable[msgspec.Struct], end: bytes) -> bytes:
 
 
 def _lines(file: BinaryIO, begin: bytes, max_bytes: int) -> Iterator[tuple[int, bytes, bool]]:
-    """Number and text of each record's line, without its comma, and of what follows the last one."""
+    """Yield the number of each line, its text without the comma, and whether it is the last line."""
     size = _check(file.readline(MAX_LINE_BYTES + 1), begin + b"\n")
     number, comma, is_last = 1, True, False
     while line := file.readline(MAX_LINE_BYTES + 1):

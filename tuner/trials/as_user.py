@@ -1,7 +1,7 @@
-"""Commands that run as the user of trials, who alone may look into all that is theirs.
+"""Commands that run as the user of the trials, who alone may read all of its files and processes.
 
-Whoever has a user may read the environment of its processes, and stop or kill them. So such a command is given nothing
-of ours, and a time.
+User code with the same user may read the environment of such a command, and stop or kill it. So the command gets
+nothing from our environment, and has a time limit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ TIMEOUT_S = 60.0
 
 
 class DisturbedError(RunnerError):
-    """The command was killed or stopped by somebody who may."""
+    """Error for a command that other processes of its user killed or stopped."""
 
 
 def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end, whatever its status.
 
     Args:
-        as_user: The command that runs another one as that user; empty for ourselves.
-        given: Its input.
+        as_user: Command prefix that runs a command as that user; empty for our own user.
+        given: Standard input of the command.
 
     Raises:
-        DisturbedError: It did not end by itself within `TIMEOUT_S`.
+        DisturbedError: The command did not end by itself within `TIMEOUT_S`.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Calls of `dropout` that no module of its own makes, named by the module that makes them."""
+"""Direct calls of `dropout` outside of a dropout module, named by the module that makes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 Look = Callable[[str, Any, Any], None]
-"""Takes the name of a call, its arguments and its result."""
+"""Callback with the name of a call, its arguments and its result."""
 
 
 class CalledDropout(TorchFunctionMode):
-    """While active, every call of `dropout` is looked at, by its place among those of the module that calls it.
+    """Observer of every direct call of `dropout` while active, named by its position among the calls of its module.
 
-    Places are told apart because a batch in parts, or a forward pass that is run again up to where it is needed, makes
-    some calls weigh more than others. Compiled code is one class of modes, and is left alone.
+    Positions are distinguished because a batch in parts, or a forward pass that is partly recomputed,
+    makes some calls weigh more than others. Compiled code is one class of modes, and is left alone.
     """
 
     def __init__(self, model: torch.nn.Module, look: Look) -> None:
@@ -31,7 +31,7 @@ class CalledDropout(TorchFunctionMode):
         self._inside.append(_Entry(name or "the model", module))
 
     def leave(self, module: torch.nn.Module) -> None:
-        """Leave a module; behind the whole model, places of the loss are counted anew."""
+        """Leave a module; after the whole model, calls in the loss are numbered anew."""
         self._inside.pop()
         if module is self._model:
             self._inside[0] = _Entry("the loss behind the model", None)

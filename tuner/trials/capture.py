@@ -1,4 +1,4 @@
-"""Recording a short profile of a running job. Never inside a measured window."""
+"""Recording of a short profile of a running job, never inside a measured window."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 TARGET_S = 0.6
 MAX_STEPS = 10
-"""Fewer hide what happens in some steps only, and a lead that the host has before them weighs more."""
+"""Maximum number of profiled steps. Fewer hide what happens in some steps only, and give more weight to the host's lead
+before them.
+"""
 WARM_UP_STEPS = 1
 COLLECTION_MARK = "Python GC"
-"""Name that the profiler gives a collection where it records call stacks."""
+"""Name of a garbage collection in profiles with call stacks."""
 
 
 def num_profiled_steps(step_time_ns: int) -> int:
-    """Number of steps that fit into the aimed-at time, at least one."""
+    """Return the number of steps that fit into the intended duration of a profile, at least one."""
     return int(max(1, min(MAX_STEPS, TARGET_S * 1e9 // max(1, step_time_ns))))
 
 
 def _export(recorder: Any, path: Path) -> None:
-    """Write a trace. The profiler raises nothing where it could not: it leaves no file, or an empty one, or a part.
+    """Write a trace. The profiler raises no error where it fails: it leaves no file, an empty one, or a part.
 
     Raises:
-        RunnerError: The trace was not written to its end.
+        RunnerError: The trace is missing or incomplete.
     """
     recorder.export_chrome_trace(str(path))
     if not _is_whole(path):
@@ -45,7 +47,7 @@ def _export(recorder: Any, path: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Say whether a file ends as an object of JSON does."""
+    """Say whether a file ends like a complete JSON object."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64))
@@ -56,9 +58,9 @@ def _is_whole(path: Path) -> bool:
 
 @contextmanager
 def _collections_marked() -> Iterator[None]:
-    """Record collections of garbage as annotations: nothing else in a trace tells them from a sleep or a loop.
+    """Record garbage collections as annotations: nothing else in a trace distinguishes them from a sleep or a loop.
 
-    Collections of the youngest objects are short, and many.
+    Collections of the youngest generation are left out: they are short and frequent.
     """
     import torch
 
@@ -90,7 +92,7 @@ def record_profile(
 
     Args:
         step: One step of the loop, `next(loader)` included.
-        path: `.json`; torch.profiler takes twenty times as long to write `.json.gz`.
+        path: File with the suffix `.json`; torch.profiler takes twenty times as long to write `.json.gz`.
 
     Raises:
         RunnerError: The trace could not be written.
@@ -124,10 +126,10 @@ def record_profile(
 def record_details(step: Callable[[], None], num_steps: int, path: Path) -> None:
     """Run steps with call stacks, shapes and every allocation recorded, and write a Kineto trace of them.
 
-    Nothing is ever timed by it. The devices themselves are not watched: a second session of CUPTI would lose kernels.
+    These steps are never used for timing. Devices are not profiled: a second session of CUPTI would lose kernels.
 
     Args:
-        path: `.json`.
+        path: File with the suffix `.json`.
     """
     from torch.profiler import ProfilerActivity, profile
 

@@ -30,14 +30,14 @@ TAIL_BYTES = 8192
 
 
 class ServerConnection:
-    """Starts a trial server in an interpreter and talks to it.
+    """Connection to a trial server that it starts in a given interpreter.
 
     Args:
         python: The user's interpreter.
         variables: Environment variables beside the inherited ones.
         preload: Modules to import before forking.
-        imports: File with further ones, which may not be there.
-        sandbox: What wraps the server.
+        imports: File with the names of further modules; it may be missing.
+        sandbox: Sandbox around the server.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class ServerConnection:
             raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:
-        """Messages that have arrived; call when the descriptor is readable.
+        """Return the messages that have arrived; call when the descriptor is readable.
 
         Raises:
-            RunnerError: The server has ended, or what it says is no message.
+            RunnerError: The server has ended, or has sent a malformed message.
         """
         try:
             alive = self.channel.read_available()
@@ -131,7 +131,7 @@ class ServerConnection:
         return messages
 
     def close(self) -> None:
-        """End the server and everything below it."""
+        """End the server and all of its descendants."""
         with contextlib.suppress(OSError):
             self.channel.send(Exit())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -165,7 +165,7 @@ class ServerConnection:
 
 
 def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
-    """The variables of a server, but for those of the trials."""
+    """Return the environment of a server, without the variables of the trials."""
     inherited = dict(os.environ if sandbox.environment is None else sandbox.environment)
     inherited.pop(SECRET_VARIABLE, None)
     temporary = sandbox.temporary or str(scratch)
@@ -177,7 +177,7 @@ def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
 
 
 def _tail(path: Path, lines: int = 8) -> str:
-    """Return the end of a log. A link that user code put in its place is not followed."""
+    """Return the last lines of a log. A link that user code put in its place is not followed."""
     with contextlib.suppress(OSError), open_below(path.parent.parent, path) as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
         return "\n".join(log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:])
@@ -185,5 +185,5 @@ def _tail(path: Path, lines: int = 8) -> str:
 
 
 def default_start_method() -> str:
-    """ "fork" on Linux; elsewhere a process that has torch loaded cannot be forked safely."""
+    """Return "fork" on Linux, else "spawn": elsewhere a process that has torch loaded cannot be forked safely."""
     return "fork" if sys.platform == "linux" else "spawn"

@@ -1,4 +1,4 @@
-"""Processor use of other programs during a window."""
+"""Processor use by other programs during a window."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 from steptune.tuner.hardware import allowed_cores, usable_cores
 
 TICKS_OF_ERROR = 3
-"""Error in ticks: both counters advance in ticks of 10 ms, and a difference this small says nothing."""
+"""Error of a difference between readings, in ticks of 10 ms, in which both counters advance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuReading:
-    """CPU seconds on the cores that this process may use: of everybody, and of the own session."""
+    """CPU seconds on the cores that this process may use: of all processes, and of its own session."""
 
     busy_s: float
     own_s: float
@@ -25,21 +25,21 @@ class CpuReading:
 
 
 def read_cpu(now_s: float) -> CpuReading | None:
-    """Read both counters; None where the system does not offer them."""
+    """Read both counters; return None where the system does not offer them."""
     busy = _busy_seconds()
     return None if busy is None else CpuReading(busy_s=busy, own_s=_session_seconds(), at_s=now_s)
 
 
 def own_seconds(before: CpuReading | None, after: CpuReading | None) -> float:
-    """CPU time of this process and its descendants between two readings."""
+    """Return the CPU seconds of this process and its descendants between two readings."""
     return 0.0 if before is None or after is None else after.own_s - before.own_s
 
 
 def foreign_share(before: CpuReading | None, after: CpuReading | None, own_s: float | None = None) -> float:
-    """CPU time of others (and time stolen by a hypervisor) as a share of all cores.
+    """Return the CPU time of other processes (and time stolen by a hypervisor) as a share of all cores.
 
     Args:
-        own_s: What the own processes used, where that is more than `own_seconds` (other ranks).
+        own_s: CPU seconds of the trial's own processes, where these are more than `own_seconds` covers (other ranks).
     """
     if before is None or after is None or after.at_s <= before.at_s:
         return 0.0
@@ -65,7 +65,7 @@ def _busy_seconds() -> float | None:
 
 
 def _session_seconds() -> float:
-    """CPU seconds of this process, its live descendants, and those of them that have ended."""
+    """Return the CPU seconds of this process, its live descendants, and its descendants that have ended."""
     total = 0.0
     process = psutil.Process()
     for member in [process, *process.children(recursive=True)]:

@@ -1,4 +1,4 @@
-"""Decisions of a group of ranks: rank 0 decides, all obey.
+"""Coordination of a group of ranks: rank 0 decides, all follow.
 
 Whether warm-up has ended, which window comes next, when to stop: each such value is rank 0's and is
 broadcast over a CPU (gloo) group, so that no rank ever waits in a collective that another skipped.
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 
 GROUP_TIMEOUT = timedelta(hours=1)
-"""Longer than phases take: who hangs is to be ended by the parent at the phase's deadline. NCCL's watchdog aborts the
-process, which looks like a crash."""
+"""Timeout of the process groups, longer than any phase: the parent ends a rank that hangs at the phase's deadline,
+whereas NCCL's watchdog would abort the process, which looks like a crash.
+"""
 
 
 class Coordinator:
-    """The process groups of a trial or of its reference, and the broadcast of decisions.
+    """Process groups of a trial or of the guard's reference, and the broadcast of decisions.
 
     Args:
-        keeps_nccl_log: Rank 0 has NCCL write what it chooses into the directory.
+        keeps_nccl_log: True to have NCCL log its choices on rank 0 into the directory.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Coordinator:
         self.group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
 
     def _meeting_place(self, directory: Path) -> Any:
-        """A file on one host; on several a port of the first, which was free when the job was started."""
+        """Return the store for the rendezvous: a file on one host, or a TCP port of the first of several hosts."""
         from torch._C._distributed_c10d import FileStore, TCPStore
 
         if HOST_VARIABLE not in os.environ:
@@ -79,7 +80,7 @@ class Coordinator:
         return TCPStore(address, port, self.num_ranks, is_master=self.rank == 0, wait_for_workers=False)
 
     def agree(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         if self.group is None:
             return value
         import torch.distributed as dist
@@ -89,11 +90,11 @@ class Coordinator:
         return box[0]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks."""
+        """Return each value summed over the ranks."""
         return self._reduced(values, "sum")
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks, once all have come here."""
+        """Return the maximum of each value over the ranks; waits for all ranks."""
         return self._reduced(values, "max")
 
     def _reduced(self, values: Sequence[float], operation: str) -> list[float]:
@@ -107,7 +108,7 @@ class Coordinator:
         return [float(value) for value in reduced.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks in their order, on rank 0; an empty list on the others."""
+        """Return the values of all ranks in rank order on rank 0; an empty list on the others."""
         if self.group is None:
             return [value]
         import torch.distributed as dist
@@ -117,12 +118,12 @@ class Coordinator:
         return values or []
 
     def send(self, message: Any) -> None:
-        """Send what only rank 0 reports."""
+        """Send a message to the parent from rank 0; do nothing on other ranks."""
         if self.rank == 0:
             self._channel.send(message)
 
     def next_command(self) -> bytes:
-        """The parent's next command, on every rank.
+        """Return the parent's next command, on every rank.
 
         Raises:
             EOFError: The server is gone.

@@ -1,4 +1,4 @@
-"""A look at a workload's data: its kind, length, size and speed, and whether samples repeat themselves."""
+"""Inspection of a workload's data: its kind, length, size and speed, and whether samples are repeatable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NUM_SAMPLES = 8
 
 
 def look_at_dataset(workload: Workload, dataset: Any, seed: int) -> DatasetFacts:
-    """Kind, length, size and speed of samples, and whether they repeat themselves.
+    """Measure the kind, length, size and speed of a dataset, and whether its samples are repeatable.
 
     Raises:
-        WorkloadRejectedError: It is neither map-style nor iterable, or smaller than one batch.
+        WorkloadRejectedError: The dataset is neither map-style nor iterable, or smaller than one batch.
     """
     if not hasattr(dataset, "__getitem__"):
         if not hasattr(dataset, "__iter__"):
@@ -101,7 +101,7 @@ def _leaf_bytes(leaf: Any) -> bytes:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a sample or batch."""
+    """Return the bytes of a sample or batch."""
     total = 0
     for leaf in leaves(value):
         if hasattr(leaf, "element_size"):

@@ -1,8 +1,8 @@
-"""The state of a device before and after a window, and whether the window counts.
+"""State of a device before and after a window, and whether the window counts.
 
-Void is a window in which the device was slower than it is: from heat, by the hardware's own protection or power brake,
-under another power limit than the trial's first window, or shared with others. What belongs to the work itself is
-not: a device at its power limit (`power cap`) lowers its clock as it does in any long training, and a candidate that
+A window is void if the device was slowed down by heat, by the hardware's own protection or power brake, or by another
+power limit than in the trial's first window, or if it was shared with others. Effects of the work itself do not void
+it: a device at its power limit (`power cap`) lowers its clock as it does in any long training, and a candidate that
 draws more power is rightly the slower for it.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -25,8 +25,8 @@ LIMITS: dict[int, str] = {
     0x80: "hardware power brake",
     0x100: "display clock",
 }
-"""Limit of the clocks, by bit of NVML's clocks event reasons; that the device idles (0x1) says nothing at a window's
-edge.
+"""Names of the limits on the clocks, by bit of NVML's clocks event reasons; the bit for an idle device (0x1) is left
+out, as it means nothing at a window's edge.
 """
 HARMFUL = frozenset(
     {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
@@ -38,11 +38,11 @@ POWER_LIMIT_TOLERANCE_W = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """Use that one process made of the device since a moment that the driver was asked about.
+    """Use of a device by one process since a given time.
 
     Attributes:
-        share: Of the device's time, 0 to 1.
-        at_us: When the driver last took a sample of it (microseconds since 1970).
+        share: Share of the device's time, 0 to 1.
+        at_us: Time of the driver's last sample (microseconds since 1970).
     """
 
     pid: int
@@ -52,14 +52,14 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """One look at a device. None: the driver does not tell.
+    """Readings of a device at one moment; None where the driver does not report a value.
 
     Attributes:
-        at_us: Microseconds since 1970, the clock of `Use`.
-        reasons: Bits of `LIMITS`.
-        energy_mj: Used since the driver was loaded.
-        thermal_ns: Time slowed down from heat since the driver was loaded.
-        uses: By process, over the window that ends with this look; None where that is not known.
+        at_us: Time of the reading in microseconds since 1970, the clock of `Use`.
+        reasons: Active limits, as bits of `LIMITS`.
+        energy_mj: Energy used since the driver was loaded, in millijoules.
+        thermal_ns: Time for which heat slowed the device down since the driver was loaded.
+        uses: Use by process over the window that ends with this reading; None where that is not known.
     """
 
     at_us: int
@@ -74,15 +74,15 @@ class DeviceState:
 
 
 def limits_of(reasons: int) -> tuple[str, ...]:
-    """Names of what holds the clock down."""
+    """Return the names of the active limits on the clock."""
     return tuple(name for bit, name in LIMITS.items() if reasons & bit)
 
 
 def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]) -> DeviceReading:
-    """Reading of a window between two looks.
+    """Return the reading of a window from the states before and after it.
 
     Args:
-        own: Processes of the study.
+        own: Process ids of the study.
     """
     elapsed_us = max(1, after.at_us - before.at_us)
     energy_mj = _difference(before.energy_mj, after.energy_mj)
@@ -99,10 +99,10 @@ def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]
 
 
 def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str | None:
-    """Reason why a window does not count, or None.
+    """Return the reason for which a window does not count, or None.
 
     Args:
-        first_power_limit_w: Of the trial's first window.
+        first_power_limit_w: Power limit in the trial's first window.
     """
     if reading.slowed_share is not None and reading.slowed_share > MAX_SLOWED_SHARE:
         return f"the device was slowed down from heat for {reading.slowed_share:.0%} of the window{_at(reading)}"
@@ -126,9 +126,9 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
-    """Share that others used in the window, each by the mean of its samples; None where the driver took none in it.
+    """Return the share of the window that other processes used, each by the mean of its samples; None without samples.
 
-    Processes are sampled at moments of their own, so that one that came and went counts in full.
+    The driver samples each process at different times, so that one that ended within the window counts in full.
     """
     if after.uses is None:
         return None

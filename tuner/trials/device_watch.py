@@ -1,8 +1,8 @@
-"""Reading the state of the device that a rank uses, by NVML.
+"""Readings of the state of a rank's device, by NVML.
 
-The device is found by its UUID: NVML counts all devices of the machine, CUDA those in CUDA_VISIBLE_DEVICES. A look
-costs a fraction of a millisecond and lies outside of the timed stretch. What cannot be read is said once, with the
-reason, and voids nothing.
+The device is found by its UUID: NVML counts all devices of the machine, CUDA those in CUDA_VISIBLE_DEVICES. A reading
+takes a fraction of a millisecond and lies outside of the timed stretch. A value that cannot be read is reported once,
+with the reason, and voids no window.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/ , bindings: nvidia-ml-py (the extra `cuda`)
 """
@@ -30,31 +30,32 @@ NOT_INSTALLED = (
 
 
 class DeviceLook(Protocol):
-    """Looks at one device."""
+    """Reader of one device's state."""
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """Properties that the driver does not tell, and why."""
+        """Properties that the driver does not report, and why."""
 
     def look(self, since_us: int | None = None) -> DeviceState:
-        """
+        """Read the state of the device.
+
         Args:
-            since_us: Microseconds since 1970 from which the use by processes is told; None leaves it out.
+            since_us: Time (microseconds since 1970) from which the use by processes is read; None leaves it out.
         """
         ...
 
     def own_processes(self) -> frozenset[int]:
-        """Processes of the study, as the driver numbers them."""
+        """Return the process ids of the study, as the driver numbers them."""
 
 
 class DeviceWatch:
-    """Judges the windows of one trial by its device.
+    """Judge of the windows of one trial by the state of its device.
 
     Args:
-        look: None where there is nothing to look at, or no way to.
+        look: Reader of the device; None on a CPU, and where the device cannot be read.
 
     Attributes:
-        unmeasured: What cannot be read, and why.
+        unmeasured: Properties that cannot be read, and why.
     """
 
     def __init__(self, look: DeviceLook | None = None, unmeasured: tuple[str, ...] = ()) -> None:
@@ -68,11 +69,11 @@ class DeviceWatch:
         return (*self._unmeasured, *(self._look.unmeasured if self._look else ()))
 
     def begin(self) -> None:
-        """Begin a window."""
+        """Read the device's state before a window."""
         self._before = self._look.look() if self._look else None
 
     def end(self) -> tuple[DeviceReading | None, str | None]:
-        """End a window; return what it showed, and why it does not count or None."""
+        """End a window; return its reading, and the reason for which it does not count or None."""
         if self._look is None or self._before is None:
             return None, None
         after = self._look.look(self._before.at_us)
@@ -83,7 +84,7 @@ class DeviceWatch:
 
 
 def watch_device(device: torch.device) -> DeviceWatch:
-    """Watch the device of this rank. Nothing is watched on a CPU: `contention` reads its counters."""
+    """Return a watch of this rank's device. On a CPU it reads nothing: `contention` reads the processor's counters."""
     if device.type != "cuda":
         return DeviceWatch()
     try:
@@ -97,7 +98,7 @@ def watch_device(device: torch.device) -> DeviceWatch:
 
 
 class NvmlLook:
-    """One device as NVML shows it.
+    """Reader of one device's state by NVML.
 
     Args:
         nvml: The module `pynvml`.
@@ -137,7 +138,9 @@ class NvmlLook:
         )
 
     def own_processes(self) -> frozenset[int]:
-        """All that descend from whoever started this rank's trial server: the trials that take turns with it."""
+        """Return the ids of all descendants of the process that started this rank's trial server: the trials that take
+        turns with this one are among them.
+        """
         try:
             server = psutil.Process(os.getppid())
             parent = server.parent()
@@ -147,7 +150,7 @@ class NvmlLook:
             return frozenset({os.getpid()})
 
     def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
-        """An answer, or None; why there is none is noted once."""
+        """Return the driver's answer, or None; the reason for a missing answer is recorded once."""
         if what in self._missing:
             return None
         try:
@@ -161,7 +164,7 @@ class NvmlLook:
         return int(nvml.nvmlDeviceGetViolationStatus(self._handle, nvml.NVML_PERF_POLICY_THERMAL).violationTime)
 
     def _uses(self, since_us: int | None) -> tuple[Use, ...]:
-        """The driver keeps samples by itself: one figure for each process over all of them since then."""
+        """Return the use of the device by process since a time, from samples that the driver keeps."""
         nvml = self._nvml
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
@@ -172,7 +175,7 @@ class NvmlLook:
         )
 
     def _is_seen(self) -> bool:
-        """Say whether the driver numbers processes as this one is numbered: in a PID namespace of its own it is not."""
+        """Say whether the driver numbers processes as this process does; in a PID namespace of its own it does not."""
         what = "use by other processes"
         running = self._asked(what, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if running is None:

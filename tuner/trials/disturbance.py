@@ -1,13 +1,13 @@
-"""Disturbing a reference run by the rounding of an arithmetic, to see what rounding does to this model.
+"""Disturbance of a reference run by the rounding of an arithmetic, to measure the effect of rounding on this model.
 
 Parameters alone do not show it: where a gradient is zero by symmetry (the bias of attention's keys, say),
 disturbed parameters keep the symmetry and rounding breaks it, which an optimizer that normalises its
 steps turns into full steps. So the output of every innermost module is disturbed too, and through it the
 gradient that flows back.
 
-Neither shows what rounding does to the bias corrections of Adam and its kin: 1 - beta ** t, in its first steps a small
-difference of two large numbers. Python computes them in FP64. An update that counts its steps on the device (its
-capturable form, unless it is fused) computes them in FP32.
+Neither shows the effect of rounding on the bias corrections of Adam and similar optimizers: 1 - beta ** t, in its first
+steps a small difference of two large numbers. Python computes them in FP64. An update that counts its steps on the
+device (its capturable form, unless it is fused) computes them in FP32.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 FP32_ROUNDOFF = 2.0**-24
 POWER_ROUNDOFFS = 4.0
-"""Largest error of a device's power of a beta, in unit roundoffs. On a CPU it was 1.5 in five steps, of which the
-rounding of the beta itself is a part that grows.
+"""Maximum error of a power of beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five steps; the
+part from rounding beta itself grows with the steps.
 """
 TOWARDS_NEIGHBOUR = 1.25
 """Relative distance, in unit roundoffs, that rounds to a neighbouring number: between a half and one and a half of the
-spacing anywhere between two powers of two, and below a power of two, where the spacing is half.
+spacing between two powers of two, also just below a power of two, where the spacing is half as large.
 """
 PIECE = 1 << 22
-"""Elements that are disturbed at once."""
+"""Number of elements that are disturbed at once."""
 SEEDS_OF_A_RANK = 2**16
-"""Distance between the seeds of ranks: more than a rank uses."""
+"""Distance between the seeds of ranks, larger than the number of seeds that a rank uses."""
 
 
 class Disturbance:
-    """Relative noise of one unit roundoff, from a generator of its own.
+    """Source of relative noise of one unit roundoff, with a separate random generator.
 
     A tensor of a finer format gets noise that is uniform within the unit roundoff. In a format whose own it is, a part
     of a unit roundoff would mostly be rounded away again: there an element moves to one of its two neighbours, or not,
@@ -56,8 +56,8 @@ class Disturbance:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, tensor: Any) -> Any:
-        """A disturbed copy of a floating-point tensor, whose gradient is disturbed by the same factors; anything else
-        unchanged.
+        """Return a disturbed copy of a floating-point tensor, whose gradient is disturbed by the same factors; return
+        anything else unchanged.
         """
         import torch
 
@@ -66,7 +66,9 @@ class Disturbance:
         return _disturbed().apply(tensor, self._steps(tensor.detach()))
 
     def _steps(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Relative change of each element, in a format that tells 1 plus it from 1; in pieces, as that is wide."""
+        """Return the relative change of each element, in a dtype that resolves 1 plus the change; computed in pieces to
+        limit memory.
+        """
         import torch
 
         generator = self._generators.get(tensor.device)
@@ -92,16 +94,16 @@ class Disturbance:
         return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
-        """Disturbance of outputs on a rank: parameters are rounded alike on all ranks, and each rounds what it
-        computes.
+        """Return the disturbance of outputs on a rank: parameters are disturbed alike on all ranks, outputs on each
+        rank separately.
 
-        Rank 0 draws on where the parameters ended.
+        Rank 0 continues with the generator that has disturbed the parameters.
         """
         return self if rank == 0 else Disturbance(self._unit_roundoff, self._seed + rank * SEEDS_OF_A_RANK)
 
     @contextmanager
     def of_outputs(self, model: torch.nn.Module) -> Iterator[None]:
-        """Disturb the outputs of every module without children while active, forwards and backwards."""
+        """Disturb the outputs of all modules without children while active, in the forward and the backward pass."""
 
         def disturb(module: Any, arguments: Any, output: Any) -> Any:
             return map_structure(self, output)
@@ -119,7 +121,9 @@ class Disturbance:
 
 @functools.cache
 def _disturbed() -> Any:
-    """An operator that multiplies by one plus steps, in a wide format, and rounds once; its gradient as well."""
+    """Return an autograd function that multiplies by 1 plus the steps in a wider dtype and rounds once; the gradient
+    likewise.
+    """
     import torch
 
     def multiplied(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -146,34 +150,34 @@ def _disturbed() -> Any:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """A format in which the product of two numbers of this one is exact or nearly so."""
+    """Return a wider dtype, in which the product of two numbers of this dtype is exact or nearly so."""
     import torch
 
     return torch.float64 if dtype.itemsize >= 4 else torch.float32
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The elements of a dense tensor, in their order in memory."""
+    """Return the elements of a dense tensor in memory order, in pieces."""
     pieces: tuple[torch.Tensor, ...] = tensor.as_strided((tensor.numel(),), (1,)).split(PIECE)
     return pieces
 
 
 def corrects_biases(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether it is Adam or of its kin, and has a form that counts steps on the device."""
+    """Say whether an optimizer is Adam or similar, with an implementation that counts steps on the device."""
     return all("betas" in group and "capturable" in group for group in optimizer.param_groups)
 
 
 def rounds_bias_corrections(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether it computes its bias corrections in FP32."""
+    """Say whether an optimizer computes its bias corrections in FP32."""
     groups = optimizer.param_groups
     return corrects_biases(optimizer) and any(g["capturable"] and not g.get("fused") for g in groups)
 
 
 @contextmanager
 def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Scale every update while active, as if the powers of its betas had the largest rounding error.
+    """Scale every update while active, as if the powers of the betas had the maximum rounding error.
 
-    The optimizer has taken no step yet. Of a step that is replayed as a graph nothing is disturbed.
+    The optimizer must not have taken a step yet. Steps that are replayed as a graph are not disturbed.
     """
     count = 0
     rates: list[Any] = []
@@ -198,8 +202,8 @@ def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _condition(betas: tuple[Any, Any], step: int) -> float:
-    """Relative error of the update over that of beta ** step; the update scales with sqrt(1 - beta2 ** step) / (1 -
-    beta1 ** step).
+    """Return the relative error of the update over that of beta ** step; the update scales with sqrt(1 - beta2 ** step)
+    / (1 - beta1 ** step).
     """
     first, second = (float(beta) ** step / (1 - float(beta) ** step) for beta in betas)
     return first + second / 2

@@ -14,13 +14,13 @@ from steptune.tuner.user_code import is_users, place_of
 
 _TIMED_OUT = ("timed out", "timeout")
 _LOST = ("connection", "broken pipe", "remote process", "communicator was aborted", "socket")
-"""Words in what the libraries of process groups raise: of ranks that do not answer, and of those that are gone."""
+"""Words in errors of process-group libraries about ranks that do not answer or are gone."""
 _GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair closure"})
-"""All that gloo says where others wait, and once a group has timed out."""
+"""Messages of gloo where other ranks did not answer, and after a group has timed out."""
 _GLOO = "gloo/transport/"
-"""Path in gloo's connection errors, which have no exception class of their own."""
+"""Path in gloo's connection errors, which have no exception class."""
 _TORCH_WRITER = ("PytorchStreamWriter failed writing", ". unexpected pos ")
-"""Words of `torch.save` when it cannot write; it has no exception class of its own."""
+"""Words in errors of `torch.save` when it cannot write; they have no exception class."""
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 
 EXTERNAL_SIGNALS = frozenset(
@@ -30,20 +30,20 @@ EXTERNAL_SIGNALS = frozenset(
         *([signal.SIGPWR] if hasattr(signal, "SIGPWR") else []),
     }
 )
-"""Signals that people, schedulers and the kernel send; a program gets none of them by its own mistake."""
+"""Signals that users, schedulers and the kernel send; a program does not receive them from a mistake of its own."""
 MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
-"""Maximum repeats of a run that its environment ended, and of one that it may have ended itself."""
+"""Maximum repeats of a run that its environment ended, and of one that may have ended by its own fault."""
 
 _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
 
 
 class NumericsError(SteptuneError):
-    """The loss is not finite."""
+    """Error for a loss that is not finite."""
 
 
 def classify(error: BaseException) -> FailureKind:
-    """The kind of an exception that ended a rank."""
+    """Return the failure kind for an exception that ended a rank."""
     if is_out_of_memory(error):
         return FailureKind.OUT_OF_MEMORY
     if is_of_the_group(error):
@@ -75,7 +75,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_of_the_group(error: BaseException) -> bool:
     """Say whether a collective failed because other ranks did not answer in time, or are gone.
 
-    NCCL and the stores have exceptions of their own, for errors of their callers too. Those of gloo are RuntimeErrors.
+    NCCL and the stores raise exceptions of specific classes, also for errors of their callers; gloo raises
+    RuntimeErrors.
     """
     from torch.distributed import DistError
 
@@ -90,7 +91,7 @@ def _says(error: BaseException, words: tuple[str, ...]) -> bool:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Say whether an exception, or one that it was raised for, means that a disk is full."""
+    """Say whether an exception, or one of its causes, means that a disk is full."""
     if error.__cause__ is not None and _is_disk_full(error.__cause__):
         return True
     if isinstance(error, OSError):
@@ -104,7 +105,7 @@ def _from_compiler(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
-    """The record of an exception."""
+    """Return the failure record for an exception."""
     ours = isinstance(error, SteptuneError)
     return Failure(
         kind=classify(error),
@@ -123,7 +124,7 @@ def _of_others(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Text of an exception, and the line of the user's code that it came from."""
+    """Return the text of an exception with the line of the user's code that raised it."""
     name, text = type(error).__name__, str(error).strip()
     if _WORKER_TRACEBACK in text:  # torch hands on what a loader worker raised as the text of its traceback
         where, _, told = text.partition(_WORKER_TRACEBACK)
@@ -146,13 +147,15 @@ def _told(error: BaseException) -> str:
 
 
 def _by_default_collate(error: BaseException) -> bool:
-    """Say whether PyTorch's own collation of samples raised it, here or in a loader worker."""
+    """Say whether PyTorch's default collation of samples raised an exception, here or in a loader worker."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith(_DEFAULT_COLLATE) for frame in frames) or f'{_DEFAULT_COLLATE}"' in str(error)
 
 
 def _limit_of_memory(error: BaseException) -> str:
-    """The limit that an allocation on the host met, where this process has one, and the way out."""
+    """Return the memory limit of this process that an allocation on the host exceeded, and the way out; empty
+    otherwise.
+    """
     import resource
 
     import torch
@@ -167,10 +170,10 @@ def _limit_of_memory(error: BaseException) -> str:
 
 
 def repeats_after(failure: Failure) -> int:
-    """Number of repeats after this kind of end: 0 for a failure of the workload itself.
+    """Return how often a run is repeated after this failure: 0 for a failure of the workload itself.
 
-    The kernel kills for lack of memory whatever uses much of it, and a page of shared memory that cannot be had is
-    SIGBUS, whoever filled it: that may be the workload, or something beside it.
+    When memory runs out, the kernel kills whichever process uses much of it, and sends SIGBUS where a page of shared
+    memory cannot be allocated: the cause may be the workload or another program.
     """
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return MAX_UNCLEAR_REPEATS if failure.signal == signal.SIGKILL else 0
@@ -184,7 +187,7 @@ def repeats_after(failure: Failure) -> int:
 def failure_of_exit(
     *, code: int | None, signal_number: int | None, out_of_memory: bool, phase: Phase, rank: int
 ) -> Failure:
-    """The record of a rank that ended without saying why."""
+    """Return the failure record for a rank that ended without reporting a reason."""
     if out_of_memory:
         return Failure(
             kind=FailureKind.OUT_OF_MEMORY,

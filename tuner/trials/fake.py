@@ -1,8 +1,8 @@
-"""A runner whose trials cost nothing and whose answer is known: for testing searches.
+"""Runner for tests of searches: its trials cost nothing, and the best candidate is known.
 
-`FakeRunner` implements `TrialRunner` over a `Surface`: a step time by category for every candidate,
-with multiplicative noise per process start, drift over time, and candidates that run out of memory.
-The breakdown it reports is the truth, so bounds work as on a machine.
+`FakeRunner` implements `TrialRunner` over a `Surface`: a step time by category for every candidate, with multiplicative
+noise per process start, drift over time, and candidates that run out of memory. It reports the true breakdown with a
+profile's noise, so bounds work as on a machine.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from steptune.tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0
-"""Seconds that a trial is said to take, where its windows may take that long."""
+"""Reported duration of a trial in seconds, unless its windows are limited to less."""
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.05
 
 
 class FakeStrategy(Strategy):
-    """A strategy with numbered levels that acts on one category."""
+    """Strategy with numbered levels that acts on one category."""
 
     summary: ClassVar[str] = "levels of a known effect"
     defaults: ClassVar[Choice] = {"level": 0}
@@ -93,15 +93,15 @@ Levels = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """A cost known for every candidate.
+    """Known step time of every candidate.
 
     Attributes:
         base_ms: Step time by category with every strategy at level 0.
-        factors: What a level of a strategy multiplies its category by.
+        factors: Factor on the strategy's category, by level.
         joint: Further factors of combinations: (needed levels, category, factor).
-        memory_gb: Memory by strategy and level, negative where it saves some; beyond `cap_gb` a trial runs
-            out of memory.
-        drift: Multiplies the rate of the n-th trial.
+        memory_gb: Memory by strategy and level, negative for levels that save memory; beyond `cap_gb` a trial runs out
+            of memory.
+        drift: Factor on the rate of the n-th trial.
     """
 
     name: str
@@ -146,18 +146,18 @@ class Surface:
         return sum(self.step_ms(self.levels(candidate)).values())
 
     def best_ms(self) -> float:
-        """The shortest true step of all candidates that fit."""
+        """Return the shortest true step time of all candidates that fit into memory."""
         options = [range(len(effects) + 1) for _, effects in self.factors.values()]
         every = (dict(zip(self.factors, levels, strict=True)) for levels in itertools.product(*options))
         return min(sum(self.step_ms(levels).values()) for levels in every if self.fits(levels))
 
 
 class FakeRunner:
-    """A `TrialRunner` over a surface; nothing is started and no time passes.
+    """`TrialRunner` over a known surface, which starts no processes and takes no time.
 
     Args:
-        paired: Whether trials may live at the same time.
-        device_gb: Memory that all trials which live at the same time share.
+        paired: Whether trials may run at the same time.
+        device_gb: Memory shared by all trials that run at the same time.
         reference_gb: Memory that the guard's reference takes beside that of its candidate.
     """
 
@@ -189,7 +189,7 @@ class FakeRunner:
         return fake_workload()
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Do nothing: beside trials that take no time there is nothing to gain."""
+        """Do nothing: trials here take no time in which the reference could be made."""
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
@@ -218,7 +218,7 @@ class FakeRunner:
         return self._beside_each_other(results)
 
     def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
-        """Mark as out of memory the trials of a group that do not fit beside the earlier ones. A trial left alone in
+        """Mark the trials of a group that do not fit beside the earlier ones as out of memory. A trial left alone in
         its group takes no windows.
         """
         used_gb, left = 0.0, []
@@ -268,7 +268,7 @@ class FakeRunner:
         )
 
     def _breakdown(self, times_ms: Mapping[Category, float], factor: float) -> Breakdown:
-        """The truth, with a profile's own noise on every category."""
+        """Return the true breakdown, with a profile's noise on every category."""
         categories = dict.fromkeys((category.value for category in Category), 0)
         for category, value in times_ms.items():
             noise = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))
@@ -277,7 +277,7 @@ class FakeRunner:
 
 
 def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdown:
-    """Breakdown of one step with these nanoseconds."""
+    """Return the breakdown of one step with these nanoseconds by category."""
     total = sum(categories.values())
     return Breakdown(
         rank=0,
@@ -292,7 +292,7 @@ def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdow
 
 
 def known_window(number: int, step_ns: float) -> Window:
-    """Window of ten steps of this length."""
+    """Return a window of ten steps of this length."""
     return Window(
         round=number,
         position=number,
@@ -310,13 +310,13 @@ def known_window(number: int, step_ns: float) -> Window:
 
 
 def fake_environment() -> Environment:
-    """A machine of two cores."""
+    """Return the environment of a machine with two cores."""
     device = Device(kind="cpu", name="fake", memory_bytes=16 << 30)
     return Environment(hardware=HardwareProfile(devices=(device,), num_cores=2, cpu_name="fake", memory_bytes=16 << 30))
 
 
 def fake_workload() -> WorkloadFacts:
-    """A workload of which nothing matters."""
+    """Return the facts of a minimal workload."""
     return WorkloadFacts(
         reference="fake:surface",
         name="surface",

@@ -1,4 +1,4 @@
-"""Recording what a comparison of gradients needs, while guarded steps run in a rank."""
+"""Recording of gradients for their comparison, while guarded steps run in a rank."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LEFT_OVER = "gradients that the step before left"
 
 
 def why_not_compared(job: TrainingJob) -> str | None:
-    """The reason for which gradients of a job cannot be compared with a reference's; None where they can."""
+    """Return the reason for which a job's gradients cannot be compared with a reference's; None where they can."""
     if not job.layout.has_every_parameter:
         return "a rank holds only a part of the model"
     return "ranks step alone" if any(hook.ranks_differ for hook in job.hooks) else None
 
 
 def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None = None) -> None:
-    """Sets parameters and buffers to the stored ones, and nothing else: alike on all ranks."""
+    """Set parameters and buffers to the stored ones, and nothing else: alike on all ranks."""
     import torch
 
     state, _ = map_tensors(path)
@@ -54,7 +54,7 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Change of values; an infinity or NaN that stays (a mask that is a buffer) did not."""
+    """Return the change of values; an infinity or NaN that stays (as in a buffer with a mask) counts as no change."""
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
 
@@ -64,9 +64,9 @@ class GradientWatch:
     """Recorder of gradients at every guarded step, and of the change of untrained values.
 
     Attributes:
-        gradients: After unscaling, before clipping; of a step that updates more than once, of each update.
-        changes: Of buffers and of parameters that are not trained.
-        states: The same before and after, beside the trained parameters.
+        gradients: Gradients after unscaling, before clipping; of every update, for a step with several updates.
+        changes: Changes of buffers and of untrained parameters.
+        states: Buffers and untrained parameters before and after, and the trained parameters.
     """
 
     job: TrainingJob
@@ -76,7 +76,7 @@ class GradientWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Watch one step; where the loss scaler repeats it, all of its attempts."""
+        """Record one step; if the loss scaler repeats it, all of its attempts."""
         before = self._untrained()
         self._updates: list[Tensors] = []
         with self._of_other_optimizers():
@@ -95,19 +95,19 @@ class GradientWatch:
         )
 
     def on_gradients(self) -> None:
-        """Call between unscaling and clipping."""
+        """Record the gradients between unscaling and clipping."""
         import torch
 
         named = self.job.named_gradients()
         self._updates.append({name: sampled(whole(g)) for name, g in named if g.layout is torch.strided})
 
     def on_repeat(self) -> None:
-        """Call before a step that the loss scaler skipped is repeated."""
+        """Discard the gradients of a step that the loss scaler skipped, before it is repeated."""
         self._updates.clear()
 
     @contextmanager
     def _of_other_optimizers(self) -> Iterator[None]:
-        """Gradients of other optimizers than the job's, as these step in a step of the workload's own."""
+        """Record the gradients of optimizers other than the job's, which step inside a step defined by the workload."""
         if not self.job.workload.has_custom_step:
             yield
             return
@@ -127,7 +127,7 @@ class GradientWatch:
             handle.remove()
 
     def _untrained(self) -> dict[str, torch.Tensor]:
-        """Buffers, parameters that are not trained, and how many gradients a step left for the next one."""
+        """Return buffers, untrained parameters, and the number of gradients that a step left for the next one."""
         trained = {id(p) for p in unwrapped(self.job.model).parameters() if p.requires_grad}
         untrained = {
             name: sampled(whole(tensor.detach()))
@@ -149,7 +149,9 @@ class GradientWatch:
         )
 
     def _left_over(self) -> torch.Tensor:
-        """A recorded step writes its gradients anew, whatever was there."""
+        """Return the number of gradients that remain after a step; 0 for a recorded step, which writes its gradients
+        anew.
+        """
         import torch
 
         left = [g for g in self.job.gradients() if bool(g.any())] if self.job.runner.accumulates else []
@@ -161,32 +163,32 @@ class GradientWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Tensors of the reference's steps and their noise by unit roundoff (as `float.hex`)."""
+    """Tensors of the reference's steps, and their noise by unit roundoff (as `float.hex`)."""
 
     steps: Sequence[Tensors]
     noise: dict[str, list[Noise]]
 
     def at(self, places: Sequence[int], unit_roundoff: float) -> Compared:
-        """Some of the steps, with their noise at one roundoff."""
+        """Return some of the steps, with their noise at one roundoff."""
         noise = self.noise_at(unit_roundoff)
         return Compared(steps=[self.steps[k] for k in places], noise={unit_roundoff.hex(): [noise[k] for k in places]})
 
     def noise_at(self, unit_roundoff: float) -> list[Noise]:
-        """Measured at this roundoff, or at the next coarser one that was."""
+        """Return the noise measured at this roundoff, or at the next coarser measured one."""
         measured = sorted((float.fromhex(key), noise) for key, noise in self.noise.items())
         return next((noise for roundoff, noise in measured if roundoff >= unit_roundoff), measured[-1][1])
 
 
 class GradientReference:
-    """Gradients of the reference, with which candidates are compared, as the study's files have them.
+    """Gradients of the reference, for comparison with candidates, as stored in the study's files.
 
     Attributes:
-        gradients: Of every step.
-        changes: Of what is not trained.
+        gradients: Gradients of every step.
+        changes: Changes of untrained values.
         wide: Gradients of the audits in FP32, whatever the reference computes in; no steps where they are not known.
-        weights: After every step, and the distances of disturbed runs; no steps where they are not known.
-        exact: Places of the steps that begin from the initial parameters.
-        scatter: By masks; None where there are none.
+        weights: Weights after every step, and the distances of disturbed runs; no steps where they are not known.
+        exact: Indices of the steps that begin from the initial parameters.
+        scatter: Scatter of gradients by masks; None for a model without masks.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class GradientReference:
         wide: Compared | None,
         scatter: Scatter | None,
     ) -> GradientReference:
-        """Make it from the reference's runs: the first, the same again, and those disturbed by each unit roundoff."""
+        """Build the reference from its runs: the first, a repetition, and those disturbed by each unit roundoff."""
 
         def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
             noise = {
@@ -232,7 +234,7 @@ class GradientReference:
             return Compared(steps=part(reference), noise=noise)
 
         def weights_of(watch: GradientWatch) -> list[Tensors]:
-            """Return the weights after each step that another one follows from where it ended."""
+            """Return the weights after each step from which the next step continues."""
             following = itertools.takewhile(lambda place: place not in exact, itertools.count(1))
             return [state.weights for state, _ in zip(watch.states, following, strict=False)]
 
@@ -254,7 +256,9 @@ class GradientReference:
         )
 
     def noise_of(self, watch: GradientWatch, unit_roundoff: float) -> list[Noise]:
-        """Noise of the gradients of a candidate whose updates are right: it may be further away than disturbed runs."""
+        """Return the noise of a candidate's gradients, scaled by its distance from the reference; its updates must be
+        right.
+        """
         noise = self.gradients.noise_at(unit_roundoff)
         if not self.weights.steps:
             return noise
@@ -280,7 +284,7 @@ class GradientReference:
 
     @classmethod
     def load(cls, path: Path) -> GradientReference | None:
-        """FP32 gradients of the reference; None where it was made without them."""
+        """Load the reference's gradients; None if the reference was made without them."""
         if not path.exists():
             return None
         tensors, metadata = map_tensors(path)

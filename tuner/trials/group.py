@@ -1,4 +1,4 @@
-"""A group of trials that live at the same time and take turns in measured windows.
+"""Group of trials that run at the same time and take turns in measured windows.
 
 Machines are shared and their speed drifts within seconds, so figures taken one after the other
 differ by more than the effects that are looked for. Trials of a group are started one after the other
@@ -49,11 +49,11 @@ from steptune.tuner.trials.messages import (
 )
 
 PATIENCE = 3
-"""Times the cap (or a second) after which a group without two rounds that count is given up."""
+"""Multiple of the cap (at least of one second) after which a group without two counted rounds is given up."""
 
 
 class Member:
-    """One trial of a group, and what it has shown so far."""
+    """Trial of a group, and its messages so far."""
 
     def __init__(self, spec: TrialSpec, purpose: Purpose, job: Job) -> None:
         self.spec = spec
@@ -134,11 +134,11 @@ class Member:
 
 
 class GroupRun:
-    """Runs one group to its end.
+    """Run of one group to its end.
 
     Args:
-        start: Starts the job of a spec.
-        before_windows: Called with the jobs of all that live, once they are warm.
+        start: Function that starts the job of a spec.
+        before_windows: Function that is called with the jobs of all running trials once they are warm.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class GroupRun:
                 return
 
     def _counted_rounds(self) -> list[int]:
-        """Rounds of a quiet machine where there are enough; else all, unless only those of a quiet machine may count:
+        """Return the rounds on a quiet machine if these are enough; else all rounds, unless only quiet ones may count:
         trials that take turns are compared under the same load.
         """
         clean = self._rounds(clean=True)
@@ -213,17 +213,19 @@ class GroupRun:
         return self._rounds(clean=False) if accepts else clean
 
     def _rounds(self, *, clean: bool) -> list[int]:
-        """Rounds in which every running trial took a window."""
+        """Return the rounds in which every running trial took a window."""
         taken = [set(member.clean if clean else member.by_round) for member in self._alive()]
         return sorted(set.intersection(*taken)) if taken else []
 
     def _num_steps(self, member: Member) -> int:
-        """Steps of a window of the aimed-at length: equal times, so that no side of a ratio is known worse."""
+        """Return the number of steps in a window of the intended duration: with equal durations both sides of a ratio
+        are equally precise.
+        """
         assert member.ready is not None
         return max(1, math.ceil(self._settings.window_s * 1e9 / max(1, member.ready.step_time_ns)))
 
     def _take_window(self, member: Member, number: int, num_steps: int, *, stride: int) -> None:
-        """Times one window. Those of a round begin at the same batch, where no window of the last round has been."""
+        """Take one window. Windows of a round begin at the same batch, which no window of the last round contained."""
         assert member.ready is not None
         positions = member.ready.num_positions
         position = number * stride % positions if positions else -1
@@ -233,8 +235,8 @@ class GroupRun:
         self._request(member, command, WindowTaken)
 
     def _precise(self, rounds: Sequence[int]) -> bool:
-        """Say whether every ratio to the first trial (or the rate of a single one) is known well enough by these
-        rounds.
+        """Say whether these rounds determine every ratio to the first trial (or the rate of a single trial) precisely
+        enough.
         """
         first, *others = self.members
         if not others:
@@ -259,7 +261,7 @@ class GroupRun:
         self._await(member, answer)
 
     def _await(self, member: Member, answer: type[FromRank]) -> None:
-        """Take messages in until the expected one has come or the job has ended."""
+        """Process messages until the expected one has come or the job has ended."""
         while (message := self._board.next_message(member.job)) is not None:
             member.take_in(message)
             if isinstance(message, answer):

@@ -1,4 +1,4 @@
-"""The guard: is a candidate still the same training?
+"""Guard: the check that a candidate still is the same training.
 
 Reference and candidate run one protocol from the shared initial state on stored batches, through the
 same step function that is measured:
@@ -18,12 +18,12 @@ same step function that is measured:
 4. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have
    fallen about as far as the reference's.
 
-Tolerances are measured, not chosen (`guard/curves.py`): the reference is repeated with the same seed (what is not
-deterministic shows itself) and disturbed by one unit roundoff of the arithmetic that a candidate computes with (what
-rounding does to this model shows itself). A candidate may differ by `FACTOR` times that. A candidate whose update
-computes its bias corrections in FP32, and no other, may also differ by what that does at most. Nobody is held to equal
-bits: runs of the same settings may differ in the last one from process to process, on a CPU, too. What the reference's
-own settings show is repetition, up to a bound. NaN never passes.
+Tolerances are measured, not chosen (`guard/curves.py`): the reference is repeated with the same seed (which shows what
+is not deterministic) and disturbed by one unit roundoff of the arithmetic that a candidate computes with (which shows
+the effect of rounding on this model). A candidate may differ by `FACTOR` times that. A candidate whose update computes
+its bias corrections in FP32, and no other, may also differ by the maximum effect of that. Equal bits are never
+required: runs of the same settings may differ in the last bit from process to process, also on a CPU. Differences that
+the reference's own settings show count as repetition, up to a bound. NaN never passes.
 """
 
 from __future__ import annotations
@@ -76,23 +76,24 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 UPDATE_DEVICES = ("cpu", "cuda")
-"""Devices on which a replayed update rejects. Correct ones of `benchmarks/guard_power.py` and `guard_device.py` reach
-less than half of the limit."""
+"""Devices on which a replayed update rejects candidates. Correct updates of `benchmarks/guard_power.py` and
+`guard_device.py` reach less than half of the limit.
+"""
 OWN_UPDATE_DEVICES = ("cpu",)
-"""Devices on which a replayed update of a step of the workload's own rejects."""
+"""Devices on which the replayed update of a step defined by the workload rejects candidates."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
-"""Devices on which gradients under 16 bits or TF32 reject, beside what no rounding explains (one that is not finite, or
-that one training alone has). On an H100 correct changes of small trainings reach 0.73 of the limits, and those of GPT-2
-in bfloat16 three times the limit on a tensor's size.
+"""Devices on which gradients under 16 bits or TF32 reject candidates, apart from differences that no rounding explains
+(a gradient that is not finite, or that only one training has). On an H100 correct changes of small trainings reach 0.73
+of the limits, and those of GPT-2 in bfloat16 three times the limit on a tensor's size.
 """
 OUTPUT_DEVICES = ("cpu",)
-"""Devices on which modules' outputs under 16 bits reject."""
+"""Devices on which modules' outputs under 16 bits reject candidates."""
 GUARDED_DEVICES = ("cpu", "cuda")
-"""Devices on which all else rejects: gradients in FP32, state, averages, and masks."""
+"""Devices on which all other checks reject candidates: gradients in FP32, state, averages, and masks."""
 
 
 def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
-    """Check that the candidate's parameters are where the reference's rules bring them from its gradients."""
+    """Check that the candidate's updates follow the reference's rules, applied to the candidate's own gradients."""
     in_fp32 = rounds_bias_corrections(job.optimizer)
     tracks = [track.steps for track in watch.tracks]
     if len(tracks) != len(rules):
@@ -114,11 +115,11 @@ def check_gradients(
     has_twin: bool,
     has_right_updates: bool,
 ) -> list[GuardCheck]:
-    """Check that gradients, and what a step changes beside parameters, are the reference's to within rounding.
+    """Check that gradients, and other changes by a step, equal the reference's to within rounding.
 
     Args:
         has_twin: Gradients are compared in FP32 as well.
-        has_right_updates: Replaying them showed it: parameters are where the gradients bring them.
+        has_right_updates: The replay showed that the updates follow from the gradients.
     """
     limits = limits_of(unit_roundoff)
     checks: list[GuardCheck] = []
@@ -147,13 +148,13 @@ def check_gradients(
 
 
 def devices_of(kind: str, score: Score, unit_roundoff: float) -> tuple[str, ...]:
-    """Devices on which a comparison of tensors rejects."""
+    """Return the devices on which a comparison of tensors rejects candidates."""
     is_coarse = kind == "gradient" and unit_roundoff > FP32_ROUNDOFF and math.isfinite(score.ratio)
     return COARSE_GRADIENT_DEVICES if is_coarse else GUARDED_DEVICES
 
 
 def check_twin(reference: GradientReference, watch: GradientWatch, device: torch.device) -> GuardCheck:
-    """Check that a candidate's gradients are the reference's to within the rounding of FP32, precision left aside."""
+    """Check that the gradients of a candidate's twin equal the reference's to within the rounding of FP32."""
     found = scores(
         reference.wide.steps,
         reference.wide.noise_at(FP32_ROUNDOFF),
@@ -166,7 +167,7 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
 
 
 def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that modules compute what they do in FP32 from the same inputs; nothing where none has 16 bits."""
+    """Check that modules' outputs equal those in FP32 from the same inputs; return no check without 16-bit outputs."""
     found = worst_output(output for output in watch.outputs.values() if output is not None)
     if found is None:
         return []
@@ -178,7 +179,7 @@ def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that buffers average weights by the reference's shares; nothing where none does."""
+    """Check that buffers average weights by the reference's shares; return no check without averages."""
     if not averages:
         return []
     found = worst_average(averages, watch.states)
@@ -192,7 +193,7 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
 def check_draws(
     reference: GradientReference, scatter: Scatter, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
 ) -> list[GuardCheck]:
-    """Check that masks scatter gradients by as much as the reference's do, and around the same mean."""
+    """Check that masks scatter gradients as much as the reference's do, and around the same mean."""
     rounding = reference.gradients.noise_at(unit_roundoff)[0].residuals
     excess = excess_of_draws(scatter, watch.gradients, rounding)
     shift = shift_of_draws(scatter, watch.gradients, rounding)
@@ -208,7 +209,7 @@ def check_draws(
 
 
 def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that modules mask at the reference's rates; nothing where none of the reference's does."""
+    """Check that modules mask at the reference's rates; return no check if no module of the reference masks."""
     found = worst_module(masks, watch.modules)
     if found is None:
         return []
@@ -218,10 +219,10 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
 def check_masks(
     scatter: Scatter, watch: GradientWatch, rounding: Mapping[str, float], device: torch.device
 ) -> GuardCheck:
-    """Check that masks scatter gradients by as much as the reference's do.
+    """Check that masks scatter gradients as much as the reference's do.
 
     Args:
-        rounding: Norm of what rounding moves each tensor by at one step.
+        rounding: Norm of the rounding effect on each tensor at one step.
     """
     excess = excess_of(scatter, watch.gradients, rounding)
     gates = device.type in GUARDED_DEVICES
@@ -236,14 +237,14 @@ def _told_excess(excess: float, scatter: Scatter) -> str:
 
 
 def gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
-    """A check whose limit was measured on some devices, and is only shown on others."""
+    """Return a check that rejects only on devices for which its limit was measured; on others it is only shown."""
     note = "" if gates or not detail else "; shown only, because the limit was not measured on this device"
     passed = observed <= limit or not gates
     return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
 
 
 def told_deviation(found: Deviation) -> str:
-    """Say how far an update is from its rule."""
+    """Describe the deviation of an update from its rule."""
     if math.isinf(found.score):
         return (
             f"{found.name} has no finite update at step {found.step}, or is updated at other steps than the reference"
@@ -255,7 +256,7 @@ def told_deviation(found: Deviation) -> str:
 
 
 def told_score(score: Score, part: str) -> str:
-    """Say how far tensors are from the reference's."""
+    """Describe the deviation of tensors from the reference's."""
     if not score.step:
         return ""
     if math.isinf(score.ratio):
@@ -278,10 +279,10 @@ class Judged:
     """Curve and checks of one candidate.
 
     Attributes:
-        notes: Why parts of it could not be judged.
-        gradients: What was seen of them, where they were compared.
-        twin: The same of the candidate's twin.
-        twin_ns: Time that the twin took, which is no part of the candidate's own.
+        notes: Reasons for which parts of the candidate could not be judged.
+        gradients: Recorded gradients; None where they were not compared.
+        twin: Recorded gradients of the candidate's twin; None without a twin.
+        twin_ns: Time that the twin took, which does not count as the candidate's.
     """
 
     curve: Curve
@@ -293,7 +294,7 @@ class Judged:
 
 
 class Judge:
-    """Runs the protocol on candidates' freshly built jobs and compares them with a study's reference."""
+    """Comparison of candidates' freshly built jobs with a study's reference, by the guard's protocol."""
 
     def __init__(self, reference: GuardReference, files: StudyFiles, coordinator: Coordinator) -> None:
         self.reference = reference
@@ -313,12 +314,13 @@ class Judge:
         uncompiled: bool = False,
         choices: Mapping[str, Choice] | None = None,
     ) -> Judged:
-        """
+        """Run the protocol on a candidate's job and return its curve and checks.
+
         Args:
             choices: The candidate's settings, of which its twin is made; without them there is none.
-            unit_roundoff: Of the candidate's arithmetic. Where the reference's is coarser, that is what they differ by.
-            is_reference: The job has the reference's own settings: what it differs by is repetition.
-            uncompiled: Steps without dropout run what is compiled as it is written.
+            unit_roundoff: Unit roundoff of the candidate's arithmetic; the reference's is used where that is coarser.
+            is_reference: True if the job has the reference's own settings, so that differences count as repetition.
+            uncompiled: True to run compiled code uncompiled in the steps without dropout.
         """
         unit_roundoff = max(unit_roundoff, self.reference.own_roundoff)
         protocol = self.reference.protocol
@@ -412,14 +414,16 @@ class Judge:
         return [check_masks(scatter, watch, before.residuals, device)]
 
     def _changes_precision(self, choices: Mapping[str, Choice], unit_roundoff: float) -> bool:
-        """Say whether precision is in question: where all is in FP32, gradients were compared in it already."""
+        """Say whether a twin adds anything: where candidate and reference compute in FP32, gradients were compared in
+        FP32 already.
+        """
         in_fp32 = is_in_fp32(choices) and is_in_fp32(self.reference.choices)
         return not in_fp32 or unit_roundoff > FP32_ROUNDOFF  # by TF32
 
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """Audit the twin; None, with the reason, where there is none or other settings need the candidate's
+        """Audit the twin; return None and the reason where there is no twin or other settings need the candidate's
         precision.
         """
         rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
@@ -448,11 +452,11 @@ def run_guard(
     uncompiled: bool = False,
     on_twin: Callable[[int], None] = lambda twin_ns: None,
 ) -> GuardVerdict:
-    """Run the protocol on a candidate's freshly built job and compare.
+    """Run the protocol on a candidate's freshly built job and return the guard's verdict.
 
     Args:
-        uncompiled: Whether steps without dropout run what is compiled as it is written.
-        on_twin: Called with the nanoseconds that the candidate's twin took.
+        uncompiled: Whether the steps without dropout run compiled code uncompiled.
+        on_twin: Function that is called with the nanoseconds that the candidate's twin took.
     """
     judge = Judge(_stored_reference(files), files, coordinator)
     batches = guard_batches(job, files, rank, spec.num_ranks)
@@ -494,7 +498,7 @@ def run_guard(
 
 
 def _exact_knobs(job: TrainingJob, reference: GuardReference) -> dict[str, Scalar]:
-    """The knobs that are to leave the training as it is, with the reference's values."""
+    """Return the knobs that must not change the training, with the reference's values."""
     exact = job.plan.knobs.keys() - job.workload.recipe_knobs.keys()
     return {name: reference.choices[PREFIX + name]["value"] for name in sorted(exact)}
 
@@ -504,12 +508,12 @@ def _stored_reference(files: StudyFiles) -> GuardReference:
 
 
 def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
-    """True where the steps without dropout of a compiled candidate tell as much uncompiled.
+    """Return True where a compiled candidate's steps without dropout show as much if they run uncompiled.
 
-    With its dropout off a model is another graph, which nobody measures, and compiling it takes as long as compiling
-    the one that is. It is not needed where the user compiles in the same way and the reference was made without; the
-    curve part runs what is compiled. Of several ranks one that runs out of memory ends all: there must be room for
-    twice what the reference took.
+    With dropout off, a model is another graph, which is never measured but takes as long to compile. This is not needed
+    if today's settings compile in the same way and the reference was made without compilation; the curve part runs
+    compiled. With several ranks, one that runs out of memory ends all, so twice the reference's memory must be
+    available.
     """
     reference = _stored_reference(files)
     ours, theirs = (choices.get(CompileSetting.strategy) for choices in (spec.choices, reference.choices))

@@ -1,4 +1,4 @@
-"""The guard's batches as a candidate would make them.
+"""Batches of the guard, regrouped as a candidate would make them.
 
 A candidate with other batches trains, in the guard too, on the very samples of the reference: the stored batches are
 made of the first ones of the fixed order, and regrouped here as the plan says.
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int) -> list[Any]:
-    """The batches of one rank.
+    """Return the guard's batches of one rank.
 
-    Of a map-style dataset they are collated anew, because batches that were padded apart cannot be put together; those
-    of an iterable one are put together. Where a merged batch needs more batches than are stored, they are repeated.
+    Batches of a map-style dataset are collated anew, because separately padded batches cannot be concatenated; those of
+    an iterable dataset are concatenated. Where a merged batch needs more batches than are stored, they are repeated.
     """
     arguments = job.plan.batches
     if arguments.is_plain:
@@ -44,12 +44,14 @@ def guard_batches(job: TrainingJob, files: StudyFiles, rank: int, num_ranks: int
 
 
 def merged_numbers(count: int, factor: int) -> list[list[int]]:
-    """Choose which of `count` stored batches make each merged one: every one is in some of them."""
+    """Choose which of `count` stored batches form each merged one; every stored batch is used."""
     return [[(start + k) % count for k in range(factor)] for start in range(0, count, factor)]
 
 
 def concatenated(batches: list[Any]) -> Any:
-    """Batches of one structure along their first dimension; what has none is taken from the first."""
+    """Concatenate batches of one structure along their first dimension; tensors without a dimension come from the
+    first.
+    """
     import torch
 
     flat = [flatten(batch) for batch in batches]
@@ -61,7 +63,7 @@ def concatenated(batches: list[Any]) -> Any:
 
 
 def check_samples(job: TrainingJob) -> GuardCheck | None:
-    """Check that the regrouped order holds the samples of the user's, each as often; None for a plain one."""
+    """Check that the regrouped order holds each of the user's samples equally often; None for a plain order."""
     order = getattr(job.loader, "batch_sampler", None)
     if job.plan.batches.is_plain or not isinstance(order, EndlessBatches):
         return None

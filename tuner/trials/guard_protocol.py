@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NUM_REFERENCE_DRAWS = 16
 MAX_REPEATS = 20
-"""Times that a step which the loss scaler skipped is repeated."""
+"""Maximum repeats of a step that the loss scaler skipped."""
 
 
 def run_protocol(
@@ -47,15 +47,16 @@ def run_protocol(
     """Run the guarded steps on a freshly built job.
 
     Args:
-        seed: Of the curve part.
-        horizon_seed: Of the longer horizon; None for a run that does not go on over it.
-        watches: Of the pointwise part.
-        gradient_watch: Of the pointwise part and of the audits.
-        mask_watch: Of the curve part, or of the draws.
-        rate_watch: Of the draws.
-        restart: Sets parameters and buffers to those of the beginning; without it there are no audits and no draws.
+        seed: Seed of the curve part.
+        horizon_seed: Seed of the longer horizon; None for a run without it.
+        watches: Observers of the pointwise part.
+        gradient_watch: Observer of the pointwise part and the audits.
+        mask_watch: Observer of the curve part, or of the draws.
+        rate_watch: Observer of the draws.
+        restart: Function that resets parameters and buffers to their initial values; without it there are no audits and
+            no draws.
         draws: Seeds of the steps that draw masks.
-        uncompiled: Whether steps without dropout run what is compiled as it is written.
+        uncompiled: Whether the steps without dropout run compiled code uncompiled.
 
     Returns:
         The curve, and the first update sampled by parameter name.
@@ -109,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Steps that begin from the initial parameters, on the batches that follow those of the pointwise part and of the
-    curve, however long a horizon was.
+    """Run steps that each begin from the initial parameters, on the batches after those of the pointwise part and the
+    curve, whatever the length of a horizon.
     """
     import torch
 
@@ -122,7 +123,7 @@ def run_audits(
 
 
 def seeds_of_draws(protocol: Protocol, *, of_reference: bool) -> range:
-    """Seeds of the steps that draw masks: a candidate's are none of the reference's."""
+    """Return the seeds of the steps that draw masks; candidates and reference have no seed in common."""
     first = protocol.seed + 1
     if of_reference:
         return range(first, first + (NUM_REFERENCE_DRAWS if protocol.num_draws else 0))
@@ -130,10 +131,10 @@ def seeds_of_draws(protocol: Protocol, *, of_reference: bool) -> range:
 
 
 class Watch(Interface):
-    """Looks at guarded steps."""
+    """Observer of guarded steps."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Wrap a step; where the loss scaler repeats it, all of its attempts."""
+        """Observe a step; if the loss scaler repeats it, all of its attempts."""
         ...
 
     def on_gradients(self) -> None:
@@ -146,14 +147,15 @@ class Watch(Interface):
 
 
 class WatchedSteps:
-    """Steps with dropout and its kin off.
+    """Runner of guarded steps with dropout and similar randomness off.
 
     Args:
-        uncompiled: Whether what is compiled runs as it is written.
+        uncompiled: Whether compiled code runs uncompiled.
 
     Attributes:
-        losses: Of each.
-        norms: Of the gradients of each; of a step of the user's own that updates more than once, of the last.
+        losses: Loss of each step.
+        norms: Gradient norm of each step; that of the last update for a step defined by the workload with several
+            updates.
     """
 
     def __init__(self, job: TrainingJob, randomness: str, *, uncompiled: bool) -> None:
@@ -164,8 +166,8 @@ class WatchedSteps:
         self.norms: list[float] = []
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
-        """One update; a step that the loss scaler skips is repeated on the same batch and from the same buffers, so
-        curves stay aligned and statistics count it once.
+        """Run one update; a step that the loss scaler skips is repeated on the same batch and from the same buffers, so
+        that curves stay aligned and statistics count it once.
         """
         import torch
 
@@ -205,7 +207,9 @@ class WatchedSteps:
 
 
 def kept_buffers(model: torch.nn.Module) -> Callable[[], None]:
-    """Function that sets buffers back to what they are now, also where a forward has replaced the tensors."""
+    """Return a function that resets the buffers to their present values, even if a forward pass has replaced the
+    tensors.
+    """
     kept = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -230,13 +234,13 @@ def _endless(batches: Sequence[Any], first: int) -> Iterator[Any]:
 
 
 def _sample(job: TrainingJob) -> dict[str, torch.Tensor]:
-    """Sample every parameter, in FP32."""
+    """Return a sample of every parameter's elements, in FP32."""
     return {name: sampled(parameter).float() for name, parameter in job.whole_parameters()}
 
 
 @contextmanager
 def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
-    """Turns dropout and its kin off, where that is what makes the model random.
+    """Turn dropout and similar randomness off while active, if that is what makes the model random.
 
     All modules but those with running statistics go to evaluation mode, which functional dropout
     (`training=self.training`) obeys too. Recurrent modules stay in training mode, without which cuDNN has no backward,
@@ -264,7 +268,7 @@ def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
 
 
 def averaged(curve: Curve, coordinator: Coordinator) -> Curve:
-    """Losses averaged over the ranks: each saw its part of the batch."""
+    """Average the losses over the ranks, each of which saw its part of the batch."""
     if coordinator.num_ranks == 1:
         return curve
     import torch

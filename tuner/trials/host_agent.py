@@ -1,7 +1,7 @@
-"""The first rank of every host but the driver's: runs trial servers there as the driver tells it.
+"""Agent on every host but the driver's: the host's first rank, which runs trial servers as the driver instructs it.
 
-It starts the same server and ranks as on one machine, in a directory of its own, passes on what is said, and sends
-back what the ranks left. When the driver is gone, so is everything that it started here.
+It starts the same server and ranks as on one machine, in a directory of its own, relays messages, and sends back the
+files that the ranks left. When the driver is gone, the agent ends everything that it started.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from steptune.tuner.workloads.reference import parse_reference, source_digest
 
 RETRY_S = 1.0
 FIRST_PATIENCE_S = 300.0
-"""The first host may have started later."""
+"""Time limit, in seconds, for the first connection: the first host may start later than this one."""
 
 
 class HostAgent:
-    """Serves the trials of one study on this host.
+    """Server of one study's trials on this host.
 
     Args:
-        directory: Empty; of this host alone.
-        patience_s: How long the driver may be out of reach.
+        directory: Empty directory that belongs to this host alone.
+        patience_s: Maximum time without a connection to the driver, in seconds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class HostAgent:
         """Serve until the study has ended.
 
         Raises:
-            RunnerError: The driver is gone or was never there, or the study has failed.
+            RunnerError: The driver is gone or never answered, or the study has failed.
         """
         patience_s, broken = FIRST_PATIENCE_S, "nothing listens there"
         given_up_s = time.monotonic() + patience_s
@@ -146,7 +146,7 @@ class HostAgent:
                 self._tell(link, number, text)
 
     def _check(self, link: HostLink, message: Welcome) -> None:
-        """Refuse where this host has not the same workload."""
+        """Refuse the study if this host does not have the same workload."""
         try:
             found = source_digest(parse_reference(message.workload))
             if found != message.source_digest:
@@ -185,7 +185,7 @@ class HostAgent:
             self._lose(link, number, str(error))
 
     def _here(self, message: Start) -> Start:
-        """Return the job with the paths of this host."""
+        """Return the start message with the paths of this host."""
         payload: dict[str, Any] = msgspec.msgpack.decode(message.payload)
         payload["study_directory"] = str(self._files.directory)
         self._logs[message.job] = Path(message.log).name

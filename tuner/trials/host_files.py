@@ -1,7 +1,7 @@
-"""The files of a study on several hosts, which need no common file system.
+"""Transfer of a study's files between several hosts, which need no common file system.
 
 The driver sends what its ranks share (`StudyFiles`) before a job begins, as far as it has changed; a host sends back
-what its ranks printed and their traces once they have ended.
+the output and the traces of its ranks once they have ended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from steptune.tuner.trials.study_files import StudyFiles
 OF_ONE_HOST = ("logs", "trials", "compile_cache", "compiler_headers")
 """Folders whose files no other host's ranks read."""
 MAX_LOG_BYTES = 16 << 20
-"""Maximum bytes of a host's log of a job that are sent, from its end."""
+"""Maximum bytes, from its end, that a host sends of a job's log."""
 Version = tuple[int, int]
 
 
 def changed(directory: Path, sent: dict[str, Version]) -> Iterator[Put]:
-    """Yield what another host lacks, and note in `sent` that it has it. Links are followed to files of the directory.
+    """Yield the files that another host lacks, and record in `sent` that it has them. Links are followed to files of
+    the directory.
 
     Raises:
         RunnerError: A link leads elsewhere, or to a folder.
@@ -77,7 +78,7 @@ def parts(path: Path, name: str, last_bytes: int | None = None) -> Iterator[Put]
     """Yield a file in parts.
 
     Args:
-        last_bytes: No more than this much of its end.
+        last_bytes: Maximum bytes, from the end of the file.
     """
     with path.open("rb") as file:
         if last_bytes is not None:
@@ -92,7 +93,7 @@ def parts(path: Path, name: str, last_bytes: int | None = None) -> Iterator[Put]
 
 
 def of_job(files: StudyFiles, job: str, log: str) -> Iterator[tuple[Path, Iterator[Put]]]:
-    """Yield what the ranks of a job left on this host, each file with its parts."""
+    """Yield the files that the ranks of a job left on this host, each with its parts."""
     path = files.logs / log
     if log and path.is_file():
         yield path, parts(path, f"logs/{log}", MAX_LOG_BYTES)
@@ -103,10 +104,10 @@ def of_job(files: StudyFiles, job: str, log: str) -> Iterator[tuple[Path, Iterat
 
 
 def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
-    """Return where a file that another host sends belongs.
+    """Return the path of a file that another host sends.
 
     Raises:
-        RunnerError: It would be outside of the study's directory, or of the folders.
+        RunnerError: The path is outside of the study's directory, or of the folders.
     """
     path = PurePosixPath(name)
     inside = not path.is_absolute() and ".." not in path.parts and path.parts
@@ -116,10 +117,10 @@ def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
 
 
 def put(directory: Path, part: Put) -> None:
-    """Write a part of a file of the study; it is complete with its last part.
+    """Write a part of one of the study's files, which is complete with its last part.
 
     Raises:
-        RunnerError: It does not belong to the study, or cannot be written.
+        RunnerError: The file does not belong to the study, or cannot be written.
     """
     path = place_of(directory, part.path)
     with _typed(path):
@@ -130,10 +131,11 @@ def put(directory: Path, part: Put) -> None:
 
 
 def take_back(directory: Path, part: Put, host: int) -> Path:
-    """Write a part of what a host's ranks left, behind the driver's own log and beside its traces; return its place.
+    """Write a part of a file that a host's ranks left, after the driver's own log and beside its traces; return the
+    path.
 
     Raises:
-        RunnerError: It does not belong to the study, is here already, or cannot be written.
+        RunnerError: The file does not belong to the study, exists already, or cannot be written.
     """
     path = place_of(directory, part.path, ("logs", "trials"))
     with _typed(path):

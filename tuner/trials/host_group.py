@@ -1,4 +1,4 @@
-"""The driver's end of a study on several hosts: one trial server a host that look like one.
+"""Driver's side of a study on several hosts: one trial server per host, which together act as one.
 
 `SpreadServer` stands where the connection to a single server does: a job that it is given is started on all hosts,
 with as many ranks on each, and has ended when it has ended on all. Nothing above the runner knows of hosts.
@@ -56,16 +56,16 @@ from steptune.tuner.workloads.reference import parse_reference, source_digest
 
 ANSWER_S = 10.0
 GATHER_S = 300.0
-"""Hosts may be started so far apart."""
+"""Maximum time between the starts of two hosts, in seconds."""
 HELLO_S = 10.0
-"""Time for a new connection to prove that it knows the secret."""
+"""Maximum time, in seconds, in which a new connection must prove that it knows the secret."""
 MAX_STRANGERS = 64
-"""Maximum connections that have not proved yet that they know the secret; the oldest goes first."""
+"""Maximum number of connections that have not yet proved that they know the secret; beyond it the oldest is closed."""
 
 
 @dataclass
 class _Spread:
-    """A job on several hosts."""
+    """State of a job on several hosts."""
 
     server: SpreadServer
     running: set[int]
@@ -77,7 +77,7 @@ class Host:
     """Remote host of the study.
 
     Attributes:
-        lost: Why it is, once it is.
+        lost: Reason for which the host is lost; empty while it is connected.
     """
 
     def __init__(self, link: HostLink, hello: Hello, address: str, group: HostGroup) -> None:
@@ -95,7 +95,9 @@ class Host:
         self._poll.register(self._waiting, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Readable while there is something to take, also what arrived while this end was sending."""
+        """Return a descriptor that is readable while messages wait, including those that arrived while this end was
+        sending.
+        """
         return self._poll.fileno()
 
     def send(self, message: Any) -> None:
@@ -107,15 +109,15 @@ class Host:
             os.eventfd_write(self._waiting, 1)
 
     def send_files(self, directory: Path) -> None:
-        """Send what of the study's files it lacks."""
+        """Send those of the study's files that the host lacks."""
         for part in changed(directory, self._sent):
             self.send(part)
 
     def take_messages(self) -> list[FromServer]:
-        """Return what its trial servers say.
+        """Return the messages of the host's trial servers.
 
         Raises:
-            RunnerError: It is lost, or one of its servers has ended.
+            RunnerError: The host is lost, or one of its servers has ended.
         """
         if select.select([self._waiting], [], [], 0)[0]:
             os.eventfd_read(self._waiting)
@@ -150,9 +152,9 @@ class HostGroup:
     """All hosts of a study.
 
     Args:
-        address: Of this host, as the others reach it.
-        patience_s: How long a host that was lost may take to come back.
-        keep: Called while hosts are missing, by whoever can bring them; what it raises ends the wait.
+        address: Address of this host, as the others reach it.
+        patience_s: Maximum time for a lost host to come back, in seconds.
+        keep: Function that is called while hosts are missing; an exception in it ends the wait.
     """
 
     num_hosts: int
@@ -185,11 +187,11 @@ class HostGroup:
     # --- coming and going -----------------------------------------------------------------------
 
     def gather(self) -> None:
-        """Wait until all hosts are here.
+        """Wait until all hosts are connected.
 
         Raises:
-            RunnerError: Some did not come.
-            HostsUnavailableError: Some that were lost did not come back: the study has worked on such hosts.
+            RunnerError: Some hosts did not connect.
+            HostsUnavailableError: Hosts on which the study had worked before were lost and did not come back.
         """
         patience_s = self.patience_s if self._gathered else GATHER_S
         deadline = time.monotonic() + patience_s
@@ -211,7 +213,9 @@ class HostGroup:
         self._gathered = True
 
     def _hear(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
-        """Let in who connects, and listen to all who have, each until its time is over."""
+        """Accept new connections and read from those that have not identified themselves; close each after its time
+        limit.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             for link in strangers:
@@ -242,10 +246,11 @@ class HostGroup:
                 first.close()
 
     def _welcomed(self, link: HostLink, hello: Any, address: str) -> Host | None:
-        """One who knows the secret; None for whoever says something else than who it is.
+        """Return the host behind a connection that knows the secret; None if its first message is not a valid
+        introduction.
 
         Raises:
-            PlatformError: It is not one that this study can use.
+            PlatformError: The study cannot use this host.
         """
         with contextlib.ExitStack() as stack, contextlib.suppress(LinkBrokenError):
             stack.callback(link.close)
@@ -267,7 +272,7 @@ class HostGroup:
 
     @contextlib.contextmanager
     def closed_with_reason(self) -> Iterator[None]:
-        """Tell the hosts at the end that the study has ended, and why, where it has failed."""
+        """Tell the hosts, when the block ends, that the study has ended, and the reason if it failed."""
         reason = "it was interrupted"
         try:
             yield
@@ -279,7 +284,7 @@ class HostGroup:
             self.close(reason)
 
     def lost(self) -> list[Host]:
-        """Forget the hosts that are lost, and return them."""
+        """Remove the lost hosts from the group, and return them."""
         gone = [host for host in self.hosts.values() if host.lost]
         for host in gone:
             del self.hosts[host.number]
@@ -298,10 +303,10 @@ class HostGroup:
     # --- servers and their jobs -----------------------------------------------------------------
 
     def spread(self, local: ServerConnection, variables: dict[str, str], preload: Sequence[str]) -> SpreadServer:
-        """Start a server beside the local one on every other host.
+        """Start a server on every other host, in addition to the local one.
 
         Raises:
-            RunnerError: One is lost; then the local one is closed, too.
+            RunnerError: A host is lost; then the local server is closed, too.
         """
         number = max(self._servers, default=-1) + 1
         server = self._servers[number] = SpreadServer(local, self, number, tuple(self.hosts.values()))
@@ -314,14 +319,14 @@ class HostGroup:
         return server
 
     def take_back(self, part: Put, host: int) -> None:
-        """Keep a part of what ranks left on another host."""
+        """Store a part of a file that ranks left on another host."""
         self._taken_back[take_back(self.directory, part, host)] = None
 
     def lose_server(self, number: int, reason: str) -> None:
-        """Note that a server has ended on one of the hosts.
+        """Record that a server has ended on one of the hosts.
 
         Raises:
-            RunnerError: It was in use.
+            RunnerError: The server was in use.
         """
         server = self._servers.get(number)
         if server is not None:
@@ -337,7 +342,7 @@ class HostGroup:
         self._jobs[job] = _Spread(server=server, running={0, *(host.number for host in server.others)})
 
     def _clear_traces(self, job: str) -> None:
-        """Remove what other hosts sent of an earlier attempt at a job."""
+        """Remove the traces that other hosts sent from an earlier attempt at a job."""
         folder = self.directory / "trials" / job
         for path in [path for path in self._taken_back if path.parent == folder]:
             del self._taken_back[path]
@@ -345,7 +350,9 @@ class HostGroup:
             path.with_name(f"{path.name}.incoming").unlink(missing_ok=True)
 
     def merged(self, host: int, message: FromServer) -> list[FromServer]:
-        """Return what the parent is to hear of what one host says: a job has ended when it has ended everywhere."""
+        """Return the messages to the parent that follow from one host's message: a job has ended when it has ended on
+        all hosts.
+        """
         if isinstance(message, ServerReady | RankMessage):
             return [message]
         job = self._jobs.get(message.job)
@@ -362,7 +369,7 @@ class HostGroup:
         return [message]
 
     def end_what_is_left(self) -> None:
-        """End the other hosts' ranks of jobs in which one has failed, as a server does with its own."""
+        """End the other hosts' ranks of jobs in which a rank has failed, as a server does with its own ranks."""
         for name, job in list(self._jobs.items()):
             late = job.first_exit_s is not None and time.monotonic() - job.first_exit_s > FAILED_RANK_GRACE_S
             if late and not job.killed:
@@ -371,10 +378,10 @@ class HostGroup:
 
 
 class SpreadServer:
-    """The servers of all hosts as the connection to one.
+    """Connection to the servers of all hosts, with the interface of a connection to one.
 
     Attributes:
-        ended: Why it counts as ended, where it is not the local one that has.
+        ended: Reason for which it counts as ended, unless the local server has ended.
     """
 
     def __init__(self, local: ServerConnection, group: HostGroup, number: int, others: tuple[Host, ...]) -> None:
@@ -400,7 +407,7 @@ class SpreadServer:
         return self._local.fileno()
 
     def send(self, message: Any) -> None:
-        """Send to the servers that need it: rank 0 and jobs of one rank are on this host.
+        """Send a message to the servers that need it: rank 0 and jobs of one rank are on this host.
 
         Raises:
             RunnerError: A server or a host is gone.
@@ -444,7 +451,7 @@ class SpreadServer:
         return [said for message in self._local.take_messages() for said in self._group.merged(0, message)]
 
     def close(self) -> None:
-        """End the servers and everything below them."""
+        """End the servers and all of their descendants."""
         self._group.forget_server(self.number)
         for host in self.others:
             if not host.lost:
@@ -454,7 +461,7 @@ class SpreadServer:
 
 
 def _free_port() -> int:
-    """A port that is free now; one that is taken in the next moment fails the job, which is repeated."""
+    """Return a port that is free now; if it is taken before its use, the job fails and is repeated."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The connection between the hosts of a study: authenticated frames of JSON over TCP.
+"""Connection between the hosts of a study: authenticated frames of JSON over TCP.
 
 Both ends know a secret. The driver sends a random challenge, the agent answers with its own, and each frame carries an
 HMAC-SHA256 under a key derived from the secret and both challenges, over its number, its direction and its text:
@@ -29,13 +29,13 @@ from steptune.tuner.records import Record
 
 NONCE_BYTES = 16
 MAX_FRAME_BYTES = 64 << 20
-"""Above the longest message of a rank (32 MiB) in base64."""
+"""Maximum bytes of a frame, larger than a rank's longest message (32 MiB) in base64."""
 MAX_FIRST_BYTES = 64 << 10
-"""Largest frame from one who has not shown yet that it knows the secret."""
+"""Maximum bytes of a frame from an end that has not yet proved that it knows the secret."""
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0
-"""Time without a byte taken, or an answer, after which the other end counts as gone. An agent that starts a trial
+"""Seconds without a byte accepted, or an answer, after which the other end counts as gone. An agent that starts a trial
 server reads nothing for up to 120 s.
 """
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
@@ -43,7 +43,7 @@ _HEADER = struct.Struct("<I32s")
 
 
 class LinkBrokenError(SteptuneError):
-    """The other end is gone, or what came is not from one who knows the secret."""
+    """Error for a connection whose other end is gone, or has sent a frame without knowledge of the secret."""
 
 
 class _Message(Record, tag=True):
@@ -54,14 +54,14 @@ class _Message(Record, tag=True):
 
 
 class Welcome(_Message):
-    """Workload of the study, so that the agent can check that it has the same."""
+    """Message with the study's workload, so that the agent can check that it has the same."""
 
     workload: str
     source_digest: str
 
 
 class Open(_Message):
-    """Start a trial server with these variables."""
+    """Request to start a trial server with these variables."""
 
     server: int
     variables: dict[str, str]
@@ -69,7 +69,7 @@ class Open(_Message):
 
 
 class Put(_Message):
-    """A part of one of the study's files, or none of it any more."""
+    """Message with a part of one of the study's files, or the removal of a file."""
 
     path: str
     data: bytes = b""
@@ -79,7 +79,7 @@ class Put(_Message):
 
 
 class ToTrials(_Message):
-    """Pass a message on to a trial server, in MessagePack as it takes it."""
+    """Message for a trial server, in its MessagePack encoding, to be passed on."""
 
     server: int
     message: bytes
@@ -90,7 +90,7 @@ class Close(_Message):
 
 
 class Leave(_Message):
-    """The study has ended; a reason where it has failed."""
+    """Message that the study has ended, with a reason if it failed."""
 
     reason: str = ""
 
@@ -114,11 +114,11 @@ class ServerEnded(_Message):
 
 
 class Accepted(_Message):
-    """The agent has the same workload."""
+    """Answer of an agent that has the same workload."""
 
 
 class Refusal(_Message):
-    """The agent cannot serve this study."""
+    """Answer of an agent that cannot serve this study."""
 
     reason: str
 
@@ -131,11 +131,11 @@ class HostLink:
     """One end of a connection.
 
     Args:
-        kind: Of what the other end says.
+        kind: Type of the other end's messages.
         drives: Whether this is the driver's end.
 
     Raises:
-        LinkBrokenError: The other end is gone already.
+        LinkBrokenError: The other end is already gone.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, kind: Any, *, drives: bool) -> None:
@@ -147,7 +147,7 @@ class HostLink:
         self._sent = self._received = 0
         self._max_bytes = MAX_FIRST_BYTES
         self.broken = ""
-        """Reason why it is closed, once it is."""
+        """Reason for which the connection is closed; empty while it is open."""
         self._secret = secret
         self._drives = drives
         self._outward = self._inward = b""
@@ -160,7 +160,7 @@ class HostLink:
             raise self._breaking(str(error)) from None
 
     def _make_keys(self) -> None:
-        """Derive the keys once the other end's challenge is here."""
+        """Derive the keys once the other end's challenge has arrived."""
         other = bytes(self._buffer[:NONCE_BYTES])
         del self._buffer[:NONCE_BYTES]
         challenges = self._challenge + other if self._drives else other + self._challenge
@@ -187,7 +187,7 @@ class HostLink:
             self._socket.close()
 
     def send(self, message: Any) -> None:
-        """Send one message, taking in what arrives meanwhile, so that two ends that send do not wait for each other.
+        """Send one message, reading incoming data meanwhile, so that two ends that both send do not block each other.
 
         Raises:
             LinkBrokenError: The other end is gone.
@@ -220,7 +220,7 @@ class HostLink:
             raise self._breaking(str(error)) from None
 
     def receive(self, timeout_s: float | None) -> Any | None:
-        """Return the next message, or None after so many seconds.
+        """Return the next message, or None after `timeout_s` seconds.
 
         Raises:
             LinkBrokenError: The other end is gone.
@@ -245,10 +245,10 @@ class HostLink:
         return bool(self._messages)
 
     def take_messages(self) -> list[Any]:
-        """Return what has arrived; call when the descriptor is readable, or there are messages.
+        """Return the messages that have arrived; call when the descriptor is readable, or messages are pending.
 
         Raises:
-            LinkBrokenError: The other end is gone, and has said nothing more.
+            LinkBrokenError: The other end is gone, and no message is left.
         """
         if not self._messages:
             self._read()
@@ -306,7 +306,7 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out within `NO_PROGRESS_S` that a host has gone without a word; the last option rules."""
+    """Configure the kernel to detect within `NO_PROGRESS_S` that a host has gone silent; the last option decides."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

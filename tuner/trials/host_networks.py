@@ -1,4 +1,4 @@
-"""Ranks of emulated hosts enter the network of their host.
+"""Networks of emulated hosts, which ranks enter.
 
 A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in
 the network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
@@ -22,7 +22,7 @@ def enter_host_network(rank: int, num_ranks: int) -> None:
     """Move this thread, and those that it starts, into the network of its rank's host, where hosts have one.
 
     Raises:
-        PlatformError: It may not be entered, or its interface cannot be told.
+        PlatformError: The network cannot be entered, or does not have exactly one interface.
     """
     networks = host_networks()
     if not networks:
@@ -34,10 +34,10 @@ def enter_host_network(rank: int, num_ranks: int) -> None:
 
 
 def check_host_networks() -> None:
-    """Enter each network in turn; for a process that does nothing else with networks.
+    """Enter each network in turn to check it; call only in a process without other use of networks.
 
     Raises:
-        PlatformError: One may not be entered, or its interface cannot be told.
+        PlatformError: A network cannot be entered, or does not have exactly one interface.
     """
     for network in host_networks():
         _enter(network)

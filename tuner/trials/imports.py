@@ -1,4 +1,4 @@
-"""Modules that a workload imports as it goes, noted once, so that a trial server has them for all trials.
+"""Modules that a workload imports while it runs, recorded once so that a trial server preloads them for all trials.
 
 What a workload's file imports at its top is known without running it; what its model imports when it is
 built (transformers loads its classes on demand, which takes seconds) is seen when it is looked at. Only
@@ -19,12 +19,12 @@ MAX_MODULES = 10_000
 
 
 def imported_since(known: set[str], workload: str) -> list[str]:
-    """Names of the modules imported since, in their order, without the workload's own; none once torch has
-    touched a device.
+    """Return the names of the modules imported since `known` was recorded, in order, without the workload's own; empty
+    once torch has initialised a device.
 
     Args:
-        known: Names in `sys.modules` before.
-        workload: Its reference.
+        known: Earlier names in `sys.modules`.
+        workload: Reference of the workload.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -46,7 +46,7 @@ def save_imports(path: Path, names: list[str]) -> None:
 
 
 def load_imports(path: Path) -> list[str]:
-    """Names that were saved; nothing where there is no such file, or the workload has put another in its place."""
+    """Load the saved names; empty if the file is missing, or if the workload has replaced it by something else."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=list[str])
     return []

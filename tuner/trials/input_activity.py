@@ -1,4 +1,4 @@
-"""Activity of those who make batches: they compute, or wait for something else.
+"""Activity of the processes that make batches: computing, or waiting.
 
 A loader that keeps the model waiting is slow for one of two reasons, and the remedies differ. Where its
 processes compute all the time (or queue for a core), the samples are expensive: more workers, cheaper
@@ -19,10 +19,11 @@ from steptune.tuner.records import InputActivity
 
 
 class InputMeter:
-    """Watches the makers of a loader's batches during one window.
+    """Meter of the processes that make a loader's batches, for one window.
 
     Args:
-        iterator: The loader's. With workers, they are the makers; else the calling thread is, in `next`.
+        iterator: Iterator of the loader. Its workers make the batches; without workers, the calling thread does, in
+            `next`.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -33,7 +34,7 @@ class InputMeter:
         self._before = self._read()
 
     def next(self, draw: Any) -> Any:
-        """Draw a batch and note how long that took."""
+        """Draw a batch and add its duration."""
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = draw()
         self._next_cpu_ns += time.thread_time_ns() - cpu
@@ -56,7 +57,9 @@ class InputMeter:
         )
 
     def _read(self) -> tuple[int, int]:
-        """Nanoseconds in which all makers computed or queued for a core, and bytes from storage."""
+        """Return the nanoseconds in which all makers computed or queued for a core, and the bytes that they read from
+        storage.
+        """
         runnable_ns = read_bytes = 0
         for pid in self._workers or [psutil.Process().pid]:
             # A worker that has ended, or a system that does not tell, adds nothing.
@@ -69,6 +72,6 @@ class InputMeter:
 
 
 def _queued_ns(pid: int) -> int:
-    """Time that a process was ready, but had no core."""
+    """Return the nanoseconds for which a process was ready but had no core."""
     path = Path(f"/proc/{pid}/schedstat")
     return int(path.read_text(encoding="ascii").split()[1]) if path.exists() else 0

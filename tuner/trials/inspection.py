@@ -1,6 +1,6 @@
-"""Looking at a workload once per study: what it is, whether it can be trained, and its shared files.
+"""Inspection of a workload, once per study: its facts, whether it can be trained, and its shared files.
 
-Everything that can be wrong with a workload is found here, before the first trial, and named.
+Errors of a workload are found and reported here, before the first trial.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PADDING_BATCHES = 64
 
 
 class InspectRequest(Record):
-    """Request of the parent."""
+    """Request of the parent to inspect a workload."""
 
     workload: str
     study_directory: str
@@ -72,7 +72,7 @@ class InspectRequest(Record):
 
 
 class CheckRequest(Record):
-    """Ask whether a workload can be loaded and its device is there. An empty device lets torch choose."""
+    """Request to check that a workload can be loaded and its device exists. An empty device lets torch choose."""
 
     workload: str
     device: str = ""
@@ -81,11 +81,11 @@ class CheckRequest(Record):
 
 
 def check_workload(request: CheckRequest, channel: Channel) -> bool:
-    """Load a workload and check what that shows, in a moment: before a study of it exists.
+    """Load a workload and run the quick checks, before a study of it exists.
 
     Raises:
-        WorkloadError: Names the piece that is missing or wrong, its value, and the way out.
-        ChoiceError: The device is not there, or `current` names what does not exist.
+        WorkloadError: A piece is missing or wrong; the message names it, its value, and the way out.
+        ChoiceError: The device does not exist, or `current` names an unknown strategy or parameter.
     """
     limit_host_memory(request.memory_limit_bytes, checked_device(request.device))
 
@@ -103,7 +103,7 @@ def inspect_workload(request: InspectRequest, rank: int, num_ranks: int, channel
     """Load, prepare and try a workload; write the study's shared files.
 
     Raises:
-        WorkloadError: Names the piece that is missing or wrong, its value, and the way out.
+        WorkloadError: A piece is missing or wrong; the message names it, its value, and the way out.
     """
     return _Inspection(request, channel).run()
 
@@ -188,7 +188,7 @@ class _Inspection:
         )
 
     def _initialised(self, workload: Workload, known_modules: set[str]) -> tuple[Any, list[str]]:
-        """The model, and what was imported for it before a device was touched."""
+        """Return the initialised model, and the modules imported for it before a device was initialised."""
         import torch
 
         on_device = workload.initialises_on_device and self._request.device != "cpu"
@@ -241,7 +241,9 @@ def _check_splits(workload: Workload, num_ranks: int) -> None:
 
 
 def _checked_current(workload: Workload) -> dict[str, Choice]:
-    """The workload's `current`, refused where a strategy or parameter does not exist."""
+    """Return the workload's `current`, reduced to differences from the defaults; refuse unknown strategies or
+    parameters.
+    """
     current: dict[str, Choice] = {}
     for name, choice in workload.current.items():
         strategy = strategy_named(name)
@@ -264,7 +266,7 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
 
 
 def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, Choice]:
-    """Add the NCCL variables already set, where NCCL reduces; those of the workload win."""
+    """Add the NCCL variables set in the environment, where NCCL reduces; the workload's own values take precedence."""
     if request.num_ranks == 1 or request.device == "cpu":
         return current
     found = {name: value for name, value in settings_of(os.environ).items() if value is not None}
@@ -273,7 +275,9 @@ def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, 
 
 
 def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:
-    """DDP trains a model with unused parameters only if it looks for them, or knows that the graph is static."""
+    """Enable `find_unused` in DDP for a model with unused parameters: DDP trains it only with that or a static
+    graph.
+    """
     buckets = current.get(DdpBucketsSetting.strategy, {})
     if num_ranks == 1 or not model.num_unused_parameters or buckets.get("static_graph"):
         return current
@@ -281,7 +285,7 @@ def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: in
 
 
 def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device) -> TrainingJob:
-    """A job without any strategy, for looking at single steps; its loader is empty."""
+    """Build a job without any strategy, for inspecting single steps; its loader is empty."""
     model = model.to(device)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
@@ -309,7 +313,9 @@ def _shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _padding_share(workload: Workload, dataset: Any, order: list[list[int]], num_ranks: int) -> float | None:
-    """Share of padding in the first batches; None where the workload does not know the lengths of its samples."""
+    """Return the share of padding in the first batches; None if the workload does not know the lengths of its
+    samples.
+    """
     if not workload.knows_lengths(dataset):
         return None
     return padding_share(order[:PADDING_BATCHES], lambda index: workload.length(dataset, index), num_ranks)
@@ -330,7 +336,7 @@ def _steps_per_epoch(workload: Workload, facts: DatasetFacts) -> int | None:
 
 
 def _signature(workload: Workload, model: ModelFacts, data: DatasetFacts, job: TrainingJob) -> str:
-    """Equal for workloads whose past results are worth starting from."""
+    """Return a hash that is equal for workloads similar enough to learn from each other's past results."""
     magnitude = round(math.log2(max(1, model.num_parameters)))
     per_sample = round(math.log2(max(1, data.sample_bytes or 1)))
     kinds = sorted(model.module_types)

@@ -1,4 +1,4 @@
-"""The jobs that a parent has running under its trial servers, and how each ended."""
+"""Jobs that a parent runs under its trial servers, and how each ended."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from steptune.tuner.trials.messages import (
 from steptune.tuner.trials.watch import Watch
 
 STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
-"""Phases that a trial enters by itself; the later ones are told when they are asked for."""
+"""Phases that a trial enters by itself; it enters the later ones on command."""
 END_TIMEOUT_S = 15.0
 MAX_JOB_MESSAGES = 10_000
 MAX_JOB_BYTES = 256 << 20
-"""A job says some dozens of things, a profile of 100 kB among them. What says more is held in no memory."""
+"""Maximum bytes of a job's messages; a job sends a few dozen, one of which is a profile of 100 kB."""
 
 
 class Source(Protocol):
@@ -50,14 +50,14 @@ class Source(Protocol):
 
 
 class Server(Source, Protocol):
-    """Interface of what runs jobs: a trial server, or those of several hosts."""
+    """Server that runs jobs: a trial server, or those of several hosts."""
 
     def send(self, message: Any) -> None: ...
 
 
 @dataclass
 class Job:
-    """One job: the ranks of a trial, or a task."""
+    """Job: the ranks of a trial, or a task."""
 
     job_id: str
     server: Server
@@ -70,21 +70,21 @@ class Job:
     """
     phases_ns: dict[str, int] = field(default_factory=dict)
     rank_phases: dict[int, Phase] = field(default_factory=dict)
-    """Phase of each rank; those of a group are as much as a step apart."""
+    """Phase of each rank; ranks of a trial may be up to one step apart."""
     failure: Failure | None = None
     consequence: bool = False
-    """The failure may be of another one, which is not known yet."""
+    """True if the failure may follow from the failure of another rank, which is not known yet."""
     finished_ranks: set[int] = field(default_factory=set)
     """Ranks that have sent their last message."""
     failed_ranks: set[int] = field(default_factory=set)
-    """Ranks that have reported why they ended."""
+    """Ranks that have reported a failure."""
     num_messages: int = 0
     num_bytes: int = 0
     ended: bool = False
     killed: bool = False
 
     def enter(self, phase: Phase) -> None:
-        """End the phase's time so far and begin the next; a job that waits goes on waiting."""
+        """End the time of the current phase and begin the next phase; a waiting job keeps waiting."""
         active = self.active_since_s is not None
         self.pause()
         self.phase = phase
@@ -92,7 +92,7 @@ class Job:
             self.resume()
 
     def pause(self) -> None:
-        """The job waits from here on."""
+        """Stop the phase's clock: the job waits for a command."""
         if self.active_since_s is not None:
             spent = int((time.monotonic() - self.active_since_s) * 1e9)
             self.phases_ns[self.phase.value] = self.phases_ns.get(self.phase.value, 0) + spent
@@ -105,13 +105,13 @@ class Job:
         return self.rank_phases.get(rank, self.phase)
 
     def left_behind(self) -> dict[int, Phase]:
-        """The ranks that are in an earlier phase than the first one."""
+        """Return the ranks that are in an earlier phase than rank 0, with their phases."""
         order = list(Phase)
         return {r: phase for r, phase in self.rank_phases.items() if order.index(phase) < order.index(self.phase)}
 
     @property
     def phase_limit_s(self) -> float:
-        """Seconds that the phase may take, of which those that lead to the first window share a limit."""
+        """Maximum seconds of the current phase; the phases before the first window share one limit."""
         limit_s, starting_s = self.deadlines.of(self.phase), self.deadlines.starting_s
         if starting_s is None or self.phase not in STARTING:
             return limit_s
@@ -123,10 +123,10 @@ class Job:
 
 
 class JobBoard:
-    """Delivers what the servers say to the jobs it concerns.
+    """Distributor of the servers' messages to the jobs that they concern.
 
     Args:
-        check: Called some times a second while jobs run; what it raises ends the wait for them.
+        check: Function that is called a few times per second while jobs run; an exception in it ends the wait for them.
     """
 
     def __init__(self, watch: Watch | None = None, check: Callable[[], None] = lambda: None) -> None:
@@ -140,11 +140,11 @@ class JobBoard:
         self._selector.register(server, selectors.EVENT_READ)
 
     def remove_server(self, server: Source) -> None:
-        """Call before closing it: its descriptor may be used again."""
+        """Stop listening to a server; call before closing it, as its descriptor may be used again."""
         self._selector.unregister(server)
 
     def lose_server(self, server: Server) -> None:
-        """The server is gone, and its jobs with it."""
+        """Record that a server is gone, and with it its jobs."""
         self.remove_server(server)
         for job in self._jobs.values():
             if job.server is server:
@@ -174,8 +174,8 @@ class JobBoard:
         job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
 
     def next_message(self, job: Job) -> FromRank | None:
-        """The next message of a job, or None when it has ended. A phase that overruns its deadline is
-        killed, and the failure says so.
+        """Return the next message of a job, or None when it has ended. A job that exceeds its phase's deadline is
+        killed, and its failure says so.
         """
         while True:
             if job.inbox:
@@ -201,7 +201,7 @@ class JobBoard:
             job.server.send(Kill(job=job.job_id))
 
     def end(self, job: Job) -> None:
-        """Kill a job if it still runs, and wait until nothing of it is left."""
+        """Kill a job if it still runs, and wait until all of its processes are gone."""
         self.kill(job)
         while self.next_message(job) is not None:
             pass
@@ -213,7 +213,7 @@ class JobBoard:
         return [job for job in self._jobs.values() if not job.ended]
 
     def _look_at_quota(self) -> None:
-        """End every running job when the trials take too much of the machine: whose it is cannot be told."""
+        """End every running job when the trials together exceed their quota: which of them uses too much is unknown."""
         running = [job for job in self.running() if not job.killed] if self._watch else []
         if not self._watch or not running:
             return
@@ -256,7 +256,7 @@ class JobBoard:
                         job.inbox.append(said)
 
     def _understood(self, job: Job, message: RankMessage) -> FromRank | None:
-        """Message of a rank. User code has that connection in its reach, and may write anything into it."""
+        """Decode a rank's message; None if it is invalid, as user code can write anything into the connection."""
         job.num_messages += 1
         job.num_bytes += len(message.message)
         try:
@@ -270,7 +270,9 @@ class JobBoard:
             return None
 
     def _exited(self, job: Job, message: RankExited) -> None:
-        """A rank that ends without a word is the cause of what the others say: their connection broke."""
+        """Record the exit of a rank; if it ended without a report, it is the cause of the other ranks' broken
+        connections.
+        """
         if message.violation:
             self._fail(job, _not_understood(job.phase, message.rank, message.violation))
         finished = message.code == 0 and message.rank in job.finished_ranks
@@ -288,7 +290,7 @@ class JobBoard:
 
     @staticmethod
     def _fail(job: Job, failure: Failure, *, consequence: bool = False) -> None:
-        """The first failure is the cause, unless it may be a consequence of one that is heard of later."""
+        """Record a failure as the job's; the first one is the cause, unless it may follow from one reported later."""
         if job.failure is None or (job.consequence and not consequence):
             job.failure, job.consequence = failure, consequence
 

@@ -1,4 +1,4 @@
-"""Launch of this process: by itself, or as one of the ranks of several hosts by torchrun or srun.
+"""Detection of how this process was launched: alone, or by torchrun or srun as one of the ranks on several hosts.
 
 torchrun gives every process RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK and a rendezvous; srun gives it
 SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID and the size of its step. A shell that srun has opened has these, too, so that
@@ -21,9 +21,11 @@ import psutil
 from steptune.tuner.errors import PlatformError
 
 SECRET_VARIABLE = "STEPTUNE_HOSTS_SECRET"
-"""Shared by the hosts of a job; where it is not set, torchrun's rendezvous hands out one made for the job."""
+"""Environment variable with the secret that a job's hosts share; if unset, torchrun's rendezvous distributes a
+generated one.
+"""
 DEFAULT_PORT = 29500
-"""Port where a launch names none, as torchrun's."""
+"""Default port of a launch, the same as torchrun's."""
 SIBLING_S = 30.0
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _SRUN = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")
@@ -33,18 +35,18 @@ _PREFIXES = ("TORCHELASTIC_", "SLURM_NTASKS", "SLURM_STEP_NUM_")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The place of this process among those that were launched together.
+    """Position of this process among the processes that were launched together.
 
     Attributes:
-        rank: Among all processes.
-        local_rank: Among those of its host.
+        rank: Rank among all processes.
+        local_rank: Rank among the processes of its host.
         host: Number of its host.
-        address: Of the first host, as the others reach it; empty where there is one host.
-        port: Of torchrun's store, or the one to listen on under srun.
+        address: Address of the first host, as the others reach it; empty with a single host.
+        port: Port of torchrun's store, or to listen on under srun.
         attempt: Distinguishes restarts of the same launch.
         has_store: Whether torchrun's store is at that port.
-        local_rank_variable: Tells the processes of a host from each other.
-        secret: The hosts', from the environment; empty where torchrun's rendezvous hands one out.
+        local_rank_variable: Environment variable that distinguishes the processes of a host.
+        secret: Secret of the hosts, from the environment; empty if torchrun's rendezvous distributes one.
     """
 
     rank: int
@@ -73,7 +75,7 @@ class Launch:
 
 
 def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return the place that torchrun or srun gave this process; None where it was started alone.
+    """Return this process's position as torchrun or srun gave it; None if it was started alone.
 
     Raises:
         PlatformError: Hosts have different numbers of ranks, or ranks are not numbered host by host.
@@ -155,7 +157,7 @@ def _address(variables: Mapping[str, str]) -> str:
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for the ranks of trials: without the secret, nor what describes a launched process."""
+    """Return an environment for the ranks of trials, without the secret and without the variables of a launcher."""
     names = {SECRET_VARIABLE}
     prefixes: tuple[str, ...] = ()
     if _launcher(variables) is not None:
@@ -165,20 +167,24 @@ def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def num_lone_tasks(variables: Mapping[str, str] = os.environ) -> int:
-    """Return the tasks of the step of srun around this process, where nothing asks for one study of them; else 1."""
+    """Return the number of tasks in the srun step around this process if nothing requests a common study of them; else
+    1.
+    """
     tasks = variables.get("SLURM_STEP_NUM_TASKS", "1")
     return int(tasks) if _launcher(variables) is None and tasks.isdecimal() else 1
 
 
 def wait_for_first(launch: Launch) -> None:
-    """Wait until the first rank of this host has ended: torchrun and srun end a job in which ranks end apart."""
+    """Wait until the first rank of this host has ended: torchrun and srun end a job whose ranks end at different
+    times.
+    """
     first = _first_of_host(launch)
     if first is not None:
         first.wait()
 
 
 def _first_of_host(launch: Launch) -> psutil.Process | None:
-    """The process that the same parent started as the first rank; None where it is gone already, or not visible."""
+    """Return the first rank of this host, which the same parent started; None if it is gone or not visible."""
     deadline = time.monotonic() + SIBLING_S
     parent = psutil.Process().parent()
     while parent is not None and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""Timing collectives between ranks, by message size.
+"""Timing of collectives between ranks, by message size.
 
 The groups of one link (every host's ranks, say) run at the same time, as they do in training. Before each measurement
-all ranks meet; the rank that comes last waits for nobody, so that the shortest time of a group's ranks is its time.
-Small messages are sent several times in a row, so that meeting and synchronising the device cost little of it. The
-median of some repeats counts. Random numbers are sent: hardware is faster with zeros.
+all ranks meet; the rank that arrives last waits for no other, so that the shortest time of a group's ranks is the
+group's time. Small messages are sent several times in a row, so that meeting and synchronising the device cost little
+of it. The median of some repeats counts. Random numbers are sent: hardware is faster with zeros.
 
 What is left of the time decides how large messages become; rank 0 decides it for all.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 SIZES_BYTES = tuple(4**power << 12 for power in range(8))
-"""4 KiB to 64 MiB."""
+"""Message sizes in bytes, from 4 KiB to 64 MiB."""
 LEAST_SIZES = 5
-"""Measured however long they take: fewer tell no bandwidth."""
+"""Minimum number of sizes, measured however long they take: fewer do not determine a bandwidth."""
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 MOST_CALLS = 8
 CALLS_NS = 1_000_000
-"""Duration for which calls are repeated, if that takes few enough of them."""
+"""Minimum duration of the calls in one repeat, in nanoseconds, unless that takes more than `MOST_CALLS` calls."""
 ELEMENT_BYTES = 4
 
 
 class LinkProbe:
-    """One link.
+    """Timing of the collectives over one link.
 
     Args:
         groups: The ranks of the groups that run at the same time.
@@ -53,12 +53,12 @@ class LinkProbe:
         self._num_ranks = len(groups[0])
 
     def timings(self, seconds: float) -> list[CollectiveTiming]:
-        """Timings of all collectives by size, in about so many seconds; the same list on every rank."""
+        """Measure the timings of all collectives by size, in about `seconds`; every rank returns the same list."""
         share_s = seconds / len(COLLECTIVES)
         return [timing for collective in COLLECTIVES for timing in self._by_size(collective, share_s)]
 
     def timing(self, collective: str, size_bytes: int) -> CollectiveTiming:
-        """Timing of one size, quickly."""
+        """Measure the timing of one collective and size with the minimum number of repeats."""
         return self._timed(collective, size_bytes, seconds=0.0)[0]
 
     def _by_size(self, collective: str, seconds: float) -> list[CollectiveTiming]:
@@ -73,7 +73,7 @@ class LinkProbe:
         return found
 
     def _prepared(self, collective: str, size_bytes: int) -> Callable[[int], int]:
-        """Run the collective so many times; return the nanoseconds of one."""
+        """Return a function that runs the collective a number of times and returns the nanoseconds per call."""
         import torch
         import torch.distributed as dist
 
@@ -100,10 +100,10 @@ class LinkProbe:
         return run
 
     def _timed(self, collective: str, size_bytes: int, seconds: float) -> tuple[CollectiveTiming, int]:
-        """Timing of one size, and the nanoseconds of the fastest repeat.
+        """Measure the timing of one size, and the nanoseconds of the fastest repeat.
 
         Args:
-            seconds: For this size; the least number of repeats is made in any case.
+            seconds: Time limit for this size; the minimum number of repeats is always made.
         """
         run = self._prepared(collective, size_bytes)
         run(1)  # the first connects
@@ -121,7 +121,7 @@ class LinkProbe:
         return timing, fastest_ns
 
     def _of_groups(self, durations_ns: Sequence[int]) -> tuple[int, int]:
-        """Median and least over repeats, agreed by all ranks."""
+        """Return the median and the minimum over repeats, which all ranks agree on."""
         rows = self._coordinator.gather(list(durations_ns))
         median_ns, fastest_ns = self._coordinator.agree(median_and_least(rows, self._groups) if rows else None)
         return median_ns, fastest_ns
@@ -137,8 +137,8 @@ class LinkProbe:
 
 
 def median_and_least(rows: Sequence[Sequence[int]], groups: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """Return median and minimum over repeats, at least 1. In each a group takes as long as its last rank to come, and
-    the slowest group counts.
+    """Return the median and the minimum over repeats, each at least 1. In a repeat a group takes as long as its rank
+    that arrives last, and the slowest group counts.
 
     Args:
         rows: By rank, the nanoseconds of each repeat.

@@ -1,4 +1,4 @@
-"""The guard's check of the input: the same indices over an epoch, the same tensors for an index.
+"""Check of the input by the guard: the same indices over an epoch, and the same tensors for each index.
 
 Loader settings cannot change the arithmetic of a step, but they can change what it is fed. The
 order is checked over a whole epoch with a dataset that returns only its index; the content on a few
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000
 CONVERSION_ROUNDOFFS = 64.0
-"""A conversion is a handful of operations, one of which may subtract a mean of the size of the value."""
+"""Maximum deviation of a conversion, in roundings: it takes a few operations, one of which may subtract a mean of the
+value's size.
+"""
 
 
 class _Indices:
-    """A dataset whose samples are their own indices."""
+    """Dataset whose samples are their own indices."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -47,7 +49,7 @@ class _Indices:
 
 
 class SeededByIndex:
-    """Seeds torch's, NumPy's and Python's generators with the index before each sample."""
+    """Dataset that seeds torch's, NumPy's and Python's generators with the index before each sample."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -61,7 +63,7 @@ class SeededByIndex:
 
 
 class _PlainWorkload:
-    """Workload as `build_loader` needs it, with another way to collate."""
+    """Workload with a different collate function, as far as `build_loader` needs it."""
 
     def __init__(self, workload: Workload, collate: Any) -> None:
         self._workload = workload
@@ -82,10 +84,10 @@ class _PlainWorkload:
 def check_loader(
     job: TrainingJob, files: StudyFiles, seed: int, reference: Mapping[str, Scalar] | None = None
 ) -> list[GuardCheck]:
-    """Run both checks for a map-style dataset; an iterable one decides its own order and has none.
+    """Check the order and the content of a map-style dataset's batches; return no check for an iterable one.
 
     Args:
-        reference: Of knobs that promise the same batches: values as the reference has them.
+        reference: The reference's values of knobs that must not change the batches.
     """
     order = files.order(0, 1)
     if order is None:
@@ -165,13 +167,13 @@ def _knobs_at(workload: Workload, values: Mapping[str, Scalar]) -> Iterator[None
 
 
 def _undisturbed(job: TrainingJob) -> Any:
-    """The dataset that the job loads, without what strategies put around it."""
+    """Return the dataset that the job loads, without the wrappers of strategies."""
     dataset = job.workload.dataset()
     return job.workload.byte_dataset(dataset) if job.plan.loader.as_bytes else dataset
 
 
 def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
-    """Batches that were converted on the device are those that the dataset converts, to within rounding."""
+    """Check that batches converted on the device equal those that the dataset converts, to within rounding."""
     collate = job.workload.collate or _default_collate()
     converted, whole = SeededByIndex(_undisturbed(job)), SeededByIndex(job.workload.dataset())
     furthest = 0.0
@@ -191,7 +193,9 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
 
 
 def _distance(found: Any, expected: Any) -> float:
-    """Largest difference between two batches, in roundings of each tensor's largest value; infinite for other types."""
+    """Return the largest difference between two batches, in roundings of each tensor's largest value; infinite for
+    different types.
+    """
     import torch
 
     ours, theirs = list(leaves(found)), list(leaves(expected))

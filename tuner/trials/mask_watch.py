@@ -1,4 +1,6 @@
-"""Recording what modules set to zero and how they scale the rest, while guarded steps draw masks in a rank."""
+"""Recording of module masks (the share set to zero, and the scale of the rest) while guarded steps draw masks in a
+rank.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 SAMPLED_ELEMENTS = 4096
-"""Elements of each output that are looked at, evenly spread."""
+"""Maximum number of evenly spaced elements sampled from each output."""
 FEW = 0.01
-"""Share of elements that may be scaled otherwise, where a 16-bit format hardly tells small numbers apart."""
+"""Maximum share of elements whose scale may differ, as a 16-bit dtype hardly resolves small numbers."""
 
 
 def why_not_counted(job: TrainingJob) -> str | None:
-    """The reason for which a job's masks cannot be counted by module; None where they can."""
+    """Return the reason for which a job's masks cannot be recorded by module; None where they can."""
     compiled = any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in job.model.modules())
     return "modules of a compiled model cannot be watched" if compiled or job.plan.step.captured else None
 
 
 class MaskWatch:
-    """Looks at what every innermost module makes of its input, draw by draw, and `dropout` of what others give it."""
+    """Recorder of each innermost module's mask, draw by draw, and of direct calls of `dropout`."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
@@ -48,7 +50,7 @@ class MaskWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Watch one draw, however many micro-batches it has."""
+        """Record one draw, whatever its number of micro-batches."""
         from steptune.tuner.trials.called_dropout import CalledDropout
 
         self._draw = {}
@@ -99,7 +101,7 @@ class MaskWatch:
 
 
 def _not_compiled(look: Any) -> Any:
-    """A function that the user compiles may call the module: its graph ends here."""
+    """Exclude a hook from compilation: the graph of a compiled caller ends at the hook."""
     return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
 
 
@@ -118,14 +120,14 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(ratios: torch.Tensor) -> float:
-    """The one factor of all elements; NaN where they differ."""
+    """Return the common factor of all elements; NaN where factors differ."""
     scale = ratios.median()
     other = ((ratios - scale).abs() > SCALE_LIMIT * scale.abs()).float().mean()
     return math.nan if float(other) > FEW else float(scale)
 
 
 def _middle(values: list[float]) -> float:
-    """The median; NaN where any is, 0 where there is none."""
+    """Return the median; NaN if any value is, 0 without values."""
     if any(math.isnan(value) for value in values):
         return math.nan
     return sorted(values)[len(values) // 2] if values else 0.0

@@ -1,4 +1,4 @@
-"""Timed windows of a running job.
+"""Measurement of windows of a running job.
 
 A window is a stretch of whole steps, from the loader's `next()` to the end of the optimizer's step,
 with the profiler off and the device synchronised at its two edges only. It begins at a given batch of
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 RESTART_EPOCHS = 2
 MAX_COMPUTING_S = 1.0
-"""Limit on the time of an epoch's steps that is waited for before its end is timed."""
+"""Maximum pause, in seconds, before the end of an epoch is timed; it simulates the computation of the epoch's steps."""
 QUEUES_PER_WINDOW = 3
 AHEAD_SHARE = 0.75
-"""A loader whose queue is this full is ahead of the model."""
+"""Minimum fill of the loader's queue, as a share, at which the loader counts as ahead of the model."""
 
 
 class Stepper:
-    """Draws batches from a job's loader without end and runs steps on them."""
+    """Runner of a job's steps on an endless stream of batches from its loader."""
 
     def __init__(self, job: TrainingJob, order: EndlessBatches | None) -> None:
         self.job = job
@@ -68,7 +68,7 @@ class Stepper:
             torch.cuda.synchronize(self.job.device)
 
     def pause(self) -> None:
-        """Stop the loader's workers, so that a trial that waits for its turn uses no processor."""
+        """Stop the loader's workers, so that a trial that waits for its turn uses no processor time."""
         self._signal_workers(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -80,7 +80,7 @@ class Stepper:
                 os.kill(worker.pid, number)
 
     def move_to(self, position: int) -> None:
-        """Move the loader to a batch and consume what it holds of the old position."""
+        """Move the loader to a batch, and discard the batches that it holds from the old position."""
         if self.order is not None:
             self.order.seek(position)
         for _ in range(outstanding_batches(self.iterator)):
@@ -98,8 +98,8 @@ def take_window(
     most: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
     watch: DeviceWatch | None = None,
 ) -> Window:
-    """Times at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks, times those of
-    the slowest.
+    """Time at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks, times those of the
+    slowest.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
     that batches made before the window do not flatter it. Where batches are made of pools, or not every step averages
@@ -107,8 +107,8 @@ def take_window(
     used the machine, or where a device was throttled or shared (`device_state.py`).
 
     Args:
-        total: Sums values over the ranks.
-        most: The largest of values over the ranks, which begin together when they have it.
+        total: Function that sums values over the ranks.
+        most: Function that returns the maximum of values over the ranks, and thereby starts the ranks together.
     """
     stepper.resume()
     stepper.move_to(position)
@@ -142,7 +142,9 @@ def take_window(
 
 
 def _num_steps(stepper: Stepper, least: int) -> int:
-    """Steps of a window: several times the loader's queue where that is not full, and whole rounds."""
+    """Return the number of steps in a window: several times the loader's queue unless that is full, and whole
+    rounds.
+    """
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
         least = max(least, QUEUES_PER_WINDOW * capacity)
@@ -153,10 +155,10 @@ def _num_steps(stepper: Stepper, least: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _TimedSteps:
-    """Steps of a window as this rank timed them.
+    """Steps of a window, as timed by this rank.
 
     Attributes:
-        objection: Why its device voids the window, or None.
+        objection: Reason for which its device voids the window, or None.
     """
 
     num_samples: float
@@ -173,7 +175,7 @@ class _TimedSteps:
 
 
 def _time_steps(stepper: Stepper, num_steps: int, watch: DeviceWatch) -> _TimedSteps:
-    """The timed stretch; what is read of the machine and the device lies outside of its two edges."""
+    """Time the steps of a window; the machine and the device are read outside of the timed stretch."""
     workload = stepper.job.workload
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
@@ -220,13 +222,13 @@ def _why_void(foreign_share: float, limit: float, objection: str | None, *, any_
 def epoch_restart_ns(
     make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float, step_time_ns: int = 0
 ) -> int:
-    """Time from the last batch of an epoch to the first of the next, beyond an ordinary wait.
+    """Measure the time from the last batch of an epoch to the first of the next, beyond an ordinary wait for a batch.
 
     Args:
-        make_loader: Builds a loader of the measured settings over a finite batch sampler.
+        make_loader: Function that builds a loader of the measured settings over a finite batch sampler.
         batches: The batches of one (short) epoch.
-        steady_wait_ns: What fetching one batch costs in the middle of an epoch.
-        step_time_ns: Of the steps between batches, in which workers that begin an epoch ahead load for the next.
+        steady_wait_ns: Wait for one batch in the middle of an epoch.
+        step_time_ns: Time of a step, during which workers that begin an epoch ahead load for the next one.
     """
     computing_s = min(MAX_COMPUTING_S, len(batches) * step_time_ns / 1e9)
     loader = make_loader(batches)

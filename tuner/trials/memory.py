@@ -1,4 +1,4 @@
-"""Memory of a rank: what it may use, and the peak of it and of the processes it started."""
+"""Memory of a rank: its limit, and the peak of the rank and the processes that it started."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 CONTEXT_BYTES = 600 << 20
-"""Memory that CUDA and its libraries take of a device before the first tensor."""
+"""Device memory, in bytes, that CUDA and its libraries take before the first tensor."""
 
 RESET_PEAK = "5"
-"""Written to `clear_refs`, it sets VmHWM to the present resident size (proc(5), Linux 4.0)."""
+"""Value that, written to `clear_refs`, sets VmHWM to the present resident size (proc(5), Linux 4.0)."""
 
 
 def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
-    """Hold a rank that trains on the CPU to its limit. One that trains on a device is held to it there."""
+    """Limit the host memory of a rank that trains on the CPU; one that trains on a device is limited there."""
     if limit_bytes is not None and device_kind == "cpu":
         limit_data(limit_bytes)
 
 
 def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Hold torch's allocator on a CUDA device to a limit, beyond which it is out of memory. What CUDA and its libraries
-    take for themselves is not counted.
+    """Limit torch's allocator on a CUDA device, so that it runs out of memory beyond the limit. Memory of CUDA and its
+    libraries does not count.
     """
     if limit_bytes is None or device.type != "cuda":
         return
@@ -42,7 +42,7 @@ def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
 
 
 def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
-    """Peak resident memory of the rank plus its live descendants, and the device's figures.
+    """Measure the peak resident memory of the rank and its live descendants, and the peak of its device.
 
     Private pages of a forked worker are counted once: proportional shares (PSS) where the kernel
     offers them.
@@ -63,7 +63,7 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin the peaks of the process and of its device anew, from what is alive."""
+    """Reset the peaks of the process and its device to the present use."""
     gc.collect()
     _return_freed()
     with contextlib.suppress(OSError):  # the kernel may have no such counter, and then keeps the peak
@@ -76,7 +76,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def _return_freed() -> None:
-    """Give freed memory that the C library keeps back to the kernel, where the library can do that."""
+    """Return freed memory that the C library keeps to the kernel, if the library supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,13 +1,13 @@
-"""Memory that processes take together: private, shared, files in memory that none of them has mapped, buffers of the
-kernel behind their sockets and pipes.
+"""Total memory of processes: private, shared, files in memory that no process has mapped, and the kernel's buffers for
+their sockets and pipes.
 
-The kernel's proportional shares count a page once, however many processes have it. Pages of files on a disk do not
-count: the kernel takes them back when somebody needs the memory. Page tables do, which a process can grow without
-having a single page. How much lies in the buffers of a socket the kernel tells of none but one's own: they count as
-full, up to what the kernel itself has come to use.
+The kernel's proportional shares count a page once, however many processes map it. Pages of files on a disk do not
+count: the kernel reclaims them when memory is needed. Page tables count: a process can grow them without having a
+single page. The kernel shows the fill of a socket's buffers only to its owner: they count as full, up to the growth of
+the kernel's own memory.
 
-This file is a program, too, handed over as text to a process of the trials' user, who alone may look into them where
-we may not: so it imports nothing but the standard library.
+This file also runs as a program, passed as text to a process of the trials' user, who may read processes that we may
+not: so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANONYMOUS_DEVICE = (0, 1)
-"""Device of memory files without a name, and of shared anonymous mappings."""
+"""Device number of unnamed memory files and of shared anonymous mappings."""
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
 
 File = tuple[tuple[int, int], int]
-"""Device and inode."""
+"""Identity of a file: device and inode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taker:
-    """A study that runs on this machine.
+    """Study that runs on this machine and uses its memory.
 
     Attributes:
-        pid: The process that started its trials, and of which they descend.
-        uid: User of its trials and of nobody else; None where they have the user of `pid`.
-        as_user: The command that runs another one as that user, where its files lie where everybody may write.
+        pid: Process that started its trials, which are its descendants.
+        uid: User of its trials alone; None where they run as the user of `pid`.
+        as_user: Command prefix that runs a command as that user, where it has files in directories that all users may
+            write.
     """
 
     pid: int
@@ -47,7 +48,7 @@ class Taker:
 
 
 def processes_of(roots: Collection[int], uid: int | None) -> set[int]:
-    """The processes of a user, and these with all that descends from them."""
+    """Return the ids of a user's processes, and of the roots with all of their descendants."""
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -75,12 +76,12 @@ def memory_of(
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
-    """Bytes that processes take together, exact where they exceed a limit.
+    """Return the bytes that processes take together, exact where they exceed a limit.
 
     Args:
-        in_memory: Files in memory that are theirs too, and their bytes.
-        buffers_bytes: The most that buffers of the kernel can hold, for whomever.
-        as_user: The command that runs another one as their user, who may look into them where we may not.
+        in_memory: Further files in memory that belong to the processes, with their bytes.
+        buffers_bytes: Maximum bytes of the kernel's buffers for all processes.
+        as_user: Command prefix that runs a command as their user, who may read processes that we may not.
         python: An interpreter that this user can run.
     """
     pids = [_living_thread(pid) for pid in pids]
@@ -98,14 +99,14 @@ def memory_of(
 
 
 def kernel_bytes() -> int:
-    """Memory of the kernel itself that it cannot take back, buffers of sockets and pipes among it."""
+    """Return the bytes of the kernel's own memory that it cannot reclaim, including buffers of sockets and pipes."""
     names = ("Buffers", "Cached", "SwapCached", "AnonPages", "PageTables", "KernelStack", "SReclaimable")
     found = _fields("/proc/meminfo", ("MemTotal", "MemFree", *names))
     return found["MemTotal"] - found["MemFree"] - sum(found.get(name, 0) for name in names)
 
 
 def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int) -> int:
-    """Bytes that are seen; the most that there can be where a process of our user hides something."""
+    """Return the observed bytes, or the upper bound `most` where a process of our user hides memory."""
     if _hidden(pids):
         return most
     rough = {pid: _status(pid) for pid in pids}
@@ -118,7 +119,7 @@ def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers
 def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
-    """Let this file look with the eyes of another user; the most that there can be where that one disturbs it."""
+    """Run this file as the processes' user; return the upper bound `most` where that user disturbs it."""
     from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
@@ -130,14 +131,14 @@ def _seen_by_user(
 
 
 def _answer() -> None:
-    """Answer in the process of the other user."""
+    """Answer a request on standard input, in the process of the other user."""
     pids, files, most, buffers_bytes = json.load(sys.stdin)
     in_memory = {((device[0], device[1]), inode): size for device, inode, size in files}
     sys.stdout.write(str(_exactly(pids, in_memory, most, buffers_bytes)))
 
 
 def _is_closed(pid: int) -> bool:
-    """Say whether we may not see what a process has open."""
+    """Say whether a process's open files may not be read."""
     try:
         os.scandir(f"/proc/{pid}/fd").close()
     except PermissionError:
@@ -148,7 +149,9 @@ def _is_closed(pid: int) -> bool:
 
 
 def _living_thread(pid: int) -> int:
-    """A thread that lives, of a process whose first one has ended: under its own id the kernel shows nothing more."""
+    """Return a live thread of a process whose first thread has ended, as the kernel shows nothing under the process id
+    then; else return the process id.
+    """
     with contextlib.suppress(OSError):
         if _state(pid) == "Z":
             tids = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
@@ -161,9 +164,9 @@ def _state(pid: int) -> str:
 
 
 def _hidden(pids: Collection[int]) -> bool:
-    """True where processes of our own user are closed to us, or files sent between them stay on their way.
+    """Return True where processes of our own user cannot be read, or files sent between them stay in transit.
 
-    Each happens for a moment to everybody, and for longer on purpose only.
+    Either state is normal for a moment; a longer one is deliberate.
     """
     closed, passing = _closed(pids), _passing(pids)
     if not closed and not passing:
@@ -177,7 +180,7 @@ def _closed(pids: Iterable[int]) -> set[int]:
 
 
 def _passing(pids: Iterable[int]) -> set[int]:
-    """Sockets in which descriptors wait that no process has open."""
+    """Return the sockets (inodes) that hold descriptors in transit, which no process has open."""
     found = set()
     for pid, descriptor, status in _open_files(pids):
         if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
@@ -189,7 +192,7 @@ def _passing(pids: Iterable[int]) -> set[int]:
 
 
 def _open_files(pids: Iterable[int]) -> Iterator[tuple[int, str, os.stat_result]]:
-    """Each process, with its descriptors and what they lead to."""
+    """Yield the process, the descriptor and the file status of each open file."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -198,7 +201,7 @@ def _open_files(pids: Iterable[int]) -> Iterator[tuple[int, str, os.stat_result]
 
 
 def _buffers_of(pids: Iterable[int]) -> int:
-    """The most that sockets and pipes of processes can hold."""
+    """Return the maximum bytes that the sockets and pipes of processes can hold."""
     kinds = {status.st_ino: status.st_mode for _, _, status in _open_files(pids)}
     sockets, pipes = (sum(map(of_kind, kinds.values())) for of_kind in (stat.S_ISSOCK, stat.S_ISFIFO))
     page = os.sysconf("SC_PAGE_SIZE")
@@ -207,13 +210,15 @@ def _buffers_of(pids: Iterable[int]) -> int:
 
 
 def _of_a_socket() -> int:
-    """Bytes in both directions; the kernel allows twice of what it names, for its own part."""
+    """Return the maximum bytes of a socket's buffers in both directions; the kernel allocates twice the size that it
+    reports.
+    """
     named = 2 * (_setting("net/core/wmem_max") + _setting("net/core/rmem_max"))
     return max(named, _setting("net/ipv4/tcp_wmem") + _setting("net/ipv4/tcp_rmem"))
 
 
 def _setting(name: str) -> int:
-    """The last of a setting's numbers, its largest."""
+    """Return the last number of a kernel setting, its maximum."""
     try:
         return int(Path("/proc/sys", name).read_text(encoding="ascii").split()[-1])
     except OSError:  # not shown inside of a container
@@ -221,7 +226,9 @@ def _setting(name: str) -> int:
 
 
 def _user_of(pid: int) -> int | None:
-    """User that a process runs as, not the owner of its folder in `/proc`: that of a closed process is root's."""
+    """Return the user that a process runs as. The owner of its folder in `/proc` may differ: for an unreadable process
+    it is root.
+    """
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
@@ -230,7 +237,7 @@ def _user_of(pid: int) -> int | None:
 
 
 def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private: Collection[tuple[int, int]]) -> int:
-    """Memory that a process has beside those files; all that is resident, where it keeps its memory from our eyes."""
+    """Return the memory of a process beside those files, or all of its resident memory where details cannot be read."""
     try:
         shares = _fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
         counted = 0
@@ -248,7 +255,9 @@ def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private:
 
 
 def _files_in_memory(pids: Iterable[int]) -> tuple[dict[File, int], dict[tuple[int, int], int]]:
-    """Files in memory that processes hold open, and file systems in memory that only they can see."""
+    """Return the memory files that processes hold open, and the memory file systems that only they can see, with their
+    bytes.
+    """
     ours = set(memory_file_systems("self"))
     files: dict[File, int] = {}
     private: dict[tuple[int, int], int] = {}
@@ -267,7 +276,7 @@ def _files_in_memory(pids: Iterable[int]) -> tuple[dict[File, int], dict[tuple[i
 
 
 def memory_file_systems(pid: int | str) -> dict[tuple[int, int], str]:
-    """Devices of the file systems in memory that a process sees, and where."""
+    """Return the memory file systems that a process sees, as mount points by device."""
     found = {}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines():
@@ -292,7 +301,7 @@ def _field(path: str, name: str) -> int:
 
 
 def _fields(path: str, names: Collection[str]) -> dict[str, int]:
-    """Bytes by name, of a file of the kernel's that gives kilobytes."""
+    """Return named values of a kernel file that reports kilobytes, in bytes."""
     lines = (line.partition(":") for line in Path(path).read_text(errors="replace").splitlines())
     return {name: int(value.split()[0]) * 1024 for name, _, value in lines if name in names}
 

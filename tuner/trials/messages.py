@@ -38,7 +38,7 @@ class _Message(Record, tag=True):
 
 
 class Start(_Message):
-    """Fork the ranks of a job and run `entry` ("trial", "inspect", ...) with a payload in each."""
+    """Request to fork the ranks of a job and to run `entry` ("trial", "inspect", ...) with a payload in each."""
 
     job: str
     entry: str
@@ -47,15 +47,15 @@ class Start(_Message):
     """Number of ranks that this server starts."""
     log: str = ""
     first_rank: int = 0
-    """Number of its first one."""
+    """Number of the first rank that this server starts."""
     total_ranks: int = 0
     """Number of the job's ranks on all hosts; 0 where this server starts all of them."""
     variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
-    """Environment variables of its ranks, who get LOCAL_RANK and RANK beside them."""
+    """Environment variables of the ranks, which also get LOCAL_RANK and RANK."""
 
 
 class Tell(_Message):
-    """Pass a command on to rank 0 of a job."""
+    """Command for rank 0 of a job, to be passed on."""
 
     job: str
     command: msgspec.Raw
@@ -66,7 +66,9 @@ class Kill(_Message):
 
 
 class Preload(_Message):
-    """Import what the workload was seen to import (`imports.save_imports`), before the next ranks are forked."""
+    """Request to import the modules recorded for the workload (`imports.save_imports`) before the next ranks are
+    forked.
+    """
 
     path: str
 
@@ -87,7 +89,7 @@ class RankMessage(_Message):
     job: str
     rank: int
     message: bytes
-    """Message as the rank wrote it. User code can write there too: bytes, so that nothing in it is taken for ours."""
+    """Message in the rank's own encoding. User code can write there too, so the server does not decode it."""
 
 
 class RankExited(_Message):
@@ -97,13 +99,13 @@ class RankExited(_Message):
     signal: int | None
     out_of_memory: bool
     killed: bool = False
-    """True where the server killed it, because it was told to or because another rank had failed."""
+    """True if the server killed the rank, on request or because another rank had failed."""
     violation: str = ""
-    """Reason why the server stopped listening to it and killed it."""
+    """Reason for which the server stopped reading the rank's messages and killed it."""
 
 
 class JobEnded(_Message):
-    """All ranks are gone, and so is everything they started."""
+    """Message that all ranks of a job and all of their descendants have ended."""
 
     job: str
 
@@ -143,7 +145,7 @@ class Guarded(_Message):
 
 
 class Ready(_Message):
-    """Warm; waits for commands."""
+    """Message that a trial is warm and waits for commands."""
 
     startup: Startup
     step_time_ns: int
@@ -176,11 +178,11 @@ class Reported(_Message):
 class Failed(_Message):
     failure: Failure
     consequence: bool = False
-    """True if it may follow from another rank's failure: the others did not answer, or are gone."""
+    """True if the failure may follow from another rank's: other ranks did not answer, or are gone."""
 
 
 class TaskDone(_Message):
-    """The answer of a job that is not a trial."""
+    """Answer of a job that is not a trial."""
 
     result: msgspec.Raw
 
@@ -208,11 +210,11 @@ FromRank = (
 _ENCODER = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 32 << 20
-"""A hundred times the largest profile; what announces more is not one of ours, and would only fill memory."""
+"""Maximum bytes of a message: a hundred times the largest profile. A longer message is not from our own code."""
 
 
 class MessageTooLargeError(SteptuneError):
-    """The other end announces a message that no reader has to take."""
+    """Error for a message whose announced length exceeds the maximum."""
 
 
 def encode(message: Any) -> bytes:
@@ -220,12 +222,12 @@ def encode(message: Any) -> bytes:
 
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of one of the unions above."""
+    """Return a decoder for one of the unions above."""
     return msgspec.msgpack.Decoder(kind)
 
 
 class Channel:
-    """A stream of messages over one end of a socket pair."""
+    """Stream of messages over one end of a socket pair."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -255,23 +257,23 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
-        """The next message, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
+        """Return the next message, or None after `timeout_s` seconds or at the end of the stream (`closed`)."""
         while not self._messages:
             if not self._wait(timeout_s) or not self.read_available():
                 return None
         return self._messages.pop(0)
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Wait until there is something to read. Not by `select.select`, which refuses descriptors above 1023."""
+        """Wait until data can be read. `select.select` is avoided, as it refuses descriptors above 1023."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
     def read_available(self) -> bool:
-        """Read once without blocking longer than the data takes; False at the end of the stream.
+        """Read once without blocking longer than the data takes; return False at the end of the stream.
 
         Raises:
-            MessageTooLargeError: What the other end says is no message.
+            MessageTooLargeError: The other end announces a message that is too long.
         """
         try:
             data = self._socket.recv(1 << 20)
@@ -294,6 +296,6 @@ class Channel:
         return True
 
     def take_messages(self) -> list[bytes]:
-        """All complete messages read so far."""
+        """Return all complete messages read so far."""
         messages, self._messages = self._messages, []
         return messages

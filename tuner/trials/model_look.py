@@ -1,4 +1,4 @@
-"""A look at a workload's model and optimizer: one step of it, what it counts, and whether it can be trained."""
+"""Inspection of a workload's model and optimizer: one step, the counts of its work, and whether it can be trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from steptune.tuner.trials.failures import is_out_of_memory
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLook:
-    """Facts that one step of the model showed."""
+    """Facts observed in one step of the model."""
 
     facts: ModelFacts
     randomness: str
@@ -37,14 +37,14 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """First operator that the host waits for and that computes no attention mask, as in `WorkloadFacts`."""
+    """First operator for which the host waits and which does not compute an attention mask, as in `WorkloadFacts`."""
     samples: float
     peak_bytes: int
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
-    """Count, and one forward and backward pass: of the whole batch or, where that does not fit into memory, of a part
-    of it.
+    """Count a model's work and run one forward and backward pass, of a part of the batch if the whole does not fit into
+    memory.
 
     Raises:
         WorkloadRejectedError: The loss is not a finite scalar, or does not depend on the parameters.
@@ -80,7 +80,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
 @dataclass(frozen=True, kw_only=True)
 class _TriedStep:
-    """One forward and backward pass, and what watched it."""
+    """Forward and backward pass with its observers."""
 
     loss: float
     step_ns: int
@@ -132,7 +132,7 @@ def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
 
 
 def _num_unused_parameters(model: Any) -> int:
-    """Trained ones that a backward pass has not reached."""
+    """Return the number of trained parameters that a backward pass has not reached."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     num_unused = sum(p.grad is None for p in parameters)
     if num_unused == len(parameters):
@@ -199,7 +199,9 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Buffers of blocks, by their number and name, with their versions; without the statistics of torch's norms."""
+    """Return the buffers of blocks by number and name, with their versions; statistics of torch's norms are left
+    out.
+    """
     import torch
 
     return {
@@ -213,7 +215,7 @@ def _buffers(blocks: Sequence[Any]) -> _Buffers:
 
 
 def _changed(before: _Buffers, after: _Buffers) -> str:
-    """The name of the first one that is another tensor now or was changed in place; empty where none is."""
+    """Return the name of the first buffer that was replaced or changed in place; empty if none was."""
     for key, (buffer, version) in after.items():
         old, old_version = before.get(key, (None, 0))
         if buffer is not old or version != old_version:
@@ -222,7 +224,9 @@ def _changed(before: _Buffers, after: _Buffers) -> str:
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
-    """Reason why the blocks cannot be stages; found on one sample, where a batch can be cut."""
+    """Return the reason for which the blocks cannot be pipeline stages, found on one sample where a batch can be split;
+    empty if they can.
+    """
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
     if _has_batch_statistics(job.model):
@@ -233,7 +237,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Facts of everything that may be gathered as one in this study."""
+    """Return the sizes of all units that may be gathered as a whole in this study."""
     from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
     current = job.workload.current.get(ShardingSetting.strategy, {}).get("min_num_params")
@@ -246,10 +250,10 @@ def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
 
 
 class _UnalignedProducts:
-    """Counts the products of linear layers that padding to a multiple of 8, or further to one of 64, would change.
+    """Counter of linear layers' matmuls that padding to a multiple of 8, or further to one of 64, would change.
 
     Attributes:
-        layers: How many there are, by multiple.
+        layers: Number of these layers, by multiple.
     """
 
     def __init__(self, model: Any) -> None:
@@ -280,7 +284,9 @@ class _UnalignedProducts:
 
     def _counter(self, multiple: str) -> Any:
         def count(module: Any, arguments: Any, output: Any) -> None:
-            """Forward, and the gradients of input and weight: three products of 2 m n k."""
+            """Count a layer's forward matmul and those for the gradients of input and weight: three of 2 m n k
+            FLOPs.
+            """
             self._flops[multiple] += 6 * output.numel() * module.in_features
 
         return count
@@ -306,8 +312,8 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
 
 def _randomness(job: TrainingJob, batch: Any) -> str:
-    """ "none", "switchable" or "always": found by running the loss under two seeds. What the loss draws outside of the
-    model (the noise of a diffusion) is the same for every candidate with the same seed, and is no randomness here.
+    """Return "none", "switchable" or "always", found by running the loss under two seeds. Random numbers drawn outside
+    of the model (the noise of a diffusion) are the same for every candidate with the same seed, and do not count.
     """
     from steptune.tuner.trials.guard_protocol import randomness_off
 
@@ -338,10 +344,10 @@ def _repeats(job: TrainingJob, batch: Any) -> bool:
 
 
 class _Draws:
-    """Notices random numbers that the model draws: the state of a generator changes in its forward pass.
+    """Detector of random numbers drawn by the model: a generator's state changes in its forward pass.
 
     Attributes:
-        seen: Whether it did so far. A model that was not called by the loss is taken for one that draws.
+        seen: Whether the model has drawn any. A model that the loss does not call counts as drawing.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -379,7 +385,7 @@ class _Draws:
 
 
 class _AttentionSeen:
-    """Notices calls of scaled_dot_product_attention."""
+    """Detector of calls of scaled_dot_product_attention."""
 
     def __init__(self, causal: CausalLook) -> None:
         self.seen = False
@@ -402,7 +408,7 @@ class _AttentionSeen:
 
 
 def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
-    """Implementation that the user's optimizer runs, and those that its class offers."""
+    """Return the implementation that the user's optimizer runs, and those that its class offers."""
     import inspect
 
     optimizer = job.optimizer
@@ -428,8 +434,8 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """Bytes of the optimizer's state after a step, found on tensors without storage. 0 where it is not known: an
-    optimizer that cannot step on such tensors, or that makes its state at another time.
+    """Return the bytes of the optimizer's state after a step, computed on tensors without storage. 0 where that fails:
+    the optimizer cannot step on such tensors, or creates its state at another time.
     """
     import torch
 

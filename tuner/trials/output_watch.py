@@ -1,4 +1,4 @@
-"""Computing outputs of modules once more in FP32, while a guarded step runs in a rank."""
+"""Recomputation of modules' outputs in FP32, while a guarded step runs in a rank."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Maximum parameters, inputs and outputs of a module that is computed again: 256 MiB in FP32."""
+"""Maximum number of parameters, inputs and outputs of a recomputed module: 256 MiB in FP32."""
 
 
 class OutputWatch:
-    """Looks at every innermost module's first output in 16 bits, during the first step."""
+    """Observer of every innermost module's first 16-bit output, during the first step."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
         self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """Differences by name of the module; None where it could not be computed again."""
+        """Deviation of outputs by name of the module; None where an output could not be recomputed."""
         self._was_done = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Watch the first step alone."""
+        """Observe the first step only."""
         handles = []
         if not self._was_done:
             self._was_done = True
@@ -81,12 +81,14 @@ class OutputWatch:
 
 
 def _not_compiled(look: Any) -> Any:
-    """A function that the user compiles may call the module: its graph ends here."""
+    """Exclude a hook from compilation: the graph of a compiled caller ends at the hook."""
     return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
 
 
 def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
-    """The closer of two: FP32 from what it was given, and from that as autocast rounds it to the output's format."""
+    """Compare an output with FP32 from the exact inputs, and from inputs rounded to the output's dtype as under
+    autocast; return the smaller deviation.
+    """
     import torch
 
     state = [*module.parameters(), *module.buffers()]
@@ -104,7 +106,7 @@ def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: tor
 
 
 def _in_fp32(module: Any, arguments: Any, named: Any, given: Callable[[Any], Any]) -> Any:
-    """Module's output from parameters and inputs in FP32; its buffers stay as they are."""
+    """Compute a module's output from parameters and inputs in FP32; its buffers stay unchanged."""
     import torch
 
     state = {name: given(tensor.detach()) for name, tensor in module.named_parameters()}
@@ -115,7 +117,7 @@ def _in_fp32(module: Any, arguments: Any, named: Any, given: Callable[[Any], Any
 
 @contextmanager
 def _same_draws(near: torch.Tensor) -> Iterator[None]:
-    """Generators stay as they are, whatever a module draws in FP32 alone."""
+    """Keep the generators' states while active, whatever a module draws in FP32."""
     import torch
 
     with torch.random.fork_rng([near.device.index or 0] if near.is_cuda else []):
@@ -150,7 +152,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Containers that cannot be rebuilt are left as they are."""
+    """Say whether a value is no plain container: containers that cannot be rebuilt are left as they are."""
     return not isinstance(value, list | tuple) and type(value) is not dict
 
 
@@ -159,7 +161,7 @@ def _versions(arguments: Any, named: Any) -> list[int]:
 
 
 def _generators() -> list[torch.Tensor]:
-    """States of those that a module may draw from."""
+    """Return the states of the generators that a module may draw from."""
     import torch
 
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()

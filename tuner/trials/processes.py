@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind.
+"""Management of processes so that none is left behind.
 
 Every trial's processes die with what started them: ranks with the trial server, the server with its
 parent, whatever the manner of death. On Linux the kernel is asked for it (PR_SET_PDEATHSIG); orphans
@@ -33,8 +33,8 @@ def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
     """Ask the kernel to send a signal to this process when the thread that started it ends.
 
     Args:
-        parent_pid: The parent, if that can be known: 0 in a process namespace that the parent is not in. There the
-            first process of the namespace dies with the parent, and all others with the first.
+        parent_pid: Process id of the parent; 0 if it is unknown, in a process namespace that the parent is not in.
+            There the first process of the namespace dies with the parent, and all others with the first.
     """
     if not LINUX:
         return
@@ -44,13 +44,13 @@ def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the new parent of descendants whose own parent dies."""
+    """Make this process the new parent of orphaned descendants."""
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def session_members(session: int) -> list[int]:
-    """Process ids of a session."""
+    """Return the process ids of a session."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
@@ -72,11 +72,11 @@ def kill_session(session: int) -> None:
 
 
 def kill_descendants(within_s: float = 5.0) -> bool:
-    """Kill all that descends from this process, whatever their sessions; return whether nothing is left of it.
+    """Kill all descendants of this process, in any session; return whether none is left.
 
-    Orphans count where this process adopts them. All are stopped before one is killed: they fork no more, and still
-    count where the number of a user's processes is limited, so that what forks without end comes to an end. One that
-    hides itself in `/proc` is found as a child, and what it has started once it is dead.
+    Orphans count where this process adopts them. All are stopped before one is killed: stopped processes do not fork,
+    but still count towards a limit on a user's processes, so that endless forking ends. A process that hides itself in
+    `/proc` is found as a child, and its own children once it is dead.
     """
     end_s = time.monotonic() + within_s
     stopped: set[int] = set()
@@ -94,7 +94,7 @@ def kill_descendants(within_s: float = 5.0) -> bool:
 
 
 def _own_children() -> set[int]:
-    """Direct children that live, those included that `/proc` does not show."""
+    """Return the live direct children, including those that `/proc` does not show."""
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -109,17 +109,18 @@ def _lives(child: int) -> bool:
 
 
 def kill_all_others() -> None:
-    """Kill, at one stroke, every process that this one may send a signal to.
+    """Kill, in one system call, every process that this one may send a signal to.
 
-    Only where none of them is anybody else's: in a process namespace, or under a user of its own, where it ends other
-    trial servers of the same study, too. The kernel does it while nothing can fork, so that nothing outruns it.
+    Call this only where none of them belongs to others: in a separate process namespace, or under a separate user,
+    where it also ends other trial servers of the same study. The kernel allows no fork meanwhile, so that no process
+    escapes.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 
 
 def prefer_for_oom_kill() -> None:
-    """Let the kernel end this process and its children first when memory runs out."""
+    """Mark this process and its children as the first that the kernel kills when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -134,7 +135,7 @@ def kill_tree(pid: int) -> None:
 
 
 def child_pids() -> list[int]:
-    """Direct children of this process, zombies left out."""
+    """Return the ids of this process's direct children, without zombies."""
     return [p.pid for p in psutil.Process().children() if not _is_zombie(p.pid)]
 
 
@@ -146,7 +147,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def limit_data(limit_bytes: int) -> None:
-    """Limit the private memory of this process, so that an allocation fails instead of the machine.
+    """Limit the private memory of this process, so that an allocation fails instead of exhausting the machine.
 
     RLIMIT_DATA counts private writable memory (Linux >= 4.7), not the address space that libraries
     and CUDA reserve.
@@ -159,7 +160,7 @@ def limit_data(limit_bytes: int) -> None:
 
 
 def oom_kills() -> int:
-    """Number of processes that the kernel has killed for lack of memory since boot (0 where unknown)."""
+    """Return how many processes the kernel has killed for lack of memory since boot (0 where unknown)."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(" ")
@@ -169,7 +170,7 @@ def oom_kills() -> int:
 
 
 def redirect_output(log: str) -> None:
-    """Redirect the output of this process to the end of a file, or nowhere; it reads no input."""
+    """Redirect the output of this process to the end of a file, or discard it; its input is empty."""
     path = Path(log) if log else Path(os.devnull)
     if log:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The entry of a forked (or spawned) rank: runs what it was asked for and reports how it ended."""
+"""Entry point of a forked (or spawned) rank: runs the requested entry and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptune.tuner.trials.messages import Channel, Failed, TaskDone, encode
 
 
 class DescribeRequest(Record):
-    """Ask for the environment. An empty device lets torch choose."""
+    """Request for the environment. An empty device lets torch choose."""
 
     study_directory: str
     device: str = ""
@@ -27,7 +27,7 @@ class DescribeRequest(Record):
 
 
 def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Channel) -> int:
-    """Run one entry.
+    """Run the requested entry.
 
     Returns:
         The exit status: 0, or 1 after a failure that was reported.
@@ -109,10 +109,10 @@ def _describe(payload: bytes, rank: int, num_ranks: int, channel: Channel) -> An
 def _of_all_hosts(
     environment: Environment, request: DescribeRequest, rank: int, num_hosts: int, channel: Channel
 ) -> Environment:
-    """The first host's environment, on every host.
+    """Return the first host's environment on every host.
 
     Raises:
-        PlatformError: They are not alike.
+        PlatformError: The hosts differ.
     """
     import torch
 
@@ -161,9 +161,7 @@ _TASKS: dict[str, Callable[[bytes, int, int, Channel], Any]] = {
 
 
 def main() -> None:
-    """`python -m steptune.tuner.trials.rank ENTRY DESCRIPTOR RANK NUM_RANKS SERVER_PID LOG`: a rank in a fresh
-    interpreter, where forking a process that has torch loaded is not safe (macOS).
-    """
+    """Run a rank in a fresh interpreter, where forking a process that has torch loaded is not safe (macOS)."""
     from steptune.tuner.trials.processes import die_with_parent, redirect_output
 
     entry, descriptor, rank, num_ranks, server_pid, log = sys.argv[1:7]

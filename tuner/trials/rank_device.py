@@ -1,4 +1,4 @@
-"""The device that a rank trains on."""
+"""Device that a rank trains on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
-    """Rank r of a host uses the r-th visible GPU, and no more of its memory than the limit; where devices are
-    emulated, as many ranks use each as there are parts of it, and no tensors of theirs take more than their part.
+    """Return the device of a rank, with memory limited: rank r of a host uses the r-th visible GPU. With emulated
+    devices, as many ranks share each GPU as it has parts, and their tensors take no more than their part.
 
     Raises:
         PlatformError: There are fewer GPUs than ranks.

@@ -1,4 +1,4 @@
-"""Making the guard's reference: the unchanged workload, run several times from its initial state.
+"""Creation of the guard's reference: the unchanged workload, run several times from its initial state.
 
 It runs on as many ranks as the study has, each on its part of the guard's batches: statistics over a batch, and the
 mean over a batch that ranks cannot share evenly, are not what one process would compute. Gradients are reduced by plain
@@ -75,12 +75,12 @@ if TYPE_CHECKING:
 
 NUM_SEEDS = 4
 NUM_DRAWS = 7
-"""Steps of a candidate that draw masks, where it can be set back to the initial parameters."""
+"""Number of a candidate's steps that draw masks, if it can be reset to the initial parameters."""
 NUM_HORIZON_RUNS = 3
 
 
 class ReferenceRequest(Record):
-    """Request of the parent."""
+    """Request of the parent to make the guard's reference."""
 
     workload: str
     study_directory: str
@@ -88,11 +88,11 @@ class ReferenceRequest(Record):
     device: str
     protocol: Protocol
     unit_roundoffs: tuple[float, ...]
-    """Unit roundoffs of the arithmetics that candidates may compute with."""
+    """Unit roundoffs of the arithmetics that candidates may use."""
     bias_corrections: bool = False
-    """Candidates may have an update that computes them in FP32."""
+    """True if candidates may compute the update's bias corrections in FP32."""
     eager: bool = False
-    """True to compile nothing: compilation rounds differently, candidates are held to rounding, and disturbed runs
+    """True to compile nothing: compilation rounds differently, which candidates' tolerances cover, and disturbed runs
     would compile the model anew each time.
     """
     memory_limit_bytes: int | None = None
@@ -100,18 +100,18 @@ class ReferenceRequest(Record):
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic of `choices`."""
     twin_s: float | None = None
-    """Seconds that the runs of the reference's twin may take together; None without a limit."""
+    """Maximum seconds for all runs of the reference's twin together; None without a limit."""
     run_id: str = ""
-    """Name of the folder in which the ranks of this run meet, where there are several; no earlier run's met there."""
+    """Name of the folder in which several ranks of this run meet, unique to the run."""
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
-    """Run the protocol on the reference configuration and write what candidates are compared with.
+    """Run the protocol on the reference configuration and write the results that candidates are compared with.
 
     Runs: once, with draws of masks where the model is random; once more with the same seed; disturbed by each unit
     roundoff, and in the update's bias corrections where candidates may round them; the audits by its twin, where it
     does not compute in FP32 itself; on several ranks over further seeds, in place of the draws. Where lossy candidates
-    are allowed, runs of their own go on over the longer horizon, the first of them undisturbed. Every rank has the same
+    are allowed, separate runs continue over the longer horizon, the first of them undisturbed. Every rank has the same
     result; rank 0 writes it.
     """
     files = StudyFiles(Path(request.study_directory))
@@ -173,7 +173,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 
 
 def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
-    """The reason for which the reference's own replay does not agree with it; empty where it does."""
+    """Return the reason for which the replay does not agree with the reference's own updates; empty where it does."""
     if watch.why_no_rule or not watch.tracks:
         return watch.why_no_rule or "no optimizer stepped"
     own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
@@ -189,7 +189,7 @@ def _save_gradients(
     wide: Compared | None,
     runs: _Runs,
 ) -> None:
-    """Save the gradients for candidates, where those of the reference can be compared."""
+    """Save the reference's gradients for the comparison with candidates, if they can be compared."""
     if first.gradients is None or again.gradients is None:
         files.reference_gradients.unlink(missing_ok=True)
         return
@@ -210,7 +210,9 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
 
 
 def draws_masks(num_ranks: int) -> bool:
-    """True where steps that draw masks begin from the initial parameters: where a candidate can be set back to them."""
+    """Return True where masks are drawn at steps from the initial parameters: on one rank, as a candidate can be reset
+    to them there.
+    """
     return num_ranks == 1
 
 
@@ -226,7 +228,7 @@ def compiles(choices: Mapping[str, Choice]) -> bool:
 
 
 def reference_plan(choices: Mapping[str, Choice], *, eager: bool) -> Plan:
-    """The plan of a configuration, in which gradients are reduced whole and in full."""
+    """Return the plan of a configuration, with gradients reduced in full and uncompressed."""
     plan = make_plan(choices)
     # Sharding stays: a model that is in parts today may fit in no other way.
     plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
@@ -244,7 +246,7 @@ def _build(
     rank: int,
     num_ranks: int,
 ) -> TrainingJob:
-    """The reference configuration from the saved initial state; the ranks have met already."""
+    """Build the reference configuration's job from the saved initial state; the process group must exist already."""
     return assemble(
         workload,
         plan,
@@ -261,10 +263,10 @@ class _Run:
     """Curve, first update and gradients of one run.
 
     Attributes:
-        update: The first one, sampled.
-        gradients: None where they cannot be compared.
+        update: First update, sampled.
+        gradients: Recorded gradients; None where they cannot be compared.
         masked: Gradients of the curve part, or of the draws.
-        rates: Of masks, by module.
+        rates: Masks by module.
     """
 
     curve: Curve
@@ -284,7 +286,7 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 class _Runs:
-    """Repeated runs of one job from the saved initial state."""
+    """Runner of one job, repeatedly from the saved initial state."""
 
     def __init__(
         self, job: TrainingJob, files: StudyFiles, request: ReferenceRequest, coordinator: Coordinator
@@ -312,7 +314,7 @@ class _Runs:
         audits: bool = True,
         draws: bool = False,
     ) -> _Run:
-        """One run; with a seed for it, over the horizon as well."""
+        """Run the protocol once; with `horizon_seed`, over the horizon as well."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
         self._count += 1
@@ -346,7 +348,7 @@ class _Runs:
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)
 
     def disturbed(self) -> dict[float, list[_Run]]:
-        """Run disturbed by each unit roundoff."""
+        """Run the protocol disturbed by each unit roundoff, several times."""
         return {
             roundoff: [
                 self.run(roundoff=roundoff, disturbance=number)
@@ -356,7 +358,9 @@ class _Runs:
         }
 
     def bias_corrections(self, first: _Run) -> Tolerance | None:
-        """Tolerance for rounding the bias corrections of the update; None where nobody does that."""
+        """Measure the tolerance for rounding the update's bias corrections; None where neither candidates nor the
+        reference round them.
+        """
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
         if not wanted or not corrects_biases(optimizer):
@@ -365,7 +369,7 @@ class _Runs:
             return widest([self.run().deviations_from(first)])
 
     def over_seeds(self, first: _Run) -> list[_Run]:
-        """Run of the curve part by seed; empty for a model without randomness."""
+        """Run the curve part with several seeds; return no runs for a model without randomness."""
         if not self._request.protocol.num_curve:
             return []
         seed = self._request.protocol.seed
@@ -373,19 +377,19 @@ class _Runs:
 
     @property
     def exact(self) -> tuple[int, ...]:
-        """Places of the steps that begin from the initial parameters."""
+        """Indices of the steps that begin from the initial parameters."""
         return self._request.protocol.exact
 
     @property
     def are_in_fp32(self) -> bool:
-        """Say whether the reference's own gradients are those in FP32."""
+        """True if the reference's own gradients are computed in FP32."""
         if self._job.workload.has_custom_step:  # whose updates gradients may depend on
             return False
         return is_in_fp32(self._request.choices) and self._request.own_roundoff <= FP32_ROUNDOFF
 
     def in_fp32(self) -> Compared | None:
-        """Gradients of the audits by the reference's twin; None where it has none or needs none, where there is no
-        memory for it beside the reference, and where its runs would take longer than they may.
+        """Return the gradients of the audits by the reference's twin; None if there is no twin or none is needed, if
+        memory for it is missing beside the reference, or if its runs would exceed their time limit.
         """
         num_ranks = self._coordinator.num_ranks
         if self.are_in_fp32 or not has_twin(self._job.device, num_ranks):
@@ -398,7 +402,7 @@ class _Runs:
             return None
 
     def _audits_of_twin(self) -> Compared | None:
-        """Audit the twin as it is, once more, and disturbed; None where that would take longer than it may."""
+        """Audit the twin, a second time, and disturbed; None if that would exceed the time limit."""
         protocol = self._request.protocol
 
         def run(disturb: Disturbance | None = None) -> GradientWatch:
@@ -427,10 +431,10 @@ class _Runs:
         return Compared(steps=reference.gradients, noise={FP32_ROUNDOFF.hex(): noise})
 
     def horizons(self, coarsest: float) -> list[tuple[float, ...]]:
-        """Losses over the horizon, undisturbed and disturbed; none where nothing is lossy.
+        """Return the losses over the horizon, undisturbed and disturbed; empty unless lossy candidates are allowed.
 
-        These runs have no audits, as lossy candidates have none: after a horizon what counts its steps, as the warm-up
-        of an average does, is elsewhere than in candidates that have none.
+        These runs have no audits, as lossy candidates have none: after a horizon, state that counts steps (such as the
+        warm-up of an average) would differ from that of candidates without a horizon.
         """
         protocol = self._request.protocol
         if not protocol.num_horizon:
@@ -447,7 +451,9 @@ class _Runs:
         return [run.curve.horizon_losses for run in runs]
 
     def _restore(self, disturb: Disturbance | None) -> None:
-        """The initial state and a fresh optimizer, with disturbed parameters where asked: alike on all ranks."""
+        """Restore the initial state with a fresh optimizer, and disturb the parameters if requested: alike on all
+        ranks.
+        """
         for parameter, is_trained in self._trained:
             parameter.requires_grad_(is_trained)  # which a forward may change
         self._job.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Running trials on this machine: one trial server per study and load-time environment."""
+"""Runner of trials on this machine: one trial server per study and load-time environment."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ from steptune.tuner.trials.watch import Watch
 from steptune.tuner.workloads.reference import imported_modules, parse_reference
 
 MEMORY_MARGIN = 0.10
-"""Share of the free memory that trials leave alone."""
+"""Share of the free memory that trials must leave free."""
 TASK_DEADLINE_S = 900.0
 MAX_RENEWALS = 10
-"""Deadlines that a task may fill altogether: progress can be claimed without end."""
+"""Maximum number of deadlines that a task may use up, as user code could report progress without end."""
 
 
 @dataclass
 class _Task:
-    """A job that is no trial, what it did last, and its answer once there is one."""
+    """Job that is not a trial, its last activity, and its answer once it has one."""
 
     entry: str
     job: Job
@@ -75,12 +75,12 @@ class _Task:
 
 @dataclass
 class _Beside:
-    """The guard's reference, made while the next group starts."""
+    """Task that makes the guard's reference while the next group starts."""
 
     request: ReferenceRequest
     task: _Task
     until_s: float
-    """Time at which it is given up, on the monotonic clock."""
+    """Time at which the task is given up, on the monotonic clock."""
 
     @property
     def made(self) -> bool:
@@ -88,18 +88,19 @@ class _Beside:
 
 
 class LocalRunner:
-    """A `TrialRunner` of processes on this machine.
+    """`TrialRunner` of processes on this machine.
 
     Args:
         workload: Reference of the workload (an absolute path for a file).
         directory: The study's directory.
         python: The user's interpreter.
-        memory_limit_bytes: What a trial may use; None allows what is free, less a margin.
+        memory_limit_bytes: Maximum memory of a trial; None allows the free memory, less a margin.
         variables: Environment variables of tasks (a trial brings its own).
-        sandbox: What wraps every trial server.
-        task_deadline_s: How long one step of a task (looking at the workload, running its reference) may take.
-        check: Called some times a second while anything runs; what it raises ends what runs.
-        hosts: All hosts that the ranks are on, where there are several; closed by whoever made it.
+        sandbox: Sandbox around every trial server.
+        task_deadline_s: Maximum seconds for one step of a task (inspecting the workload, running its reference).
+        check: Function that is called a few times per second while anything runs; an exception in it ends all that
+            runs.
+        hosts: Group of all hosts of the ranks, if there are several; the caller closes it.
     """
 
     def __init__(  # noqa: PLR0913  named, most with a default
@@ -151,9 +152,9 @@ class LocalRunner:
         self._heard: list[Host] = []
         """Hosts that the board listens to."""
         self._places: set[str] = set()
-        """Places of hosts that were found to be alike."""
+        """Places of the hosts whose environments were found to agree."""
         self._given_up: tuple[float, str] | None = None
-        """Time at which the running task is given up, on the monotonic clock, and its name."""
+        """Time at which the running task is given up, on the monotonic clock, and the task's name."""
         self._beside: _Beside | None = None
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -186,10 +187,10 @@ class LocalRunner:
         return environment
 
     def _described(self) -> Environment:
-        """The hosts' description.
+        """Describe the environment of all hosts.
 
         Raises:
-            RunnerError: They are not alike.
+            RunnerError: The hosts differ.
         """
         num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
         request = DescribeRequest(
@@ -198,10 +199,10 @@ class LocalRunner:
         return msgspec.msgpack.decode(self._task("describe", request, num_ranks=num_hosts), type=Environment)
 
     def check(self) -> None:
-        """Load the workload, which takes a moment, and say what is wrong with it or with the device.
+        """Load the workload as a quick check, and report errors of the workload or the device.
 
         Raises:
-            WorkloadError: It cannot be loaded, or the device is not there.
+            WorkloadError: The workload cannot be loaded, or the device does not exist.
         """
         self._task(
             "check",
@@ -255,11 +256,11 @@ class LocalRunner:
             ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Run another entry ("train") on the study's ranks and return its answer (MessagePack)."""
+        """Run an entry other than a trial ("train") on the study's ranks and return its answer (MessagePack)."""
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
-        """Run a task, once more where its environment ended it."""
+        """Run a task, and repeat it if its environment ended it."""
         variables = {**self._variables, **(variables or {})}
         repeats = 0
         while True:
@@ -297,10 +298,10 @@ class LocalRunner:
         return _Task(entry=entry, job=job, doing=entry)
 
     def _finish_task(self, task: _Task, beside: Sequence[Job] = ()) -> None:
-        """Wait until a task has ended, with an answer or without.
+        """Wait until a task has ended, with or without an answer.
 
         Args:
-            beside: Jobs that run meanwhile, and die with their trial server.
+            beside: Jobs that run at the same time, and end with their trial server.
         """
         began_s = time.monotonic()
         try:
@@ -375,7 +376,7 @@ class LocalRunner:
         """Run a group to its end.
 
         Raises:
-            RunnerError: Not all of them were started, and the group is not repeated.
+            RunnerError: Not all trials were started, and the group is not repeated.
         """
         try:
             run.run(specs, purposes)
@@ -388,11 +389,11 @@ class LocalRunner:
             self._end([*(member.job for member in run.members), *beside])
 
     def _end_beside(self, jobs: Sequence[Job]) -> None:
-        """Wait for the guard's reference that was begun beside a group: nothing is measured beside it. One that takes
-        too long is ended with the group, and made when it is needed.
+        """Wait for the guard's reference that was begun beside a group, as nothing is measured beside it. If it takes
+        too long, it is ended with the group, and made when it is needed.
 
         Args:
-            jobs: Of the group, which die with their trial server.
+            jobs: Jobs of the group, which end with their trial server.
         """
         if self._beside is None:
             return
@@ -401,7 +402,7 @@ class LocalRunner:
             self._finish_task(self._beside.task, beside=jobs)
 
     def _end(self, jobs: Sequence[Job]) -> None:
-        """Leave nothing behind of jobs that ran together, and with no others."""
+        """End all jobs of a group, and clean up after them."""
         for job in jobs:
             try:
                 self._board.end(job)
@@ -411,10 +412,10 @@ class LocalRunner:
         self._sandbox.tidy([server.temporary for server in self._servers.values()])
 
     def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
-        """Replace the trial server of jobs after it died: its jobs failed with it, the next ones get a new server.
+        """Remove trial servers that died: their jobs failed with them, and the next jobs get a new server.
 
         Raises:
-            RunnerError: It was something else, or the server was killed on purpose.
+            RunnerError: The error had another cause, or the server was killed on purpose.
         """
         dead = {key: server for key, server in self._servers.items() if server.has_ended}
         if not dead or self._was_killed:
@@ -427,10 +428,10 @@ class LocalRunner:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials whose hungriest ranks have these peaks can live at the same time, with a margin.
+        """Say whether trials with these peaks (of the rank that uses the most) can run at the same time, with a margin.
 
-        On a CPU, all ranks of all trials share the memory; on devices, each rank has its own, where every process has
-        a context beside its tensors.
+        On a CPU, all ranks of all trials share the memory; each device has its own memory, in which every process has a
+        context beside its tensors.
         """
         if self._device_memory_bytes:
             needed = sum(peak + CONTEXT_BYTES for peak in peaks_bytes)
@@ -459,10 +460,10 @@ class LocalRunner:
     # --- servers ------------------------------------------------------------------------------
 
     def _begin(self, variables: Mapping[str, str], **job: Any) -> Job:
-        """Start a job. Nothing is lost with a trial server that died while it had nothing to do: another one is asked.
+        """Start a job; if the trial server died while idle, start it on a new one.
 
         Raises:
-            RunnerError: The other one is gone, too, or the servers were killed on purpose.
+            RunnerError: The new server is gone, too, or the servers were killed on purpose.
         """
         server = self._server(variables)
         try:
@@ -487,10 +488,10 @@ class LocalRunner:
         return self._servers[key]
 
     def _started(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        """A new server, on all hosts. One that is found lost while it is asked may come back once.
+        """Start a new server on all hosts. A host that is found lost at the start may come back once.
 
         Raises:
-            RunnerError: It did not come back, or another was lost, too.
+            RunnerError: The host did not come back, or another was lost, too.
         """
         try:
             return self._spread(self._local_server(variables), variables)
@@ -515,10 +516,10 @@ class LocalRunner:
         )
 
     def _gather_hosts(self) -> None:
-        """Wait for hosts that are not here.
+        """Wait for missing hosts.
 
         Raises:
-            RunnerError: They did not come, or one came that is not like the others.
+            RunnerError: They did not connect, or one differs from the others.
         """
         if self._hosts is None:
             return
@@ -533,7 +534,7 @@ class LocalRunner:
             self._described()  # one in the place of a lost one has to be like it
 
     def _lose_hosts(self) -> None:
-        """Stop listening to lost hosts; what ran there is gone."""
+        """Stop listening to lost hosts; their jobs are gone."""
         for host in self._hosts.lost() if self._hosts is not None else ():
             if host in self._heard:
                 self._board.remove_server(host)
@@ -541,13 +542,13 @@ class LocalRunner:
             host.close()
 
     def _drop(self, key: tuple[tuple[str, str], ...]) -> None:
-        """Forget a server that has ended."""
+        """Remove a server that has ended."""
         server = self._servers.pop(key)
         self._board.lose_server(server)
         server.close()
 
     def _preload(self) -> list[str]:
-        """Modules that the workload's own file imports from elsewhere."""
+        """Return the modules that the workload's own file imports from installed packages."""
         reference = parse_reference(self._workload)
         if reference.kind == "zoo":
             return ["steptune.tuner.workloads.zoo"]
@@ -558,7 +559,7 @@ class LocalRunner:
         return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
 
     def kill(self) -> None:
-        """Kill all trials at once, from any thread; who waits for them gets a RunnerError."""
+        """Kill all trials at once, from any thread; threads that wait for them get a RunnerError."""
         self._was_killed = True
         for server in tuple(self._servers.values()):
             kill_tree(server.pid)
@@ -571,7 +572,7 @@ class LocalRunner:
 
 
 def compile_caches(folder: Path) -> dict[str, str]:
-    """Variables that let all trials of a study share what was compiled, and no other process.
+    """Return the environment variables for caches of compiled code that only this study's trials share.
 
     Source: https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html
     """
@@ -584,9 +585,9 @@ def compile_caches(folder: Path) -> dict[str, str]:
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
-    """The failure for which a group that was repeated so often is repeated again.
+    """Return the failure for which a group is repeated once more; None if it is not.
 
-    What the kernel killed for lack of memory beside others is theirs to repeat alone who put them together.
+    If the kernel killed a trial of several for lack of memory, the caller that grouped them may repeat it alone.
     """
     for member in run.members:
         failure = member.job.failure
@@ -598,7 +599,9 @@ def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
 
 
 def _out_of_memory(run: GroupRun) -> Failure | None:
-    """The failure of a trial that ran out of memory while the guard's reference was made beside it."""
+    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it; None if none
+    did.
+    """
     for member in run.members:
         failure = member.job.failure
         if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
@@ -608,6 +611,6 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
 
 
 def _died_beside(failure: Failure) -> Failure:
-    """Failure of a trial that is repeated because another of its group is."""
+    """Return the failure of a trial that is repeated because another trial of its group is."""
     message = f"repeated with the trial that took turns with it ({failure.message})"
     return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

@@ -1,4 +1,4 @@
-"""Sandbox between a trial server and the machine. Whoever makes the runner chooses it."""
+"""Sandbox between a trial server and the machine, chosen by the caller that makes the runner."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from steptune.tuner.trials.watch import Quota
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """A command that wraps every trial server, and what holds inside of it.
+    """Command that wraps every trial server, and the properties of the sandbox.
 
     Attributes:
         level: Name of the isolation level, stored with each trial.
-        prefix: The command. It must end in the server itself, or die with its own parent and take the server along.
-        environment: All that the server inherits; None is everything that the parent has.
-        temporary: Directory for temporary files inside, where the host's is not visible.
+        prefix: Command that the server's command is appended to. It must become the server itself, or end with its own
+            parent and end the server.
+        environment: Environment of the server; None for the parent's whole environment.
+        temporary: Directory for temporary files inside the sandbox, where the host's is not visible.
         own_pids: The server lives in a process namespace of its own, and does not see its parent.
-        headers: Where torch.compile's precompiled headers are kept, which others do not share.
-        uid: User of the study's servers and of nobody else; None is the parent's.
-        as_user: The command that runs another one as that user, who alone may look into all that is theirs.
-        tidy: Called when no trial runs, with the temporary directories of the servers: removes what trials have left
-            elsewhere.
-        quota: What the trials together may take from the machine; None is not watched.
+        headers: Directory of torch.compile's precompiled headers that are not shared with others.
+        uid: User of the study's servers alone; None for the parent's.
+        as_user: Command prefix that runs a command as that user, who alone may read all of its files and processes.
+        tidy: Function that removes files that trials have left outside of the servers' temporary directories, which it
+            is called with; called when no trial runs.
+        quota: Limits of all trials together; None for no limits.
         fellows: Other studies of the same submitter that run on this machine now, and share the quota.
     """
 
@@ -43,5 +44,5 @@ class Sandbox:
 
     @property
     def alone(self) -> bool:
-        """Say whether all that the server may send a signal to was started by it."""
+        """True if the server can send signals only to processes that it started."""
         return self.own_pids or self.uid is not None

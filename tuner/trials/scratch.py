@@ -1,4 +1,4 @@
-"""A temporary directory for everything that runs under one trial server.
+"""Temporary directory for everything that runs under one trial server.
 
 Processes that are killed cannot remove their temporary files (Python's loader workers leave a
 directory with a socket each), and killing is how trials end here. So they get a directory of their
@@ -31,16 +31,16 @@ LOCK = "in-use"
 SHARED_MEMORY = Path("/dev/shm")
 GONE = ".gone"
 FORKED = "forked"
-"""Folder with a file for every process that was forked under the server, named by its id."""
+"""Folder with a file for every process that was forked under the server, named by the process id."""
 MAX_BASE_LENGTH = 55
-"""A socket's path may have 107 bytes, and those of loader workers add 50 to this."""
+"""Maximum length of the directory's path: a socket's path may have 107 bytes, and those of loader workers add 50."""
 
 
 class Scratch:
-    """Makes a directory and holds its lock; removes abandoned ones first.
+    """Temporary directory with a lock, created after abandoned ones were removed.
 
     Args:
-        user: Name of the user inside, as the environment says it; None is ours.
+        user: Name of the user inside the sandbox, as in its environment; None for ours.
     """
 
     def __init__(self, user: str | None = None) -> None:
@@ -57,8 +57,8 @@ class Scratch:
         return self._descriptor
 
     def _share_headers(self, user: str | None) -> None:
-        """Precompiled headers of torch.compile take half a minute and are the same for every program;
-        torch keeps them under the temporary directory, in a folder named after the user.
+        """Link torch.compile's precompiled headers into the directory: making them takes half a minute, they are the
+        same for every program, and torch keeps them under the temporary directory, in a folder named after the user.
         """
         with contextlib.suppress(KeyError, OSError):
             shared = Path(tempfile.gettempdir()).absolute() / _headers_of(getpass.getuser())
@@ -66,7 +66,7 @@ class Scratch:
             (self.path / _headers_of(user or getpass.getuser())).symlink_to(shared)
 
     def give_to(self, uid: int, headers: Path | None) -> None:
-        """Let another user write here, whose precompiled headers are elsewhere."""
+        """Give another user write access to the directory; its precompiled headers are elsewhere."""
         os.chown(self.path, uid, uid)
         for link in self.path.glob("torchinductor_*"):
             link.unlink()
@@ -74,7 +74,7 @@ class Scratch:
                 link.symlink_to(headers)
 
     def close(self) -> None:
-        """Remove the directory, whatever is in it."""
+        """Remove the directory and its contents."""
         remove(self.path)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -82,13 +82,15 @@ class Scratch:
 
 
 def _headers_of(user: str) -> str:
-    """Name that torch gives the folder of a user."""
+    """Return the name that torch gives a user's folder."""
     return "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
 
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """A directory for a moment, which is removed even where its user is killed: later, by whoever makes the next."""
+    """Provide a temporary directory while active. If its process is killed, the next user of such a directory removes
+    it.
+    """
     scratch = Scratch()
     try:
         scratch.path.chmod(0o755)  # what is isolated may run as another user
@@ -98,7 +100,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def note_forks(scratch: Path) -> None:
-    """Make every process that this one forks from now on, and their children, note their ids there first."""
+    """Make all processes forked from now on, and their descendants, record their ids in the directory first."""
     folder = scratch / FORKED
     folder.mkdir()
 
@@ -110,7 +112,7 @@ def note_forks(scratch: Path) -> None:
 
 
 def _remove_segments(folder: Path) -> None:
-    """Remove segments that torch made in noted processes which are gone."""
+    """Remove the shared-memory segments that torch made in recorded processes which have ended."""
     with contextlib.suppress(OSError):
         makers = {file.name: file.stat().st_uid for file in folder.iterdir()}
         for segment in SHARED_MEMORY.glob("torch_*"):
@@ -129,7 +131,7 @@ def _runs(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory, and what is noted in it; whoever is killed in the middle leaves one whose name says so."""
+    """Remove a directory and the segments recorded in it; if interrupted, its new name marks it for removal."""
     _remove_segments(path / FORKED)
     gone = path.with_name(path.name + GONE)
     with contextlib.suppress(OSError):
@@ -138,13 +140,13 @@ def remove(path: Path) -> None:
 
 
 def empty_temporary(*, shared_memory: bool) -> None:
-    """Remove what a trial left in the temporary directory, where that is the server's own.
+    """Remove a trial's files from the temporary directory, where that is the server's own.
 
-    Links stay: that to the precompiled headers was there before. So does what belongs to others, and what is mounted
-    there: a study's directory may be.
+    Links stay, such as that to the precompiled headers. So do files of other users, and mount points: a study's
+    directory may be one.
 
     Args:
-        shared_memory: Whether that is the server's own, too, and is emptied with it.
+        shared_memory: Whether shared memory is the server's own, too, and is emptied as well.
     """
     for folder in {Path(tempfile.gettempdir()), *([SHARED_MEMORY] if shared_memory else [])}:
         with contextlib.suppress(OSError, RecursionError):  # nested too deep: the limits of the file system hold
@@ -170,7 +172,7 @@ def _empty(folder: Path, device: int) -> None:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove directories whose users were killed; those of other people are left alone."""
+    """Remove directories whose processes were killed; those of other users are left alone."""
     for lock in base.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)

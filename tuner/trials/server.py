@@ -1,4 +1,4 @@
-"""The trial server: one warm process per study from which the ranks of every trial are forked.
+"""Trial server: one warm process per study from which the ranks of every trial are forked.
 
 It preloads torch, what ranks run and what the workload's file imports, but runs no operator and touches no device, so
 a forked rank is at its first operator in milliseconds. It is single-threaded. It adopts orphans and
@@ -60,12 +60,15 @@ from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 RANK_MODULES = tuple(f"steptune.tuner.trials.{name}" for name in ("inspection", "reference", "trial"))
-"""Strategies are among what they import, so that those of other packages would be, too."""
+"""Modules that every rank imports. They import the strategies, and would import those of other packages, too."""
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
-"""Imported while the first job runs, where there is Triton: with it a rank that compiles would take seconds
-for them, without less than one."""
+"""Modules imported while the first job runs, if Triton is present: a rank that compiles would take seconds to import
+them; without Triton it takes less than one.
+"""
 KERNEL_MODULES = ("steptune.kernels.applying",)
-"""Imported likewise, where there is no Triton. Where there is, they import it, and each rank does."""
+"""Modules imported while the first job runs, if Triton is absent. With Triton they import it, so each rank imports them
+itself.
+"""
 FAILED_RANK_GRACE_S = 2.0
 
 
@@ -90,11 +93,11 @@ class _Job:
 
 
 class TrialServer:
-    """The server's loop: messages from the parent, messages and deaths of ranks.
+    """Main loop of the server: messages from the parent, and messages and exits of ranks.
 
     Args:
         alone: Whether every process that this one may send a signal to belongs to its study.
-        own_pids: Whether it is its own, as are shared memory and the temporary directory.
+        own_pids: Whether the server has a separate process namespace, shared memory and temporary directory.
     """
 
     def __init__(
@@ -200,7 +203,7 @@ class TrialServer:
         return pid
 
     def _spawn(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
-        """A rank in a fresh interpreter, where forking with torch loaded is not safe."""
+        """Start a rank in a fresh interpreter, where forking with torch loaded is not safe."""
         descriptor = theirs.fileno()
         number, total = message.first_rank + rank, message.total_ranks or message.num_ranks
         numbers = [str(n) for n in (descriptor, number, total, os.getpid())]
@@ -211,7 +214,9 @@ class TrialServer:
         return process.pid
 
     def _become_rank(self, message: Start, rank: int, connection: socket.socket, server_pid: int) -> None:
-        """Turn the forked child into a rank: its own session, no trace of the server, then the job. Never returns."""
+        """Turn the forked child into a rank: start a new session, discard the server's state, and run the job. Never
+        returns.
+        """
         code = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -247,7 +252,7 @@ class TrialServer:
             self._send(RankMessage(job=name, rank=self._jobs[name].first_rank + number, message=line))
 
     def _read(self, rank: _Rank) -> bool:
-        """Read once; a rank that says what no message is long enough for is ended."""
+        """Read from a rank once; kill it if it announces a message that is too long."""
         try:
             return rank.channel.read_available()
         except MessageTooLargeError as error:
@@ -305,7 +310,7 @@ class TrialServer:
         kill_session(rank.pid)
 
     def _drain(self, name: str, number: int, rank: _Rank) -> bool:
-        """Forward what a dead rank still had in its pipe; a live grandchild may hold it open."""
+        """Forward the messages left in a dead rank's connection, which a live grandchild may keep open."""
         with selectors.DefaultSelector() as selector:
             selector.register(rank.channel, selectors.EVENT_READ)
             if not selector.select(0):
@@ -328,7 +333,7 @@ class TrialServer:
         self._send(JobEnded(job=name))
 
     def _kill_the_rest(self) -> None:
-        """Kill what escaped into a session of its own (compile workers do): it was orphaned to us."""
+        """Kill processes that escaped into another session (as compile workers do), and were orphaned to this one."""
         if self._own_pids or (not kill_descendants() and self._alone):
             kill_all_others()
 
@@ -353,21 +358,23 @@ def _zombie_children() -> set[int]:
 
 
 def variables_of_rank(message: Start, number: int) -> dict[str, str]:
-    """The variables of a rank of a job on several hosts, torchrun's among them; none of a job on one."""
+    """Return the environment variables of a rank in a job on several hosts, including torchrun's; empty for a job on
+    one host.
+    """
     if not message.variables:
         return {}
     return {**message.variables, "RANK": str(message.first_rank + number), "LOCAL_RANK": str(number)}
 
 
 def rank_modules() -> tuple[str, ...]:
-    """Names of our modules that every rank wants; none where another package has strategies, whose import may touch a
-    device or start a thread.
+    """Return the modules of ours that every rank needs; empty if another package provides strategies, whose import may
+    initialise a device or start a thread.
     """
     return () if entry_points(group="steptune.strategies") else RANK_MODULES
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import modules that ranks will want; a missing or failing one is left to the rank to report."""
+    """Import modules that ranks will need; a missing or failing one is left for the rank to report."""
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Directories in which every user of a machine may leave files, and which outlast a trial."""
+"""Directories that all users of a machine may write, and whose files outlast a trial."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A word from the first host to the others through the store of torchrun's rendezvous.
+"""Exchange of a value from the first host to the others, through the store of torchrun's rendezvous.
 
-A process of its own, because the store is torch's and the parent of a study never loads torch. What is said goes
+It runs in a separate process, because the store is torch's and the parent of a study never loads torch. Values go
 through pipes, never through arguments, which every user of a machine can read.
 
     python -m steptune.tuner.trials.store_exchange  < {"address": …, "port": …, "key": …, "value": …, "timeout_s": …}
@@ -19,7 +19,7 @@ from steptune.tuner.records import Record
 from steptune.tuner.trials.launch import Launch
 
 PATIENCE_S = 300.0
-"""The first host may have started later."""
+"""Time limit, in seconds, for the first host's value: the first host may start later than this one."""
 
 
 class _Request(Record):
@@ -32,7 +32,7 @@ class _Request(Record):
 
 
 def publish(launch: Launch, value: str, *, python: str = sys.executable) -> None:
-    """Leave a value for the other hosts.
+    """Publish a value for the other hosts.
 
     Raises:
         PlatformError: The store cannot be reached.
@@ -41,7 +41,7 @@ def publish(launch: Launch, value: str, *, python: str = sys.executable) -> None
 
 
 def published(launch: Launch, *, python: str = sys.executable) -> str:
-    """Return the first host's value, once it is there.
+    """Return the first host's value, waiting until it is published.
 
     Raises:
         PlatformError: The store cannot be reached, or nothing was published in time.

@@ -1,4 +1,4 @@
-"""The files of one study that its trials share.
+"""Files of one study that its trials share.
 
 data/                   what the workload prepared
 initial_state.tensors   parameters and buffers before the first step
@@ -29,12 +29,12 @@ MAX_FILLED_BATCHES = 128
 
 @dataclass(frozen=True)
 class StudyFiles:
-    """Paths under a study's directory, and readers of what is there."""
+    """Paths under a study's directory, and readers of its files."""
 
     directory: Path
 
     def make_folders(self) -> None:
-        """Make what a runner would make in the midst of a study, so that all of it can be given to its user before."""
+        """Create the folders that trials write, so that they can be given to the trials' user in advance."""
         for folder in (self.logs, self.compile_cache, self.compiler_headers):
             folder.mkdir(exist_ok=True)
 
@@ -89,25 +89,27 @@ class StudyFiles:
         return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
 
     def timelines(self, trial_id: str) -> Path:
-        """File of the devices' activity in the profiled steps, thinned out for a picture: a list of `Timeline`."""
+        """Return the path of the devices' activity in the profiled steps, reduced for a figure: a list of
+        `Timeline`.
+        """
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
-        """Return the analysis of its ranks' profiles without timelines and lanes: a `TraceAnalysis`."""
+        """Return the path of the analysis of the ranks' profiles, without timelines and lanes: a `TraceAnalysis`."""
         return self.trial_directory(trial_id) / "analysis.json"
 
     def lanes(self, trial_id: str) -> Path:
-        """Every event of the profiled steps by device, stream and thread: a list of `Lane`."""
+        """Return the path of every event in the profiled steps by device, stream and thread: a list of `Lane`."""
         return self.trial_directory(trial_id) / "lanes.json"
 
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
-        """The fixed order of batches as one rank sees it; None for a dataset that samples itself."""
+        """Return the fixed order of batches as one rank sees it; None for a dataset that determines its own order."""
         if not self.order_file.exists():
             return None
         return EndlessBatches(load_batches(self.order_file), rank, num_ranks)
 
     def first_indices(self, num_batches: int = MAX_FILLED_BATCHES) -> list[int]:
-        """Indices of the samples that windows may touch, each once."""
+        """Return the indices of the samples that windows may use, each once."""
         batches = load_batches(self.order_file)[:num_batches]
         return list(dict.fromkeys(index for batch in batches for index in batch))
 
@@ -116,7 +118,7 @@ class StudyFiles:
         save_tensors(self.guard_batches_file, tensors, {"structure": description})
 
     def guard_batches(self, rank: int = 0, num_ranks: int = 1) -> list[Any]:
-        """The guard's batches; rank r of n gets its part of each."""
+        """Return the guard's batches; rank r of n gets its part of each."""
         tensors, metadata = map_tensors(self.guard_batches_file)
         batches: list[Any] = unflatten(tensors, metadata["structure"])
         if num_ranks == 1:

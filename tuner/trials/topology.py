@@ -1,8 +1,8 @@
-"""Measuring the links between the ranks of a study: a short job of as many ranks, before its trials.
+"""Measurement of the links between the ranks of a study: a short job with the same ranks, before its trials.
 
-Three links are timed: inside hosts (all hosts at the same time), between hosts (for every place on a host the ranks
-that have it, all at the same time, so that they share the network as two-level reductions do), and a flat ring over all
-ranks. What is the same group is measured once.
+Three links are timed: inside hosts (all hosts at the same time), between hosts (one group for each local rank, with
+that rank of every host; all groups at the same time, so that they share the network as in two-level reductions), and a
+flat ring over all ranks. Identical groups are measured once.
 
 A topology that an earlier study measured is checked by one small and one larger message on every link, and kept unless
 one of them takes three times as long, or a third: the same hardware may be on another network.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_CHECKED_BYTES = 4 << 20
 TOLERANCE = 3.0
-"""Times of a check may be so many times longer or shorter than those that are known."""
+"""Maximum factor by which a check's timing may exceed or fall below the known one."""
 SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
 """Kinds of connections between devices as `nvidia-smi topo -m` names them, the slowest first; NVLink ("NV18") after
 them.
@@ -41,13 +41,13 @@ them.
 
 
 class TopologyRequest(Record):
-    """Request of the parent.
+    """Request of the parent to measure the links between ranks.
 
     Attributes:
-        hardware: Of this machine.
-        known: What an earlier study measured; None to measure anew.
-        seconds: That the messages may take, apart from those that must be sent on a slow link.
-        run_id: Of this run: where its ranks meet.
+        hardware: Hardware profile of this machine.
+        known: Topology from an earlier study; None to measure anew.
+        seconds: Time limit for the messages, apart from those that must be sent on a slow link.
+        run_id: Name of the folder in which the ranks of this run meet.
     """
 
     study_directory: str
@@ -59,12 +59,12 @@ class TopologyRequest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scope:
-    """A link to be timed.
+    """Link to be timed.
 
     Attributes:
-        groups: The ranks of the groups that run at the same time.
-        own_group: The process group that this rank is in.
-        num_sharing: Groups that share the link.
+        groups: Ranks of each group that runs at the same time.
+        own_group: Process group of this rank.
+        num_sharing: Number of groups that share the link.
     """
 
     kind: str
@@ -74,14 +74,14 @@ class _Scope:
 
 
 def measure_topology(request: TopologyRequest, rank: int, num_ranks: int, channel: Channel) -> Topology:
-    """Join the other ranks and time their links; every rank has the same result."""
+    """Join the other ranks and time their links; every rank returns the same result."""
     device = rank_device(request.hardware.device_kind, rank)
     directory = StudyFiles(Path(request.study_directory)).trial_directory(request.run_id)
     return probe_links(request, Coordinator(rank, num_ranks, channel, directory, device), device)
 
 
 def probe_links(request: TopologyRequest, coordinator: Coordinator, device: torch.device) -> Topology:
-    """The links between ranks that have joined one another."""
+    """Time the links between ranks that have joined one another."""
     scopes = _scopes(request.hardware)
     probes = {name: LinkProbe(scope.groups, scope.own_group, coordinator, device) for name, scope in scopes.items()}
     host_of_rank = numbered(host_of_ranks())
@@ -108,7 +108,7 @@ def probe_links(request: TopologyRequest, coordinator: Coordinator, device: torc
 
 
 def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
-    """The links that there are; of hosts with different numbers of ranks, that of all ranks only."""
+    """Return the links to be timed; if hosts have different numbers of ranks, only the link of all ranks."""
     import torch.distributed as dist
 
     hosts = members_of(host_of_ranks())
@@ -133,7 +133,7 @@ def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
 
 
 def kind_inside(hardware: HardwareProfile) -> str:
-    """Kind of link that a ring inside a host goes over: the slowest connection between its devices."""
+    """Return the kind of link that limits a ring inside a host: the slowest connection between its devices."""
     if hardware.device_kind == "cpu":
         return "loopback"
     kinds = sorted(set(hardware.links.values()))
@@ -148,7 +148,7 @@ def _link_named(topology: Topology, name: str) -> Link:
 
 
 def _is_as_known(probe: LinkProbe, link: Link) -> bool:
-    """Say whether a small and a larger message take as long as they did; every rank comes to the same answer."""
+    """Say whether a small and a larger message take about as long as known; every rank returns the same answer."""
     reduced = [timing for timing in link.timings if timing.collective == ALL_REDUCE]
     chosen = [reduced[0], *[timing for timing in reduced[1:] if timing.message_bytes <= MOST_CHECKED_BYTES][-1:]]
     return all(_agree(probe.timing(ALL_REDUCE, known.message_bytes), known) for known in chosen)

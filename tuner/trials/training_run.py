@@ -1,4 +1,4 @@
-"""Training a configuration for a number of steps, as a user would, and keeping its loss curve.
+"""Training of a configuration for a number of steps, as a user would, to record its loss curve.
 
 On as many ranks as the study has, each on its part of every batch: statistics over a batch are not those of one
 process.
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 MAX_UNTIMED_STEPS = 10
-"""Maximum untimed steps at the beginning: compilation, the start of loader workers, the filling of their queue."""
+"""Maximum number of untimed steps at the beginning, for compilation, the start of loader workers, and the filling of
+their queue.
+"""
 
 
 class TrainRequest(Record):
-    """Request of the parent."""
+    """Request of the parent to train a configuration."""
 
     workload: str
     study_directory: str
@@ -43,21 +45,21 @@ class TrainRequest(Record):
     num_steps: int
     seed: int
     run_id: str = ""
-    """Name of the folder in which the ranks of this run meet, where there are several; no earlier run's met there."""
+    """Name of the folder in which several ranks of this run meet, unique to the run."""
 
 
 class LossCurve(Record):
-    """Losses step by step, and the time that the steps took once the first were done."""
+    """Losses by step, and the duration of the steps after the untimed ones."""
 
     losses: tuple[float, ...]
-    """Averaged over the ranks."""
+    """Losses by step, averaged over the ranks."""
     duration_s: float
     """Seconds of the steps after the first `num_untimed_steps`; `num_units` counts the same steps."""
     num_units: int
-    """Samples or tokens of all ranks."""
+    """Samples or tokens of all ranks in the timed steps."""
     num_untimed_steps: int = 0
     skipped_steps: int = 0
-    """Updates that a loss scaler left out."""
+    """Number of updates that a loss scaler skipped."""
 
     @property
     def finite(self) -> bool:
@@ -65,7 +67,9 @@ class LossCurve(Record):
 
 
 def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) -> LossCurve:
-    """Train from the study's initial state through the configuration's own loader. Every rank has the same result."""
+    """Train from the study's initial state through the configuration's own loader. Every rank returns the same
+    result.
+    """
     files = StudyFiles(Path(request.study_directory))
     workload = load_workload(request.workload)
     workload.directory = files.data
@@ -101,7 +105,7 @@ def train(request: TrainRequest, rank: int, num_ranks: int, channel: Channel) ->
 def _at_the_beginning(
     workload: Workload, request: TrainRequest, files: StudyFiles, device: torch.device, rank: int, num_ranks: int
 ) -> Stepper:
-    """The study's initial state and order of batches, in a job of the configuration."""
+    """Build a job of the configuration with the study's initial state and order of batches."""
     import torch
 
     torch.manual_seed(request.seed)

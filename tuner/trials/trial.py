@@ -1,4 +1,4 @@
-"""One rank of one trial: build, guarded warm-up, windows on command, profile, report."""
+"""Rank of a trial: build, guarded warm-up, windows on command, profile, report."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
 
 WORKER_DEATH_S = 1.0
-"""Time from a broken connection of a dying loader worker to its exit status."""
+"""Maximum seconds from a broken connection to a dying loader worker until its exit status is known."""
 TOP = 10
-"""Number of kernels and gaps of a profile in the result."""
+"""Number of kernels and of gaps of a profile in the result."""
 KEPT = 200
-"""Number of them in the file beside it, for pages."""
+"""Number of kernels and of gaps of a profile in the file for result pages."""
 
 
 class UserClock:
-    """Adds up the time spent in the user's own code."""
+    """Clock that adds up the time spent in the user's own code."""
 
     def __init__(self) -> None:
         self.total_ns = 0
@@ -87,7 +87,7 @@ class UserClock:
 
 
 class TrialRun:
-    """The body of one rank."""
+    """Run of one rank through the phases of a trial."""
 
     def __init__(self, spec: TrialSpec, rank: int, channel: Channel) -> None:
         self.spec = spec
@@ -119,9 +119,10 @@ class TrialRun:
         self._report()
 
     def crashed_worker(self, error: BaseException) -> int | None:
-        """Exit code of a loader worker of this rank that died, if one did: negative for a signal.
+        """Return the exit code of this rank's loader worker that died, if one did; negative for a signal.
 
-        A broken connection is noticed before the death of the worker that held its other end.
+        A broken connection is noticed before the exit status of the worker at its other end is known, so this waits for
+        it.
         """
         iterator = getattr(getattr(self, "_stepper", None), "iterator", None)
         workers = list(getattr(iterator, "_workers", ()))
@@ -204,7 +205,7 @@ class TrialRun:
         self._require(verdict)
 
     def _verdict(self) -> GuardVerdict:
-        """Uncompiled steps may need memory that compiled ones do not: then compiled, of a job built anew."""
+        """Run the guard, uncompiled where that suffices; if that runs out of memory, run it compiled in a new job."""
         from steptune.tuner.trials.failures import is_out_of_memory
 
         judged = self._files, self.spec, self.rank, self._coordinator
@@ -259,7 +260,9 @@ class TrialRun:
         )
 
     def _compile_ns(self, warmth: WarmUp) -> int:
-        """Compilation and recording happen in the first steps: those of the guard where there is one."""
+        """Return the time of compilation and recording: the excess of the first steps, which are the guard's where
+        there is one.
+        """
         plan = self._job.plan
         if not (plan.block_compilation or plan.whole_compilation or plan.step.captured):
             return 0
@@ -310,8 +313,8 @@ class TrialRun:
             raise NumericsError(f"the loss became {float(loss):g} while it was measured")
 
     def _measure_restart(self) -> int | None:
-        """Measure the restart of the loader. None where an epoch has no length; the fixed order's first batches make a
-        short epoch.
+        """Measure the restart of the loader over a short epoch of the fixed order's first batches; None where an epoch
+        has no length.
         """
         if self._order is None:
             return None
@@ -356,7 +359,7 @@ class TrialRun:
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
     def _record_details(self) -> DetailsFile:
-        """Stacks, shapes and allocations of more steps: recording them would slow down those that are timed."""
+        """Record stacks, shapes and allocations of further steps: recording them would slow down the timed ones."""
         num_steps = self._job.steps_per_round
         path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.details.json"
         job = self._job
@@ -366,7 +369,7 @@ class TrialRun:
         return DetailsFile(path=path, num_steps=num_steps, blocks_before=before, blocks_after=after)
 
     def _keep(self, analysis: TraceAnalysis) -> None:
-        """Keep the analysis for pages, which never read a trace."""
+        """Write the analysis to files for result pages, which never read a trace."""
         timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
         self._files.timelines(self.spec.trial_id).write_bytes(timelines_text(timelines))
         self._files.lanes(self.spec.trial_id).write_bytes(lanes_text(shown_lanes(analysis)[0]))
@@ -394,16 +397,14 @@ class TrialRun:
 
 
 def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
-    """A dataset cache is measured as it is from the second epoch on: filled, here for the samples that
-    windows use.
-    """
+    """Fill a dataset cache with the samples that windows use, so that it is measured as from the second epoch on."""
     dataset = getattr(job.loader, "dataset", None)
     if isinstance(dataset, CachedDataset):
         dataset.fill(files.first_indices(MAX_FILLED_BATCHES * job.plan.batches.factor))
 
 
 def loader_worker_init(worker_id: int) -> None:
-    """Loader workers die with their rank."""
+    """Make a loader worker end with its rank."""
     import os
 
     die_with_parent(os.getppid())

@@ -1,8 +1,9 @@
-"""A candidate's twin: its settings with the precision taken back, so that everything else is compared in FP32.
+"""Twin of a candidate: its settings with the precision taken back, so that everything else is compared in FP32.
 
 Under 16 bits a penalty that is missing or a gradient that is 10 % too large may be no larger than rounding. Neither has
 to do with the precision. So a few steps are run once more by a job of the same settings in FP32, whose gradients are
-held to the reference's in FP32, at the limits of FP32. What only 16 bits do wrong is left to the comparison under them.
+held to the reference's in FP32, at the limits of FP32. Faults that occur in 16 bits only are left to the comparison in
+16 bits.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 
 
 DISPLACEMENT = 0.02
-"""Relative size of the noise by which copies of parameters are moved."""
+"""Relative size of the noise that is added to copies of parameters."""
 TWIN_DEVICES = ("cpu", "cuda")
 TWIN_DEVICES_OF_RANKS = ("cpu",)
-"""Devices on which several ranks have a twin. Where one has no memory for it, the others would wait for it: no GPU is
-among them.
+"""Devices on which several ranks have a twin. GPUs are left out: if one rank lacked memory for its twin, the others
+would wait for it.
 """
 
 
@@ -50,14 +51,14 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
-    """True where a second job can be built beside the first, on devices that FP32 was tried on."""
+    """Return True where a second job can be built beside the first, on devices on which FP32 was tested."""
     return device.type in (TWIN_DEVICES if num_ranks == 1 else TWIN_DEVICES_OF_RANKS)
 
 
 def make_twin(
     job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles, *, rank: int = 0, num_ranks: int = 1
 ) -> TrainingJob:
-    """Build a job of the same settings in FP32, neither compiled nor recorded; on several ranks, on all of them.
+    """Build a job of the same settings in FP32, neither compiled nor recorded; with several ranks, on all of them.
 
     Raises:
         SteptuneError: Other settings of the candidate need its precision.
@@ -88,8 +89,8 @@ def audit(
     protocol: Protocol,
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
-    """Run the audits of a protocol, or its first step where it has none, each from the initial parameters, disturbed
-    where asked, and with copies of parameters that are moved away from them.
+    """Run the audits of a protocol (its first step if it has none) from the initial parameters, disturbed if requested,
+    with copies of parameters moved away from them.
     """
     import torch
 
@@ -112,9 +113,9 @@ def audit(
 
 
 def _moved_copies(twin: TrainingJob, files: StudyFiles) -> dict[str, torch.Tensor]:
-    """Values, with some noise, of what is not trained and begins as a parameter's copy, like an average of weights.
+    """Return noisy values for untrained tensors that begin as a parameter's copy, such as an average of weights.
 
-    A teacher that equals its student gives it no gradient, however it is used.
+    A teacher that equals its student gives it no gradient, so that a fault in its use would not show.
     """
     import torch
 
@@ -150,7 +151,7 @@ def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _without_timing_convolutions() -> Iterator[None]:
-    """Switch off the timing of convolution methods while active: it takes long where they are slow."""
+    """Switch off the benchmarking of convolution algorithms while active: it takes long where they are slow."""
     import torch
 
     before = torch.backends.cudnn.benchmark

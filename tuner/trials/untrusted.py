@@ -1,7 +1,7 @@
-"""Reading files from a directory in which user code may write.
+"""Reading of files from a directory in which user code may write.
 
-It may have put links, pipes or folders where files are expected, also above them, and may do so at any moment. So
-every folder is opened from the one before, and no link is ever followed.
+User code may put links, pipes or folders in the place of files or of the folders above them, at any moment. So every
+folder is opened from the one before, and no link is ever followed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def open_below(root: Path, path: Path) -> BinaryIO:
     """Open an ordinary file for reading.
 
     Args:
-        root: A directory that user code cannot replace; what is in it, it may.
-        path: The file, somewhere below.
+        root: Directory that user code cannot replace, although it may replace its contents.
+        path: File below the root.
 
     Raises:
-        OSError: It does not exist, is no ordinary file, or a link is on the way.
+        OSError: The file does not exist or is no ordinary file, or the path contains a link.
     """
     *folders, name = path.relative_to(root).parts
     folder = os.open(root, _FOLDER)

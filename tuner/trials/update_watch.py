@@ -1,4 +1,4 @@
-"""Recording what a replay of the update needs, while guarded steps run in a rank."""
+"""Recording of updates for their replay, while guarded steps run in a rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 SAMPLED_ELEMENTS = 512
-"""Maximum elements sampled of each parameter, evenly spread."""
+"""Maximum number of evenly spaced elements sampled from each parameter."""
 
 
 def why_not_replayed(job: TrainingJob) -> str | None:
-    """The reason for which the update of a job cannot be replayed; None where it can."""
+    """Return the reason for which a job's update cannot be replayed; None where it can."""
     if not job.layout.has_every_value or any(hook.ranks_differ for hook in job.hooks):
         return "a rank holds only a part of the parameters or of the optimizer's state"
     return _why_not_element_wise(job.optimizer)
@@ -37,16 +37,16 @@ def _why_not_element_wise(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def watch_of_updates(job: TrainingJob) -> UpdateWatch:
-    """Return a watch for the updates of a job whose update can be replayed."""
+    """Return a recorder for a job's updates, which must be replayable."""
     return OwnUpdateWatch(job) if job.workload.has_custom_step else UpdateWatch(job)
 
 
 @dataclass
 class Track:
-    """The updates of one optimizer.
+    """Recorded updates of one optimizer.
 
     Attributes:
-        max_grad_norm: The norm to which its gradients are clipped after they were seen; None where they are not.
+        max_grad_norm: Norm to which its gradients are clipped after they were recorded; None without clipping.
     """
 
     optimizer: torch.optim.Optimizer
@@ -62,7 +62,7 @@ class Track:
 
 
 class UpdateWatch:
-    """Samples parameters and gradients around every guarded step of a job whose update can be replayed."""
+    """Recorder of sampled parameters and gradients around every guarded step of a job whose update can be replayed."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
@@ -72,7 +72,7 @@ class UpdateWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap a step; where the loss scaler repeats it, all of its attempts."""
+        """Record a step; if the loss scaler repeats it, all of its attempts."""
         self._job.runner.settle()
         parameters = dict(self._job.updated_parameters())
         before, options = _values(parameters), self._hyperparameters()
@@ -82,7 +82,7 @@ class UpdateWatch:
         self._gradients = {}
 
     def on_gradients(self) -> None:
-        """Call between unscaling and clipping."""
+        """Record the gradients between unscaling and clipping."""
         import torch
 
         named = [(name, g) for name, g in self._job.named_gradients() if g.layout is torch.strided]
@@ -94,23 +94,23 @@ class UpdateWatch:
 
     @property
     def why_no_rule(self) -> str | None:
-        """The reason for which an optimizer that took part cannot be replayed; None where all can."""
+        """Reason for which an optimizer of the recorded steps cannot be replayed; None where all can."""
         return next((why for why in (_why_not_element_wise(track.optimizer) for track in self.tracks) if why), None)
 
     @property
     def rules(self) -> tuple[UpdateRule, ...]:
-        """Rules of the steps that were seen, one for each optimizer."""
+        """Update rules of the recorded steps, one for each optimizer."""
         return tuple(track.rule for track in self.tracks)
 
     def _hyperparameters(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Names of each group's parameters, and its options at this step."""
+        """Return the names of each group's parameters, and its options at this step."""
         return [(names, _options(group)) for names, group in self._job.named_groups()]
 
 
 class OwnUpdateWatch(UpdateWatch):
-    """Watches the steps of a workload's own, in which any optimizer may step any number of times.
+    """Recorder of steps defined by the workload, in which any optimizer may step any number of times.
 
-    The job's optimizer is seen before its gradients are clipped, others as they step.
+    Gradients of the job's optimizer are recorded before they are clipped, those of others when they step.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -123,7 +123,7 @@ class OwnUpdateWatch(UpdateWatch):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap a step, with its updates of all optimizers."""
+        """Record a step, with its updates of all optimizers."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._names = {parameter: name for name, parameter in self._job.updated_parameters()}
@@ -139,7 +139,7 @@ class OwnUpdateWatch(UpdateWatch):
                 handle.remove()
 
     def on_repeat(self) -> None:
-        """Forget what other optimizers did in the attempt that was skipped."""
+        """Discard the updates of other optimizers in the attempt that was skipped."""
         for track, count in zip(self.tracks, self._counts, strict=False):
             del track.steps[count:], track.groups[count:]
         del self.tracks[len(self._counts) :]
@@ -177,13 +177,13 @@ class OwnUpdateWatch(UpdateWatch):
         return known
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """Return an optimizer's parameters by name; those that are not the model's by their place."""
+        """Return an optimizer's parameters by name; those that are not the model's by their index."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return {self._names.get(parameter, f"parameter {number}"): parameter for number, parameter in enumerate(own)}
 
 
 class OtherOptimizers:
-    """Optimizers beside a job's that take part in its steps, and the state that they began with."""
+    """Other optimizers than a job's that take part in its steps, with their initial state."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
@@ -191,7 +191,7 @@ class OtherOptimizers:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """Notice those that step."""
+        """Record the optimizers that step while active, with their state before."""
         if not self._job.workload.has_custom_step:
             yield
             return
@@ -208,7 +208,7 @@ class OtherOptimizers:
             handle.remove()
 
     def restart(self) -> None:
-        """Bring them back to where they began."""
+        """Restore the optimizers' initial state."""
         for optimizer, state in self._began.items():
             optimizer.state.clear()
             optimizer.load_state_dict(copy.deepcopy(state))
@@ -223,7 +223,7 @@ def _add(
     gradients: dict[str, torch.Tensor],
     norm: float,
 ) -> None:
-    """Add an update to those of its optimizer."""
+    """Add an update to the recorded updates of its optimizer."""
     import torch
 
     track.steps.append(
@@ -251,7 +251,7 @@ def _values(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Ten
 def _states(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the state that an optimizer keeps for each element."""
+    """Return the per-element state of an optimizer."""
     return {
         name: {
             key: sampled(value)
@@ -263,7 +263,7 @@ def _states(
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Evenly spread elements, FP64 on the CPU: the same ones of every tensor of this shape, in any layout."""
+    """Return evenly spaced elements, FP64 on the CPU: the same ones for every tensor of this shape, in any layout."""
     import torch
 
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
@@ -278,13 +278,15 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """A user's group may hold anything beside what its optimizer reads."""
+    """Say whether an option has a plain value: a user's group may hold other objects that its optimizer does not
+    read.
+    """
     items = value if isinstance(value, list) else [value]
     return all(item is None or isinstance(item, bool | int | float | str) for item in items)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: an update that is recorded keeps its rate in a tensor."""
+    """Return a value as a plain number for JSON: a recorded update keeps its learning rate in a tensor."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value

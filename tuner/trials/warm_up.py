@@ -1,4 +1,4 @@
-"""Warming up until the step time is steady and nothing is compiled any more."""
+"""Warm-up of a job until the step time is steady and nothing is compiled any more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """Durations of the warm-up steps, and whether they had become steady."""
+    """Durations of the warm-up steps, and whether the step time had become steady."""
 
     step_ns: tuple[int, ...]
     steady: bool
@@ -32,13 +32,13 @@ class WarmUp:
 
     @property
     def excess_ns(self) -> int:
-        """Time beyond what as many steady steps take: compilation, capture, autotuning, first touches."""
+        """Time beyond that of as many steady steps: compilation, capture, autotuning, first memory accesses."""
         return max(0, sum(self.step_ns) - len(self.step_ns) * self.steady_step_ns)
 
 
 def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
-    """Run steps until two successive groups of steps take the same time within a tenth, and no graph was compiled
-    during them; or until a cap, which is reported. What compiles is ended after the first step that compiled nothing.
+    """Run steps until two successive groups of steps take the same time within a tenth and no graph was compiled in
+    them, or until a cap, which is reported. Compile workers are ended after the first step without compilation.
 
     The cap counts from the last compilation, so that a long compilation does not use it up.
     """
@@ -75,7 +75,9 @@ def _is_steady(durations: list[int]) -> bool:
 
 
 def compilations() -> int:
-    """Changes whenever torch.compile has made something in this process (0 while it was never used)."""
+    """Return a counter that changes whenever torch.compile has compiled something in this process (0 before its first
+    use).
+    """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0

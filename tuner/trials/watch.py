@@ -1,8 +1,8 @@
-"""Watches what trials take from the machine, and says when it is too much.
+"""Monitoring of the trials' use of the machine against a quota.
 
-Resource limits hold for one process; a workload has many. Looking costs a fraction of a millisecond, so that it
+Resource limits hold for one process; a workload has many. A check takes a fraction of a millisecond, so that it
 disturbs no measurement: the free space of the file system and the available memory are one system call or one small
-file each. Only when those look bad are files counted.
+file each. Files are counted only when these indicate a problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
 LOOK_SHARE = 0.05
-"""Largest share of the time for looking at the memory of processes, while a look takes less than half a second."""
+"""Maximum share of the time spent on reading the memory of processes, as long as a reading takes less than half a
+second.
+"""
 LONGEST_PAUSE_S = 10.0
 
 
@@ -33,9 +35,9 @@ class Quota:
 
     Attributes:
         disk_bytes: Size of all files in the study's directory.
-        num_files: Their number.
-        memory_bytes: Memory of all their processes, with shared memory and files in memory.
-        memory_reserve_bytes: What must stay available on the machine.
+        num_files: Number of these files.
+        memory_bytes: Memory of all processes, with shared memory and files in memory.
+        memory_reserve_bytes: Memory that must stay available on the machine.
     """
 
     disk_bytes: int
@@ -45,17 +47,17 @@ class Quota:
 
 
 class Watch:
-    """Looks now and then whether a quota holds.
+    """Periodic check of a quota.
 
     Args:
-        directory: The study's.
-        as_user: Where trials have a user of their own, the command that runs another one as that user. Then all that
-            the user has where everybody may write counts, too.
-        uid: That user; None where the trials have ours.
+        directory: Directory of the study.
+        as_user: Command prefix that runs a command as the trials' user, if they have a separate one. Then that user's
+            files in directories that all users may write count, too.
+        uid: Id of that user; None where the trials run as ours.
         python: An interpreter that this user can run.
-        servers: Process ids of the trial servers now.
-        fellows: Other studies of the same submitter. Where they exceed the quota together, the one that takes most is
-            ended.
+        servers: Function that returns the process ids of the present trial servers.
+        fellows: Function that returns the other studies of the same submitter. If they exceed the quota together, the
+            one that uses most is ended.
     """
 
     def __init__(
@@ -83,12 +85,12 @@ class Watch:
         """Free bytes and free inodes below each directory when the files were last counted."""
 
     def add(self, directory: Path) -> None:
-        """Count another directory in, of temporary files."""
+        """Include another directory of temporary files in the count."""
         self._directories.append(directory)
         self._counted = []
 
     def exceeded(self, phase: Phase) -> Failure | None:
-        """Failure for the limit that is exceeded now; None also while the last look is recent."""
+        """Return the failure for a limit that is exceeded now; None otherwise, and while the last check is recent."""
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
@@ -112,7 +114,9 @@ class Watch:
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
 
     def _memory_taken(self, phase: Phase) -> Failure | None:
-        """Looks at processes only where the machine as a whole uses more than the limit."""
+        """Return the failure for exceeded memory; processes are read only where the whole machine uses more than the
+        limit.
+        """
         allowed, memory = self._quota.memory_bytes, psutil.virtual_memory()
         if memory.total - memory.available <= allowed or time.monotonic() < self._memory_again_s:
             return None
@@ -151,7 +155,9 @@ class Watch:
         )
 
     def _disk(self, phase: Phase) -> Failure | None:
-        """Counts files at first, and again when the file system has lost a tenth of the quota since."""
+        """Return the failure for exceeded disk space; files are counted at first, and when free space fell by a tenth
+        of the quota.
+        """
         free = [_free(directory) for directory in self._directories]
         allowed = self._quota.disk_bytes, self._quota.num_files
         if self._counted and not any(
@@ -200,7 +206,7 @@ def _free(directory: Path) -> tuple[int, int]:
 
 
 def _usage(directory: Path) -> tuple[int, int]:
-    """Allocated bytes and number of everything below a directory; links are not followed."""
+    """Return the allocated bytes and the number of all files below a directory; links are not followed."""
     num_bytes = num_files = 0
     pending = [directory]
     while pending:
@@ -217,13 +223,15 @@ def _usage(directory: Path) -> tuple[int, int]:
 
 
 def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple[int, int]:
-    """Allocated bytes and number of all that one user has below some directories, each file once."""
+    """Return the allocated bytes and the number of one user's files below some directories, each file counted once."""
     files = _files_of_user(as_user, directories)
     return sum(files.values()), len(files)
 
 
 def _files_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> dict[File, int]:
-    """Allocated bytes of each file that one user has there. That user looks, who may have closed folders to others."""
+    """Return the allocated bytes of each of a user's files, read as that user, who may have closed folders to
+    others.
+    """
     script = 'find "$@" -xdev -user "$(id -u)" -printf "%D %i %b\\n" 2>/dev/null'
     done = run_as(as_user, "/bin/sh", "-c", script, "sh", *(str(directory.absolute()) for directory in directories))
     found = (map(int, line.split()) for line in done.stdout.splitlines())

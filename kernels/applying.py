@@ -101,8 +101,10 @@ def _use(kernel: Kernel, subjects: _Subjects) -> None:
 
 
 def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
-    """Return why a kernel cannot be used; reasons in the training come before a missing installation, which matters
-    only for a kernel with a use.
+    """Return why a kernel cannot be used.
+
+    Reasons in the training come before a missing installation: nobody needs to install something for a kernel that has
+    no use.
     """
     assert kernel.pattern is not None
     is_of_optimizer = kernel.pattern.subject == OPTIMIZER

@@ -20,8 +20,9 @@ def unavailable(device: torch.device) -> str:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Say whether calls are recorded or transformed and so need the kernel's operator, whose dispatch takes the host
-    longer than a small batch takes the device.
+    """Say whether calls are recorded or transformed, and so need the kernel's operator.
+
+    Otherwise the operator is avoided: its dispatch takes the host longer than a small batch takes the device.
     """
     return (
         torch.compiler.is_compiling()

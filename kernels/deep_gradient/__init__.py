@@ -77,8 +77,10 @@ def compensate_and_select(
 
 @lru_cache(maxsize=64)
 def _places(most: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Return, for each tensor, how many elements are sent, the index of its first slot in the sent buffer and of its
-    first element in the concatenated tensors; and the places that stand for "nothing sent".
+    """Return index tables of the sent buffer, which holds `most` slots for each tensor.
+
+    For each tensor: how many elements are sent, the index of its first slot in the sent buffer, and the index of its
+    first element in the concatenated tensors. For each slot: the index that stands for "nothing sent".
     """
     first = [[0, *itertools.accumulate(numbers[:-1])] for numbers in (most, numels)]
     wanted, slots, elements = torch.tensor([list(most), *first])

@@ -1,5 +1,6 @@
-"""Triton kernels of deep gradient compression over all tensors: compensation with a histogram per chunk, choice of each
-tensor's thresholds, and selection.
+"""Triton kernels of deep gradient compression over all tensors: compensation, choice of thresholds, and selection.
+
+Compensation writes a histogram of each chunk, from which each tensor's thresholds are chosen.
 
 Magnitudes are compared as bits, which order as the numbers do; those of NaN are beyond infinity's.
 Bin 0 of a histogram has what lies beyond no threshold, bin k what lies beyond the first k.

@@ -1,6 +1,4 @@
-"""Kernels that encode blocks of numbers in 8 bits and average them, in one pass each; README.md derives them,
-`reference.py` defines them.
-"""
+"""Encoding of blocks of numbers in 8 bits, and their mean; README.md derives both, `reference.py` defines them."""
 
 from __future__ import annotations
 

@@ -29,8 +29,10 @@ LEAST = tl.constexpr(-1e30)
 def _run_of_windows(
     program, batch, windows_y, windows_x, EDGES_Y: tl.constexpr, EDGES_X: tl.constexpr, PER_PROGRAM: tl.constexpr
 ):
-    """Return the windows of a program: the index of its kind's first window, the number of the kind's windows per row
-    and per image, and the index within the kind of the program's first window.
+    """Return the windows that a program handles, all of one kind.
+
+    They are: row and column of the kind's first window, the number of the kind's windows per row and per image, and the
+    index within the kind of the program's first window.
 
     The last `EDGES` rows and columns of windows are kinds of their own, all before them one.
     """
@@ -151,8 +153,10 @@ def _window_at(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Return one window of a program's run: its index among all windows, the offset of its first pixel from that of the
-    run's first window, and whether it belongs to the batch.
+    """Return one window of a program's run.
+
+    It is: the window's index among all windows, the offset of its first pixel from that of the run's first window, and
+    whether it belongs to the batch.
     """
     image = number // windows
     window_y = number % windows // columns
@@ -477,8 +481,9 @@ def window_attention_table_gradient(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradients of all pairs (i, j) with the same relative position over the partial results of all programs;
-    one program per table row and head.
+    """Sum the gradients of all pairs (i, j) with the same relative position over the partial results of all programs.
+
+    One program computes one row of the table for one head.
     """
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     head = tl.program_id(0)

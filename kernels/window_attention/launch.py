@@ -134,8 +134,9 @@ def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
 
 
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
-    """Count the last rows (or columns) of windows that differ from those before: where the map wraps, and where it ends
-    within a window. A shift moves the latter up by one.
+    """Count the last rows (or columns) of windows that differ from those before.
+
+    They differ where the map wraps, and where it ends within a window. A shift moves the latter up by one.
     """
     return min(windows, int(shift > 0) + int(windows * size != extent))
 

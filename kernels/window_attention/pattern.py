@@ -193,8 +193,10 @@ def _torchvision_v2(cls: type) -> type:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """A supported class of modules: its refusal check, the subclass that calls the kernel, and, where the scale is
-    constant, a function for heads, scale and a weight.
+    """A supported class of attention modules.
+
+    It has the refusal check, the subclass that calls the kernel, and, where the scale is constant, a function that
+    returns number of heads, scale and a weight.
     """
 
     look: Callable[[Any], str | None]

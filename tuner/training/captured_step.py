@@ -44,8 +44,9 @@ WARM_UP_STEPS = 3
 MAX_RECORDINGS = 4
 """Maximum number of recordings, one per batch signature: each keeps memory of its own."""
 PAYS_AFTER_STEPS = 100
-"""Minimum replays per change of the optimizer's options for which recording again pays. The first change is free: an
-option set only once does not come from a scheduler.
+"""Minimum number of replays, per change of the optimizer's options, for which recording again pays.
+
+The first change is free: an option set only once does not come from a scheduler.
 """
 
 Key = tuple[Any, ...]
@@ -133,6 +134,7 @@ class CapturedStep(HostStep):
 
     def _schedule(self) -> None:
         """Step the scheduler, or defer that under a loss scaler, where it depends on whether the update was skipped.
+
         The device is asked only when the next learning rate, or the scheduler itself, is read.
         """
         if self._job.scheduler is None:
@@ -171,8 +173,10 @@ class CapturedStep(HostStep):
         return recording
 
     def _forget_what_changed(self) -> None:
-        """Drop all recordings if the training mode, the trained tensors, their addresses or the options that the update
-        reads on the host have changed.
+        """Drop all recordings if a condition that they depend on has changed.
+
+        These are the training mode, the trained tensors, their addresses, and the options that the update reads on the
+        host.
         """
         mode = (
             *(module.training for module in self._modules),

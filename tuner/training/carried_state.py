@@ -58,9 +58,10 @@ Look = dict[tuple[int, str], _Attribute]
 
 
 class CarriedState:
-    """Detector of carried state, which compares the attributes of a job's modules and workload around each of three
-    steps: attributes that the first step creates may stay; those that later steps set anew may not be read by the next
-    step.
+    """Detector of state that one step leaves for the next.
+
+    It compares the attributes of a job's modules and workload around each of three steps: attributes that the first
+    step creates may stay; those that later steps set anew may not be read by the next step.
     """
 
     def __init__(self, job: TrainingJob) -> None:

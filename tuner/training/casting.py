@@ -147,8 +147,10 @@ def _device_type(model: torch.nn.Module) -> str:
 
 
 def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Make a module with 16-bit inputs and outputs compute in FP32. Torch's batch normalisation and its subclasses take
-    16-bit inputs with FP32 weights already; torch's stateless norms compute in FP32 anyway.
+    """Make a module with 16-bit inputs and outputs compute in FP32.
+
+    Torch's batch normalisation and its subclasses take 16-bit inputs with FP32 weights already; torch's stateless norms
+    compute in FP32 anyway.
     """
     import torch
 

@@ -65,8 +65,10 @@ def attach(
 
 
 def group_of_lane(model: DistributedDataParallel) -> Any:
-    """Return the process group for reductions: the model's own on CUDA, where one thread enters all collectives;
-    elsewhere a new one of the same ranks in the same order. Every rank must call it.
+    """Return the process group for reductions beside the backward pass; every rank must call it.
+
+    It is the model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in the
+    same order.
     """
     import torch.distributed as dist
 

@@ -64,8 +64,10 @@ def compile_apart(what: str) -> None:
 
 
 def allow_recompilations(num_blocks: int) -> None:
-    """Raise TorchDynamo's recompilation limit, by default 8 variants per code object, for repeated blocks, which share
-    one. Blocks differ in guarded values (a layer's index, a cache) and in training mode: each may need two variants.
+    """Raise TorchDynamo's recompilation limit for repeated blocks, which share one code object.
+
+    By default TorchDynamo compiles 8 variants of a code object. Blocks differ in guarded values (a layer's index, a
+    cache) and in training mode: each may need two variants.
     """
     import torch._dynamo
 

@@ -34,8 +34,9 @@ GIVEN_UP_AFTER = 2
 
 
 class EpochsAhead:
-    """Loader that gives another loader's batches in the same order, with the next epoch's loaded ahead. Other
-    attributes are those of the wrapped loader.
+    """Loader that gives another loader's batches in the same order, with the next epoch's loaded ahead.
+
+    Its other attributes are those of the wrapped loader.
 
     Args:
         loader: Loader with persistent workers over a map-style dataset; it is never iterated itself.
@@ -259,7 +260,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Return those of a batch sampler and its inner sampler that count epochs."""
+    """Return the samplers that count epochs, out of a batch sampler and its inner sampler."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

@@ -78,8 +78,9 @@ def _structure(model: torch.nn.Module) -> list[list[Any]]:
 
 
 def _skip_random_fills() -> Any:
-    """Return a dispatch mode that skips in-place random fills, and in-place arithmetic on tensors that were never
-    filled; comparisons of such tensors are false everywhere.
+    """Return a dispatch mode that skips in-place random fills, and arithmetic on tensors that were never filled.
+
+    Only in-place arithmetic is skipped; comparisons of such tensors are false everywhere.
     """
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef

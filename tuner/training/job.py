@@ -259,9 +259,10 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as the user's own optimizer would have it, however the job runs the update: one
-        entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors in the
-        layout of the user's parameters.
+        """Return the optimizer's state as the user's own optimizer would have it, however the job runs the update.
+
+        It has one entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors
+        in the layout of the user's parameters.
 
         Where it is sharded across ranks, or differs by rank, every rank must call it, and gets the whole state.
         """
@@ -272,8 +273,9 @@ class TrainingJob:
         return self._as_users(*self.layout.whole_optimizer_state(state, self.optimizer, self._optimizer_names))
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `optimizer_state_dict` returned, here or in a job with other settings, or a state dict of the
-        user's own optimizer. The job's own implementation of the update stays in use.
+        """Load an optimizer state from `optimizer_state_dict`, or from the user's own optimizer.
+
+        It may come from a job with other settings. The job's own implementation of the update stays in use.
 
         Raises:
             WorkloadRejectedError: The state dict has another number of groups.
@@ -360,8 +362,9 @@ class TrainingJob:
         }
 
     def _step_optimizer(self) -> bool:
-        """Run the optimizer's update; return whether it was made, or True where nothing needs that at once, to avoid
-        waiting for the device.
+        """Run the optimizer's update; return whether the scheduler may step.
+
+        Without a scheduler the device is not waited for, and a skipped update returns True too.
         """
         if self.scaler is None:
             self.optimizer.step()

@@ -73,8 +73,9 @@ def copy_stream(device: torch.device) -> CopyStream:
 
 
 class PrefetchingLoader:
-    """Loader that gives another loader's batches in the same order, already on the device. Other attributes are those
-    of the wrapped loader.
+    """Loader that gives another loader's batches in the same order, already on the device.
+
+    Its other attributes are those of the wrapped loader.
 
     Args:
         loader: Any iterable.

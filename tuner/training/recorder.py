@@ -38,8 +38,9 @@ class Recorder(Protocol):
 
 
 class Repeater:
-    """Recorder that calls the functions again in Python: the specification against which graphs are tested, and their
-    substitute without CUDA.
+    """Recorder that replays by calling the functions again in Python.
+
+    It is the specification against which graphs are tested, and their substitute without CUDA.
     """
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:

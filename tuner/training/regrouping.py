@@ -57,8 +57,9 @@ def balance_pool(batches: Sequence[Sequence[int]], length: LengthOf, num_ranks: 
 
 
 def deal(batch: Sequence[int], length: LengthOf, num_ranks: int) -> Indices:
-    """Reorder a batch so that the ranks' parts (every n-th sample from r on) have about the same total length. Each
-    part keeps its number of samples.
+    """Reorder a batch so that the ranks' parts have about the same total length.
+
+    Rank r of n gets every n-th sample from r on. Each part keeps its number of samples.
     """
     if num_ranks == 1:
         return list(batch)

@@ -65,8 +65,9 @@ class SavedActivations:
     # --- where it is put ------------------------------------------------------------------------
 
     def attach(self, model: torch.nn.Module, workload: Any = None) -> torch.nn.Module:
-        """Make the model's ReLU and MaxPool2d modules keep masks, the smallest encoding. Lossy ones would round small
-        activations to zero, where a ReLU's backward pass blocks the gradient.
+        """Make the model's ReLU and MaxPool2d modules keep masks, the smallest encoding.
+
+        Lossy encodings would round small activations to zero, where a ReLU's backward pass blocks the gradient.
         """
         self._model = model
         keep_masks(model, self._count_masks, self._note_rectified)

@@ -103,9 +103,10 @@ def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_nu
 
 
 def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
-    """Return the modules with at least `minimum` parameters outside of units inside them, as FSDP's
-    `size_based_auto_wrap_policy` does. A tied parameter goes to a module that contains all of its uses, because two
-    units cannot share it.
+    """Return the modules to gather as units by size, as FSDP's `size_based_auto_wrap_policy` does.
+
+    They have at least `minimum` parameters outside of units inside them. A tied parameter goes to a module that
+    contains all of its uses, because two units cannot share it.
     """
     import torch
 
@@ -290,8 +291,9 @@ def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer is ZeRO-1. The class is not imported, which would compile scripts and warn: for an
-    optimizer of that class, its module is loaded already.
+    """Say whether an optimizer is ZeRO-1, without importing its class.
+
+    The import would compile scripts and warn; for an optimizer of that class it has happened already.
     """
     loaded = sys.modules.get("torch.distributed.optim")
     return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)

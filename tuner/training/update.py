@@ -42,8 +42,9 @@ class Update:
 def build_update(
     model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, layout: ParameterLayout | None = None
 ) -> Update:
-    """Build the update over the parameters of a wrapped model. DDP's communication hook is attached afterwards, because
-    it may read the optimizer.
+    """Build the update over the parameters of a wrapped model.
+
+    DDP's communication hook is attached afterwards, because it may read the optimizer.
 
     Args:
         layout: Layout that wrapping has given to the parameters; None where it has not changed theirs.
@@ -96,8 +97,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
 
 
 def _check_step(subject: Any, when: str) -> None:
-    """Check the signature of `step` of an optimizer or a scheduler, or of None. Torch's schedulers wrap the
-    optimizer's, which then shows `self`.
+    """Refuse an optimizer or a scheduler, if there is one, whose `step` needs arguments.
+
+    Torch's schedulers wrap the optimizer's `step`, which then shows `self`.
     """
     if subject is None:
         return

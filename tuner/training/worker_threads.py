@@ -1,5 +1,6 @@
-"""Threads that torch's operators run on, as the operating system sees them: a pool's size and binding are only the
-requested values and prove nothing.
+"""Threads that torch's operators run on, as the operating system sees them.
+
+A pool's size and binding, as torch reports them, are only what was requested and prove nothing.
 
 Source: proc(5): `schedstat` (nanoseconds on a core), `status` (Cpus_allowed_list), `stat` (the core that it ran on).
 """

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from steptune.tuner.training.compression.lane import Lane
 
 FIRST_COMPRESSED = 2
-"""First step (counted from 0) whose buckets are compressed: DDP rebuilds its buckets after the first step, so
-per-bucket state starts with the third.
+"""First step, counted from 0, whose buckets are compressed.
+
+DDP rebuilds its buckets after the first step, so per-bucket state starts with the third.
 """
 
 

@@ -108,8 +108,9 @@ class DeepGradient(Compression):
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state with the options and momentum that were taken over, the momentum averaged over
-        the ranks. Every rank must call it.
+        """Return the optimizer's state with the options and momentum that were taken over; every rank must call it.
+
+        The momentum is averaged over the ranks.
         """
         groups, values = [], dict(state["state"])
         for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 
 _GROUPS: list[Any] = []
-"""Process groups kept until the process ends. Gloo's threads run the callbacks of PyTorch's hook, which hold the group
-and release it after their result is out: a group released last by its own thread cannot join that thread, and aborts.
+"""Process groups kept alive until the process ends.
+
+Gloo's threads run the callbacks of PyTorch's hook, which hold the group and release it after their result is out: a
+group released last by its own thread cannot join that thread, and aborts.
 """
 
 

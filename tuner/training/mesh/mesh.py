@@ -233,8 +233,9 @@ class Mesh(ParameterLayout):
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the state of an optimizer over whole parameters, on the CPU, and these parameters' names in its order;
-        every rank must call it and gets all.
+        """Return the whole optimizer state, on the CPU, and the parameter names in its order; every rank must call it.
+
+        The state is that of an optimizer over whole parameters; every rank gets all of it.
         """
         assert self.replica is not None
         own_groups = self._group_names(optimizer)

@@ -201,8 +201,8 @@ class Pipeline:
 def make_schedule(schedule: str, stages: list[Any], num_micro_batches: int, loss: Callable[..., Any]) -> Any:
     """Return torch's schedule of this name.
 
-    A schedule that needs more micro-batches than there are, or a multiple of some number, is replaced by one that
-    runs all forward passes first.
+    A schedule that needs more micro-batches than there are, or a number divisible by its rounds, is replaced by
+    one that runs all forward passes first.
     """
     from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 

@@ -43,8 +43,9 @@ _SHARED: Mapping[str, tuple[str, ...]] = {
     "adafactor": ("weight_decay", "maximize"),
     "sm3": ("weight_decay",),
 }
-"""Options that are copied from the user's optimizer. Its weight decay may have been coupled to the gradient: that is
-part of its algorithm, as the statistics are.
+"""Options that are copied from the user's optimizer.
+
+Its weight decay may have been coupled to the gradient: that is part of its algorithm, as the statistics are.
 """
 
 _BELONGS_TO: Mapping[str, str | None] = {
@@ -99,8 +100,9 @@ def _group(
 
 
 def algorithm_that_ran(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the algorithm that has updated an optimizer's parameters, by its class and by the nonzero state that its
-    step left; None where no known algorithm has.
+    """Return the algorithm that has updated an optimizer's parameters, or None.
+
+    It is known by the optimizer's class, and by nonzero state that a step of the algorithm leaves.
     """
     name = next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
     held = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]

@@ -1,8 +1,8 @@
-"""Fused kernels, each in a folder of its own beside its slow reference.
+"""Fused kernels: one folder per kernel, with its slow reference beside it.
 
-`KERNELS` lists ours and those that other packages register by the entry point `steptune.kernels`. All of it loads
-torch, and `KERNELS` those packages, so each is imported when it is asked for: processes that must not load torch need
-`steptune.kernels.names` only.
+`KERNELS` lists Steptune's kernels and those that other packages register by the entry point `steptune.kernels`. The
+package loads torch, and `KERNELS` loads those other packages, so both are imported on first use. Processes that must
+not load torch need `steptune.kernels.names` only.
 """
 
 from __future__ import annotations

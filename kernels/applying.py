@@ -1,4 +1,4 @@
-"""Kernels in a training: where one can compute, why it cannot, and how it is made to be called.
+"""Use of kernels in a training: where a kernel can compute, why it cannot, and how the training is made to call it.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.
@@ -16,7 +16,7 @@ from steptune.kernels.registry import KERNELS, kernel_named
 
 _MARK = "_steptune_kernel"
 _SHOWN = 3
-"""Refusals of modules that are said."""
+"""Maximum number of refusal reasons that one message lists."""
 
 
 def refusals(
@@ -25,32 +25,32 @@ def refusals(
     optimizer: torch.optim.Optimizer | None = None,
     workload: object | None = None,
 ) -> dict[str, str]:
-    """Say of each kernel that has a pattern why it cannot compute a part of a training; empty where it can."""
+    """Return, for each kernel with a pattern, why it cannot compute any part of a training; empty where it can."""
     parts = _parts(model, workload)
     return {k.name: _refusal(k, parts, optimizer, device) for k in KERNELS if k.pattern is not None}
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Tell whether a kernel computes an optimizer's step, not modules of the model."""
+    """Say whether a kernel computes an optimizer's step rather than modules of the model."""
     kernel = kernel_named(name)
     return kernel.pattern is not None and kernel.pattern.subject == OPTIMIZER
 
 
 def use_kernel(model: torch.nn.Module, name: str, workload: object | None = None) -> torch.nn.Module:
-    """Let a kernel compute all modules of the model and parts of the workload's loss that it can, in place.
+    """Replace, in place, all modules of the model and all parts of the workload's loss that a kernel can compute.
 
     Raises:
-        ValueError: There is none that it can, with the reason.
+        ValueError: The kernel can compute none of them; the message has the reason.
     """
     _use(kernel_named(name), _parts(model, workload))
     return model
 
 
 def use_kernel_in_optimizer(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Let a kernel compute an optimizer's step, in place.
+    """Make an optimizer compute its step by a kernel, in place.
 
     Raises:
-        ValueError: It cannot, with the reason.
+        ValueError: The kernel cannot compute the step; the message has the reason.
     """
     _use(kernel_named(name), {"": optimizer})
 
@@ -58,13 +58,13 @@ def use_kernel_in_optimizer(optimizer: torch.optim.Optimizer, name: str) -> None
 def used_kernels(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, workload: object | None = None
 ) -> frozenset[str]:
-    """Name the kernels that a model, its loss and its optimizer were made to call."""
+    """Return the names of the kernels that a model, its loss and its optimizer were changed to call."""
     subjects = [*_parts(model, workload).values(), *([] if optimizer is None else [optimizer])]
     return frozenset(subject.__dict__[_MARK] for subject in subjects if _MARK in subject.__dict__)
 
 
 def operators_of(name: str) -> tuple[str, ...]:
-    """Give the parts of names by which a profile shows a kernel."""
+    """Return the substrings of operator names by which a kernel is recognised in a profile."""
     kernel = kernel_named(name)
     return () if kernel.pattern is None else kernel.pattern.operators
 
@@ -74,7 +74,9 @@ _Subjects = Mapping[str, Any]
 
 
 def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
-    """Name the modules of the model, the attributes of the workload, and modules and their attributes in those."""
+    """Return, by name, the modules of the model, the attributes of the workload, and the modules and attributes inside
+    those.
+    """
     parts = dict(model.named_modules())
     for name, value in getattr(workload, "__dict__", {}).items():
         if not isinstance(value, torch.nn.Module):
@@ -99,7 +101,11 @@ def _use(kernel: Kernel, subjects: _Subjects) -> None:
 
 
 def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
-    """Say first what is of the training: nobody should install something for a kernel that has no use."""
+    """Return why a kernel cannot be used.
+
+    Reasons in the training come before a missing installation: nobody needs to install something for a kernel that has
+    no use.
+    """
     assert kernel.pattern is not None
     is_of_optimizer = kernel.pattern.subject == OPTIMIZER
     subjects = parts if not is_of_optimizer else {} if optimizer is None else {"": optimizer}
@@ -107,7 +113,7 @@ def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer 
 
 
 def _mark_of(subject: Any) -> str | None:
-    """Name the kernel that computes a part already, if there is one."""
+    """Return the name of the kernel that already computes a part, or None."""
     mark: str | None = subject.__dict__.get(_MARK)
     return mark
 
@@ -116,7 +122,9 @@ _Sites = Mapping[str, tuple[Any, str]]
 
 
 def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
-    """Give the subjects of the pattern, by name, with the reason why the kernel cannot compute it, or nothing."""
+    """Return, by name, every part that matches the kernel's pattern, with the reason why the kernel cannot compute it,
+    or "".
+    """
     assert kernel.pattern is not None
     found = {}
     for name, subject in subjects.items():
@@ -127,7 +135,7 @@ def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
 
 
 def _said(kernel: Kernel, sites: _Sites) -> str:
-    """Say why a kernel can compute none of its sites; empty where it can one."""
+    """Return why a kernel can compute none of the matching parts; empty where it can compute at least one."""
     assert kernel.pattern is not None
     if not sites:
         whose = "training" if kernel.pattern.subject == OPTIMIZER else "model"

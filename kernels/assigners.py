@@ -1,4 +1,6 @@
-"""Patterns of kernels that assign boxes: parts of a loss, which are of the classes that this package has for them."""
+"""Patterns of kernels that assign boxes to candidates: parts of a loss, recognised by the assigner classes of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from steptune.kernels.triton_device import unavailable
 
 
 def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Pattern:
-    """Return the pattern of a loss's part of one class, which the kernel computes in another."""
+    """Return the pattern that turns a loss's part of class `plain` into one of class `fused`, by the kernel."""
 
     def refusal(part: Any) -> str | None:
         return "" if type(part) is plain else None

@@ -1,4 +1,4 @@
-"""A kernel: its function, its reference, cases on which both must agree, and the pattern of a model that it
+"""Definition of a kernel: its function, its reference, cases on which both must agree, and the model pattern that it
 replaces.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Inputs of a kernel.
+    """Test case of a kernel: the shapes of its input tensors and its options.
 
     Attributes:
         label: Names the case in tests and benchmarks.
@@ -29,7 +29,7 @@ class Case:
     positive: frozenset[str] = frozenset()
 
     def make(self, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Draw the tensors, on the device of the generator. They are leaves that require gradients."""
+        """Draw the case's tensors on the generator's device, as leaves that require gradients."""
         tensors = {}
         for name, shape in self.shapes.items():
             tensor = torch.randn(shape, generator=generator, device=generator.device)
@@ -43,13 +43,13 @@ MODULES, OPTIMIZER = "modules", "optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """The modules of a model, parts of a loss, or the optimizer, whose work a kernel can do.
+    """Pattern of the modules of a model, parts of a loss, or optimizer whose work a kernel can do.
 
     Attributes:
-        what: For people: what they are, and of which libraries.
+        what: Human-readable description: what they are, and of which libraries.
         refusal: Called with each module of a model and each part of a loss (attributes of the workload, and of modules
-            in them), or with the optimizer. None: it is not of the pattern; empty: the kernel can compute it; else why
-            it cannot.
+            in them), or with the optimizer. Returns None where the subject does not match, "" where the kernel
+            can compute it, else why it cannot.
         replace: Lets such a module or optimizer call the kernel, in place. Its parameters, their names, what goes in
             and what comes out must stay, as an optimizer's groups and state; its class may become a subclass of it.
         operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a
@@ -74,10 +74,10 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A fused kernel and its definition.
+    """A fused kernel with its definition, its cases and its pattern.
 
     Attributes:
-        name: Of the folder, and in the strategy `fused_kernels`; of another package's kernel, that of its entry point.
+        name: Name of the folder and in the strategy `fused_kernels`; for another package, that of its entry point.
         summary: One line for tables.
         function: The kernel, called with the tensors and options of a case by name.
         reference: The definition in plain PyTorch, called with the same.
@@ -101,7 +101,7 @@ class Kernel:
     pattern: Pattern | None = None
 
     def gradients_of(self, case: Case) -> tuple[str, ...]:
-        """Name the tensors that get a gradient in a case."""
+        """Return the names of the tensors that get a gradient in a case."""
         if not self.has_gradients:
             return ()
         none = {name for label, name in self.without_gradient if label in ("*", case.label)}

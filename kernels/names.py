@@ -1,4 +1,4 @@
-"""Names of the kernels that a model can be given, without loading torch or any of them."""
+"""Names of the kernels that can be applied to a model, available without loading torch or any kernel."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from functools import cache
 from importlib.metadata import entry_points
 
 GROUP = "steptune.kernels"
-"""The entry point by which other packages register kernels; its name is the kernel's."""
+"""Entry-point group by which other packages register kernels; an entry point's name is its kernel's name."""
 OURS = ("window_attention", "lamb", "lars", "simota", "fcos3d")
 OF_OPTIMIZER = ("lamb", "lars")
-"""Kernels of ours that compute an optimizer's step."""
+"""Steptune's kernels that compute an optimizer's step."""
 WITHOUT_WAITING = ("simota", "fcos3d")
-"""Kernels of ours in place of code that reads values of the device in every step."""
+"""Steptune's kernels that replace code in which every step reads values from the device."""
 
 
 @cache
 def pattern_names() -> tuple[str, ...]:
-    """Name the kernels that replace a pattern of a model or its optimizer: ours, then those of other packages."""
+    """Return the names of the kernels that replace a pattern of a model or its optimizer: Steptune's, then other
+    packages'.
+    """
     registered = sorted({entry.name for entry in entry_points(group=GROUP)} - set(OURS))
     return (*OURS, *registered)

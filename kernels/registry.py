@@ -1,4 +1,4 @@
-"""Registry of kernels: ours, and those of other packages."""
+"""Registry of kernels: Steptune's, and those of other packages."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ WINDOW_ATTENTION = Kernel(
 )
 
 _TENSORS = ((5000,), (3, 7), (1,), (64, 64), (4097,))
-"""Shapes of an optimizer's tensors: whole chunks and parts of them, aligned and not."""
+"""Shapes of an optimizer's test tensors: whole and partial chunks, aligned and unaligned."""
 
 
 def _updated(update: Callable[..., Any], *names: str) -> Callable[..., Tensor]:
-    """Make an update in place, of lists of tensors, one that returns all of them in one tensor, and keeps its inputs.
+    """Wrap an in-place update of lists of tensors so that it keeps its inputs and returns all results in one tensor.
 
     Args:
-        names: Of the lists; the second are the gradients, which stay.
+        names: Names of the lists; the second are the gradients, which are not changed.
     """
 
     def function(*, settings: tuple[Any, ...], max_grad_norm: float | None = None, **tensors: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ LARS = Kernel(
 
 
 def _assigned(assign: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Give an assignment boxes by their centres and sizes, on an image of some 8 x 8."""
+    """Wrap an assigner so that it takes boxes as centres and sizes, scaled to an image of about 8 x 8."""
 
     def function(
         *,
@@ -275,7 +275,9 @@ SIMOTA = Kernel(
 
 
 def _targets_in_one(targets: Callable[..., fcos3d.Targets]) -> Callable[..., Tensor]:
-    """Give targets of points on a grid of some 8 x 8 cells at two strides, all of them in one tensor."""
+    """Wrap a target function so that it uses points on a grid of about 8 x 8 cells at two strides, and returns one
+    tensor.
+    """
 
     def function(
         *, centres: Tensor, sizes: Tensor, shifts: Tensor, boxes: Tensor, labels: tuple[tuple[int, ...], ...]
@@ -330,7 +332,7 @@ FCOS3D = Kernel(
 
 
 def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """Make a compaction one that returns what it takes of both kinds in one tensor."""
+    """Wrap a compaction so that it returns both kinds of figures in one tensor."""
 
     def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
         points, num_boxes, _ = distances.shape
@@ -356,7 +358,7 @@ COMPACTION = Kernel(
 
 
 def _sent(compensate_and_select: Callable[..., deep_gradient.Sent]) -> Callable[..., Tensor]:
-    """Make a compensation and selection in place one that returns all that it gives and leaves, in one tensor."""
+    """Wrap an in-place compensation and selection so that it returns outputs and updated inputs in one tensor."""
 
     def function(*, settings: tuple[deep_gradient.Settings, ...], threshold: float, **tensors: Tensor) -> Tensor:
         first = tensors["gradients_0"]
@@ -405,7 +407,9 @@ DEEP_GRADIENT = Kernel(
 
 
 def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Give the mean of ranks' rows that were encoded, and what each is decoded, in one tensor."""
+    """Wrap an encoder and its mean so that they return the mean of the encoded rows and every decoded row in one
+    tensor.
+    """
 
     def function(*, rows: Tensor) -> Tensor:
         ranks, num_rows, length = rows.shape
@@ -434,11 +438,11 @@ INT8_BLOCKS = Kernel(
 
 
 def _registered() -> tuple[Kernel, ...]:
-    """Load the kernels of other packages.
+    """Load the kernels that other packages register.
 
     Raises:
         ImportError: An entry point cannot be loaded.
-        TypeError: An entry point names something else.
+        TypeError: An entry point is not a kernel.
         ValueError: A name is taken, is not that of the entry point, or the kernel has no pattern.
     """
     found: list[Kernel] = []
@@ -465,9 +469,9 @@ KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 
 def kernel_named(name: str) -> Kernel:
-    """Find a kernel.
+    """Return the kernel of a name.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: No kernel has that name.
     """
     return {kernel.name: kernel for kernel in KERNELS}[name]

@@ -1,4 +1,4 @@
-"""Devices that run Triton kernels."""
+"""Check for devices that run Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def unavailable(device: torch.device) -> str:
-    """Say why the kernel cannot run on a device; empty where it can."""
+    """Return why Triton kernels cannot run on a device; empty where they can."""
     if find_spec("triton") is None:
         return "requires Triton, which is not installed here (PyTorch for CUDA brings it)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -20,8 +20,9 @@ def unavailable(device: torch.device) -> str:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Tell whether calls are recorded or transformed, which needs a kernel's operator: dispatching it takes the host
-    longer than the device takes a small batch.
+    """Say whether calls are recorded or transformed, and so need the kernel's operator.
+
+    Otherwise the operator is avoided: its dispatch takes the host longer than a small batch takes the device.
     """
     return (
         torch.compiler.is_compiling()

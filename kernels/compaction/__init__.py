@@ -10,11 +10,11 @@ from steptune.kernels.compaction.reference import compact as reference
 __all__ = ["compact", "reference"]
 
 BLOCK_P = 32
-"""Points of a program: 967 programs for 30,929 points, seven for each multiprocessor of an H100."""
+"""Points per program: 967 programs for 30,929 points, seven for each multiprocessor of an H100."""
 
 
 def compact(pairs: tuple[Tensor, Tensor], chosen: Tensor) -> list[Tensor]:
-    """Take of each point the figures of one box, of both kinds in one launch; see `reference`."""
+    """Select each point's row of its chosen box, for both kinds of figures in one launch; see `reference`."""
     return list(_compact(*pairs, chosen))
 
 

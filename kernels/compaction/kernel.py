@@ -1,4 +1,4 @@
-"""Triton kernel of coordinate compaction: one program a block of points, for the figures of two kinds."""
+"""Triton kernel of coordinate compaction: one program per block of points, for two kinds of figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compact_pairs(
     BLOCK_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy row `chosen` of (G, FIRST) and of (G, SECOND) of each point of a block."""
+    """Copy, for each point of a block, row `chosen` of (G, FIRST) and of (G, SECOND)."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points
     row = p.to(tl.int64) * num_boxes + tl.load(chosen + p, mask=is_there, other=0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Coordinate compaction in plain PyTorch: of each point the figures of the one box that it was given."""
+"""Coordinate compaction in plain PyTorch: for each point, the figures of the one box assigned to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def compact(pairs: Sequence[Tensor], chosen: Tensor) -> list[Tensor]:
-    """Take of each point the figures of one box.
+    """Select, for each point, the figures of its chosen box.
 
     mmdetection3d indexes with a Python `range`, which becomes a list, a tensor on the host and a copy in every call;
     here the index is made on the device.

@@ -16,9 +16,9 @@ from steptune.kernels.multi_tensor import prepare
 __all__ = ["Sent", "Settings", "compensate_and_select", "reference"]
 
 BLOCK = 128
-"""Chunks whose histograms a program adds up at a time."""
+"""Number of chunks whose histograms a program sums at a time."""
 PART = 512
-"""Elements that a program selects from at a time."""
+"""Number of elements from which a program selects at a time."""
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def compensate_and_select(
     thresholds: Tensor,
     settings: Sequence[Settings],
 ) -> Sent:
-    """Add a step's gradients to what was not sent yet, and take the largest of it, in place.
+    """Accumulate a step's gradients into the unsent values and extract the largest of these, in place.
 
     Args:
         gradients: Dense FP32 tensors on one device; `momenta` and `unsent` in their shapes and strides.
@@ -77,8 +77,10 @@ def compensate_and_select(
 
 @lru_cache(maxsize=64)
 def _places(most: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Give how many elements of each tensor are sent, the first of their places among what is sent, the first element
-    among all, and what the places of elements are where none is sent.
+    """Return index tables of the sent buffer, which holds `most` slots for each tensor.
+
+    For each tensor: how many elements are sent, the index of its first slot in the sent buffer, and the index of its
+    first element in the concatenated tensors. For each slot: the index that stands for "nothing sent".
     """
     first = [[0, *itertools.accumulate(numbers[:-1])] for numbers in (most, numels)]
     wanted, slots, elements = torch.tensor([list(most), *first])

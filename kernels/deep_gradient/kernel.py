@@ -1,10 +1,11 @@
-"""Triton kernels of deep gradient compression over all tensors: compensation with a histogram of each chunk, the choice
-of each tensor's thresholds, and selection.
+"""Triton kernels of deep gradient compression over all tensors: compensation, choice of thresholds, and selection.
 
-Magnitudes are compared as bits, which order as the numbers do; those of what is not a number are beyond infinity's.
+Compensation writes a histogram of each chunk, from which each tensor's thresholds are chosen.
+
+Magnitudes are compared as bits, which order as the numbers do; those of NaN are beyond infinity's.
 Bin 0 of a histogram has what lies beyond no threshold, bin k what lies beyond the first k.
 
-Numbers of a tensor: 0 momentum, 1 Nesterov.
+Settings of a tensor: 0 momentum, 1 Nesterov.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ INFINITE, LEAST = tl.constexpr(_INFINITE), tl.constexpr(_LEAST)
 
 @triton.jit
 def _bits(numbers):
-    """Give the bits of magnitudes."""
+    """Return the bit patterns of the absolute values."""
     return numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _lowest(thresholds, tensor):
-    """Give the bits of the lowest threshold that is counted for, less the last ones; see `levels_around`."""
+    """Return the bits of the lowest candidate threshold, without the last `SHIFT` bits; see `levels_around`."""
     last = tl.load(thresholds + tensor)
     usable = tl.where(last < float("inf"), tl.maximum(last, LEAST), LEAST)
     return tl.minimum((_bits(usable) >> SHIFT) - CENTRE, HIGHEST)
@@ -87,7 +88,7 @@ def deep_gradient_compensate(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update u and v, and write of each chunk the histogram of v (C, BINS) and the bits of the largest (C)."""
+    """Update u and v, and write each chunk's histogram of v (C, BINS) and the bits of its largest magnitude (C)."""
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
@@ -116,7 +117,7 @@ def deep_gradient_choose(
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose a tensor's thresholds by the histograms of its chunks, and where each chunk's elements go.
+    """Choose each tensor's thresholds from the histograms of its chunks, and where each chunk's elements are written.
 
     Args:
         wanted: (T), how many are sent.
@@ -236,7 +237,7 @@ def deep_gradient_select(
     LONGEST: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Move what lies beyond a threshold to `values` and `found`, and leave zeros in u and v.
+    """Move the elements beyond a threshold to `values` and `found`, and set them to zero in u and v.
 
     A program looks at its chunk part by part: in most parts nothing is sent.
 

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 LEVELS = 31
-"""Thresholds that are counted for: of each tensor around the last step's."""
+"""Number of candidate thresholds for which elements are counted, centred on the tensor's last threshold."""
 SHIFT = 18
-"""Thresholds are the FP32 numbers whose last bits, this many, are zero: 32 an octave."""
+"""Number of low bits that are zero in a candidate threshold's FP32 form: 32 thresholds per octave."""
 SPACING = 1 + 1 / 32
-"""Largest ratio of neighbouring thresholds."""
+"""Largest ratio of neighbouring candidate thresholds."""
 CENTRE = LEVELS // 2
 INFINITE = 0x7F800000
-"""Bits of infinity in FP32; those of what is not a number are larger."""
+"""Bit pattern of infinity in FP32; that of NaN is larger."""
 LEAST = 1e-30
-"""Lowest threshold: one of zero would stay so."""
+"""Minimum threshold: a threshold of zero could never grow again."""
 
 
 class Settings(NamedTuple):
-    """Momentum of one tensor, and whether it is Nesterov's; `most` elements are sent at most."""
+    """Momentum of one tensor, whether it is Nesterov's, and `most`, the maximum number of elements sent."""
 
     momentum: float
     nesterov: bool
@@ -30,12 +30,12 @@ class Settings(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Elements that are sent, of all tensors one after the other, `most` of each.
+    """Elements that are sent: those of all tensors concatenated, `most` of each.
 
     Attributes:
         values: FP32; zeros where fewer are beyond the threshold.
-        places: Places in all tensors one after the other, int32; the tensor's first where a value is none.
-        thresholds: (T), the next step's.
+        places: Indices in the concatenated tensors, int32; that of the tensor's first element for an unused slot.
+        thresholds: (T), thresholds of the next step.
     """
 
     values: Tensor
@@ -51,7 +51,7 @@ def compensate_and_select(
     thresholds: Tensor,
     settings: Sequence[Settings],
 ) -> Sent:
-    """Add a step's gradients to what was not sent yet, and take the largest of it, in place.
+    """Accumulate a step's gradients into the unsent values and extract the largest of these, in place.
 
     With m and u momentum and momenta, v what was not sent, g the gradient: u <- m u + g, v <- v + u (Nesterov:
     u <- m (u + g), v <- v + u + g). The threshold is the lowest of `LEVELS` around the last step's beyond which lie no
@@ -59,10 +59,10 @@ def compensate_and_select(
     `most`: without these a step in which elements lie close together would send next to nothing, and so would all
     later ones, as the threshold rises with the elements. Where more lie beyond the highest, the first `most` of them
     are taken, and the next step's threshold is half way, in octaves, to the largest element. Elements that are taken
-    become zero in u and v. What is not a number counts as infinite, so that it is seen and not kept for ever.
+    become zero in u and v. NaN counts as infinite, so that it is sent and not kept for ever.
 
     Args:
-        thresholds: (T), of the last step.
+        thresholds: (T), thresholds of the last step.
     """
     values, places, found, offset = [], [], [], 0
     for n, (g, u, v) in enumerate(zip(gradients, momenta, unsent, strict=True)):
@@ -90,7 +90,7 @@ def compensate_and_select(
 
 
 def levels_around(threshold: Tensor) -> Tensor:
-    """Give the thresholds that are counted for; around one that an overflow left they begin at the least again."""
+    """Return the candidate thresholds around a tensor's last one; after an overflow they start again at the minimum."""
     usable = threshold.nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST).float()
     lowest = ((usable.view(torch.int32) >> SHIFT) - CENTRE).clamp(max=(INFINITE >> SHIFT) - LEVELS + 1)
     number = torch.arange(LEVELS, dtype=torch.int32, device=threshold.device)

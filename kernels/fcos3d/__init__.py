@@ -14,15 +14,15 @@ from steptune.kernels.triton_device import is_traced
 __all__ = ["Assigner", "FusedAssigner", "Points", "Scenes", "Targets", "reference", "targets"]
 
 MAX_BOXES = 256
-"""Maximum boxes of an image: a program looks at all of them."""
+"""Maximum number of boxes per image: every program tests all of them."""
 BLOCK_P = 128
-"""Points of a program, one a thread: 242 programs for the 30,929 points of an image of nuScenes."""
+"""Points per program, one per thread: 242 programs for the 30,929 points of a nuScenes image."""
 BOXES_STEP = 8
-"""Places for boxes that a program visits are rounded up to this, so that few numbers of them are compiled for."""
+"""Multiple to which the number of boxes per program is rounded up, so that few variants are compiled."""
 
 
 class Assigner:
-    """The assignment as a part of a loss: image by image, until `fused_kernels` lets the kernel compute it."""
+    """Target assignment as a part of a loss: computed image by image unless `fused_kernels` replaces it."""
 
     def __call__(self, points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
         return reference(points, scenes, num_classes, num_attributes)
@@ -35,10 +35,10 @@ class FusedAssigner(Assigner):
 
 @torch.no_grad()
 def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
-    """Give the targets of a batch, in one launch whose size does not depend on the data.
+    """Return the targets of a batch, in one launch whose size does not depend on the data.
 
     Raises:
-        ValueError: An image has places for more boxes than the kernel looks at.
+        ValueError: The boxes are padded to more than `MAX_BOXES` per image.
     """
     if scenes.label.shape[1] > MAX_BOXES:
         raise ValueError(

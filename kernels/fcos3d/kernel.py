@@ -1,4 +1,4 @@
-"""Triton kernel of FCOS3D's targets: one program a block of points of an image."""
+"""Triton kernel of FCOS3D's targets: one program per block of points of an image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = tl.constexpr(1e-37)
 
 @triton.jit
 def _atan2(y, x):
-    """Give the angle of (x, y) to 5e-7: Triton has none that its interpreter knows. Coefficients: Cephes, `atanf`."""
+    """Return the angle of (x, y), exact to 5e-7: Triton's interpreter has no atan2. Coefficients: Cephes, `atanf`."""
     wide = tl.maximum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
     narrow = tl.minimum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
     ratio = narrow / tl.maximum(wide, TINY)
@@ -56,7 +56,7 @@ def fcos3d_targets(
     BLOCK_P: tl.constexpr,
     BOXES: tl.constexpr,
 ):
-    """Write the targets of a block of points, a thread a point: it meets the boxes one after another."""
+    """Write the targets of a block of points, one thread per point; each thread visits the boxes one after another."""
     image = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 RADIUS = 1.5
-"""Half the square around a projected centre, in strides."""
+"""Half the side of the square around a projected centre, in strides."""
 CENTERNESS_ALPHA = 2.5
 DIAGONAL = 1.414
 FAR = 1e8
@@ -27,7 +27,7 @@ FAR = 1e8
 
 @dataclass(frozen=True)
 class Points:
-    """Points at which the head predicts.
+    """Points at which the detection head predicts.
 
     Attributes:
         xy: (P, 2), pixels.
@@ -43,7 +43,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Boxes of the images of a batch, filled up to G; of one image without the first dimension.
+    """Boxes of a batch's images, padded to G per image; the first dimension is absent for a single image.
 
     Attributes:
         corners: (B, G, 4), left, top, right, bottom of the 2-D boxes in pixels.
@@ -64,9 +64,9 @@ class Scenes:
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of the points, (B, P, ...); of one image without the first dimension.
+    """Targets of the points, (B, P, ...); the first dimension is absent for a single image.
 
-    Points of the background have figures too, which no loss uses.
+    Background points have box values too, which no loss uses.
 
     Attributes:
         label: (B, P), the number of classes for the background.
@@ -85,7 +85,7 @@ class Targets:
 
 @torch.no_grad()
 def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: int) -> Targets:
-    """Give the targets of a batch."""
+    """Return the targets of a batch."""
     found = []
     for image, labels in enumerate(scenes.label):
         which = (labels >= 0).nonzero().squeeze(1)
@@ -96,7 +96,7 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
 
 @torch.no_grad()
 def targets_of_image(points: Points, scene: Scenes, num_classes: int, num_attributes: int) -> Targets:
-    """Give the targets of one image, all of whose boxes are there."""
+    """Return the targets of one image without padded boxes."""
     num_points = len(points.xy)
     if not len(scene.label):
         zeros = points.xy.new_zeros
@@ -131,6 +131,6 @@ def targets_of_image(points: Points, scene: Scenes, num_classes: int, num_attrib
 
 
 def local_yaw(box: Tensor) -> Tensor:
-    """Give the boxes with the yaw that the camera sees: less the direction in which they lie."""
+    """Return the boxes with the yaw relative to the camera's viewing direction."""
     yaw = box[:, 6] - torch.atan2(box[:, 0], box[:, 2])
     return torch.cat([box[:, :6], yaw[:, None], box[:, 7:]], dim=1)

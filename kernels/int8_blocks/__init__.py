@@ -1,4 +1,4 @@
-"""Blocks of numbers in 8 bits, encoded and averaged in a pass each; README.md derives, `reference.py` defines them."""
+"""Encoding of blocks of numbers in 8 bits, and their mean; README.md derives both, `reference.py` defines them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from steptune.kernels.int8_blocks.reference import mean_of as mean_reference
 __all__ = ["encode", "encode_reference", "mean_of", "mean_reference"]
 
 ELEMENTS = 4096
-"""Elements of one program."""
+"""Elements per program."""
 
 
 @torch.no_grad()
 def encode(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Give rows (R, N) as int8 (R, N) and FP32 scales (R); N is a power of two."""
+    """Encode rows (R, N) as int8 (R, N) with FP32 scales (R); N is a power of two."""
     from steptune.kernels.int8_blocks import kernel
 
     num_rows, length = _checked(blocks)
@@ -32,7 +32,7 @@ def encode(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def mean_of(payload: Tensor, scales: Tensor) -> Tensor:
-    """Give the mean (R, N) in FP32 of several ranks' rows (K, R, N) with scales (K, R)."""
+    """Return the mean (R, N), in FP32, of several ranks' encoded rows (K, R, N) with scales (K, R)."""
     from steptune.kernels.int8_blocks import kernel
 
     num_rows, length = _checked(payload[0])

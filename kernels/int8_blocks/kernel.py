@@ -1,4 +1,4 @@
-"""Triton kernels of blocks in 8 bits: one program some rows."""
+"""Triton kernels of 8-bit blocks: several rows per program."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 
 ROUNDING = tl.constexpr(12582912.0)
-"""1.5 x 2^23: added and subtracted it rounds to an integer, halves to even."""
+"""Rounding constant 1.5 x 2^23: adding and subtracting it rounds an FP32 number to an integer, halves to even."""
 TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
 def int8_encode(blocks, payload, scales, num_rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write rows as int8 and their scales. A row that is not finite has a scale that is not."""
+    """Write rows as int8 with their scales; a row with a non-finite element gets a non-finite scale."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_there = row < num_rows
     places = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -28,7 +28,7 @@ def int8_encode(blocks, payload, scales, num_rows, ROWS: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def int8_mean(payload, scales, found, num_rows, RANKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the mean of the ranks' rows, added up in their order."""
+    """Write the mean of the ranks' rows, summed in rank order."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_there = row < num_rows
     places = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]

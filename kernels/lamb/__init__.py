@@ -1,4 +1,4 @@
-"""LAMB over all parameters at once; README.md derives it, `reference.py` defines it."""
+"""LAMB update of all parameters at once; README.md derives it, `reference.py` defines it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def lamb(
     settings: Sequence[Settings],
     max_grad_norm: float | None = None,
 ) -> Tensor:
-    """Update parameters, means and squares in place; gradients stay.
+    """Update parameters, means and squares in place by LAMB; the gradients are not changed.
 
     Args:
         parameters: Dense tensors of one dtype (FP32, FP16, BF16) on one device.
-        gradients: Of each parameter, in its dtype and strides, as `means` (of gradients) and `squares` (means of
-            their squares).
-        settings: Of each parameter; one object for those that share them saves time.
+        gradients: Gradient of each parameter, in its dtype and strides; so are `means` (of gradients) and `squares`
+            (means of their squares).
+        settings: Settings of each parameter; one object for those that share them saves time.
         max_grad_norm: Norm of all gradients together to which they are clipped; None clips nothing.
 
     Returns:
@@ -41,7 +41,7 @@ def lamb(
 
 
 def gradient_squares(launch: Launch) -> Tensor:
-    """Sum the squares of all gradients of a launch."""
+    """Return the sum of the squares of all gradients of a launch."""
     from steptune.kernels.multi_tensor.kernel import squares_of_gradients
 
     parts = torch.empty(launch.num_chunks, dtype=torch.float32, device=launch.numbers.device)
@@ -50,14 +50,14 @@ def gradient_squares(launch: Launch) -> Tensor:
 
 
 def clip_factor(squares: Tensor, max_grad_norm: float | None) -> Tensor:
-    """Give the factor of gradients, of shape (1,), by the sum of their squares."""
+    """Return the factor (1,) that clips the gradients, from the sum of their squares."""
     if max_grad_norm is None:
         return torch.ones(1, dtype=torch.float32, device=squares.device)
     return (max_grad_norm / squares.sqrt()).clamp(max=1.0).reshape(1)
 
 
 def update(launch: Launch, clip: Tensor) -> Tensor:
-    """Update the tensors of a launch: parameter, gradient, mean and mean of squares."""
+    """Update a launch's tensors in place: parameters, means and squares."""
     from steptune.kernels.lamb import kernel
 
     device, chunks, constants = launch.numbers.device, launch.num_chunks, launch.constants

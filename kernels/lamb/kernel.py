@@ -1,6 +1,6 @@
 """Triton kernels of LAMB over all tensors of one dtype: moments with partial norms, ratios, update.
 
-Numbers of a tensor, in the order of `reference.Settings`: 0 rate, 1 decay1, 2 share1, 3 decay2, 4 share2, 5 and 6
+Settings of a tensor, in the order of `reference.Settings`: 0 rate, 1 decay1, 2 share1, 3 decay2, 4 share2, 5 and 6
 corrections of mean and root, 7 eps, 8 weight decay, 9 shrink, 10 adapts, 11 largest ratio, 12 largest weight norm.
 """
 
@@ -14,7 +14,7 @@ from steptune.kernels.multi_tensor.kernel import load, pointer_to, store, sum_of
 
 @triton.jit
 def _direction(weights, mean, square, own):
-    """Give the update before it is scaled."""
+    """Return the update before it is scaled by the ratio of norms."""
     root = tl.sqrt(square) * tl.load(own + 6) + tl.load(own + 7)
     return mean * tl.load(own + 5) / root + tl.load(own + 8) * weights
 
@@ -23,7 +23,7 @@ def _direction(weights, mean, square, own):
 def _moments(
     row, own, clip, place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Update the means of a chunk; give the sums of squares of its weights and of its update."""
+    """Update the means of a chunk; return the sums of squares of its weights and of its update."""
     numel = tl.load(row)
     places = place + tl.arange(0, CHUNK)
     mean_at = pointer_to(row, 2, DTYPE, ALIGNED)
@@ -58,7 +58,7 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update both means; write sums of squares of weights and update of each chunk (2, C). `clip` is a factor (1,)."""
+    """Update both means; write each chunk's sums of squares of weights and update (2, C). `clip` is a factor (1,)."""
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
@@ -85,7 +85,7 @@ def lamb_ratios(
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write norm of weights, norm of update and ratio of each tensor (T, 3)."""
+    """Write the norm of the weights, the norm of the update and their ratio for each tensor (T, 3)."""
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
     own = numbers + tl.load(row + 3) * NUMBERS
@@ -124,7 +124,7 @@ def lamb_update(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update the weights. Chunks run from the last to the first: what was written last is still in the cache."""
+    """Update the weights. Chunks run from the last to the first, because those written last are still in the cache."""
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS

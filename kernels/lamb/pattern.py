@@ -1,4 +1,4 @@
-"""Optimizers that compute LAMB: timm's, torch_optimizer's and Steptune's."""
+"""Pattern of optimizers that compute LAMB: timm's, torch_optimizer's and Steptune's."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _of_torch_optimizer(optimizer: Any, group: Mapping[str, Any], parameter: Ten
 
 
 def _note_norms(optimizer: Any, parameters: list[Tensor], norms: Tensor) -> None:
-    """Keep what torch_optimizer's keeps of each parameter, beside its state."""
+    """Record weight norm, update norm and trust ratio in each parameter's state, as torch_optimizer's LAMB does."""
     owners = {parameter.data_ptr(): parameter for group in optimizer.param_groups for parameter in group["params"]}
     for parameter, row in zip(parameters, norms, strict=True):
         state = optimizer.state[owners[parameter.data_ptr()]]
@@ -121,7 +121,7 @@ _TIMM = frozenset(
 
 
 def _by_kernel(parts: list[Part]) -> list[Tensor]:
-    """The norm for clipping is that of all parts."""
+    """Update all parts by the kernel, with gradients clipped by the norm over all parts."""
     launches = [
         prepare(list(zip(part.parameters, part.gradients, *part.states, strict=True)), part.settings) for part in parts
     ]

@@ -1,4 +1,4 @@
-"""LAMB by its definition, tensor by tensor (You et al., "Large Batch Optimization for Deep Learning", 2020)."""
+"""Reference LAMB, tensor by tensor (You et al., "Large Batch Optimization for Deep Learning", 2020)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class Settings(NamedTuple):
-    """Numbers of one tensor's update at one step, which cover the published variants.
+    """Hyperparameters of one tensor's update at one step; they cover the published variants.
 
     Attributes:
         rate: Learning rate, with the bias correction of variants that put it there.
-        decay1: Of the mean of gradients.
-        share1: Of a gradient in their mean: 1 - decay1, or 1 without averaging.
-        decay2: Of the mean of squares.
-        share2: Of a squared gradient in their mean.
+        decay1: Decay of the mean of gradients.
+        share1: Weight of a new gradient in their mean: 1 - decay1, or 1 without averaging.
+        decay2: Decay of the mean of squares.
+        share2: Weight of a new squared gradient in their mean.
         mean_correction: Factor of the mean.
         root_correction: Factor of the root of the mean of squares.
         eps: Added to that root.
@@ -53,12 +53,12 @@ def lamb(
     settings: Sequence[Settings],
     max_grad_norm: float | None = None,
 ) -> Tensor:
-    """Update parameters, means and squares in place; gradients stay.
+    """Update parameters, means and squares in place by LAMB; the gradients are not changed.
 
     Args:
         parameters: Tensors of any shape.
-        gradients: Of each parameter, as `means` (of gradients) and `squares` (means of their squares).
-        settings: Of each parameter.
+        gradients: Gradient of each parameter, as `means` (of gradients) and `squares` (means of their squares).
+        settings: Settings of each parameter.
         max_grad_norm: Norm of all gradients together to which they are clipped; None clips nothing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""LARS over all parameters at once; README.md derives it, `reference.py` defines it."""
+"""LARS update of all parameters at once; README.md derives it, `reference.py` defines it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def lars(
     momenta: Sequence[Tensor] | None,
     settings: Sequence[Settings],
 ) -> Tensor:
-    """Update parameters and momenta in place; gradients stay.
+    """Update parameters and momenta in place by LARS; the gradients are not changed.
 
     Args:
         parameters: Dense tensors of one dtype (FP32, FP16, BF16) on one device.
-        gradients: Of each parameter, in its dtype and strides, as `momenta`.
+        gradients: Gradient of each parameter, in its dtype and strides; so are `momenta`.
         momenta: None steps by the scaled gradients themselves.
-        settings: Of each parameter; one object for those that share them saves time.
+        settings: Settings of each parameter; one object for those that share them saves time.
 
     Returns:
         (T, 3) FP32: norm of the weights, norm of the gradient, ratio by which that was scaled.

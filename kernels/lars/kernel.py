@@ -1,6 +1,6 @@
 """Triton kernels of LARS over all tensors of one dtype: partial norms, ratios, update.
 
-Numbers of a tensor, in the order of `reference.Settings`: 0 rate, 1 kept, 2 share, 3 weight decay, 4 trust, 5 eps,
+Settings of a tensor, in the order of `reference.Settings`: 0 rate, 1 kept, 2 share, 3 weight decay, 4 trust, 5 eps,
 6 adapts, 7 divisor, 8 largest ratio, 9 momentum.
 """
 
@@ -34,7 +34,7 @@ def lars_norms(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Write sums of squares of weights and gradient of each chunk (2, C)."""
+    """Write each chunk's sums of squares of weights and gradient (2, C)."""
     chunk = tl.program_id(0)
     row = addresses + tl.load(tensor_of_chunk + chunk) * COLUMNS
     place = (chunk - tl.load(row + 1)) * CHUNK
@@ -58,7 +58,7 @@ def lars_ratios(
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write norm of weights, norm of gradient and ratio of each tensor (T, 3)."""
+    """Write the norm of the weights, the norm of the gradient and their ratio for each tensor (T, 3)."""
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
     own = numbers + tl.load(row + 3) * NUMBERS
@@ -115,7 +115,9 @@ def lars_update(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update momenta and weights. Chunks run from the last to the first: what was read last is still in the cache."""
+    """Update momenta and weights. Chunks run from the last to the first, because those read last are still in the
+    cache.
+    """
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS

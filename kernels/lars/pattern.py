@@ -1,4 +1,4 @@
-"""Optimizers that compute LARS: timm's and Steptune's."""
+"""Pattern of optimizers that compute LARS: timm's and Steptune's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATORS = ("lars_update",)
 
 
 def _of_timm(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Settings:
-    """The first momentum is the gradient itself, without dampening."""
+    """Return the settings of timm's LARS, whose first momentum is the undampened gradient."""
     lr, momentum = rate(group), group["momentum"]
     is_first = momentum == 0 or "momentum_buffer" not in optimizer.state[parameter]
     bounded = bool(group["trust_clip"])
@@ -36,7 +36,7 @@ def _of_timm(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Set
 
 
 def _of_steptune(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Settings:
-    """The learning rate is inside of the momentum."""
+    """Return the settings of Steptune's LARS, which applies the learning rate inside the momentum."""
     adapts = not (group["exclude_vectors"] and parameter.dim() < 2)
     return Settings(
         rate=1.0,

@@ -1,4 +1,4 @@
-"""LARS by its definition, tensor by tensor (You et al., "Large Batch Training of Convolutional Networks", 2017)."""
+"""Reference LARS, tensor by tensor (You et al., "Large Batch Training of Convolutional Networks", 2017)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class Settings(NamedTuple):
-    """Numbers of one tensor's update at one step, which cover the published variants.
+    """Hyperparameters of one tensor's update at one step; they cover the published variants.
 
     Attributes:
         rate: Factor of the step: the learning rate, or 1 where that is inside of the momentum.
         kept: Share of the momentum that is kept; 0 in a first step.
-        share: Of the scaled gradient in the momentum: 1, less the dampening, or the learning rate.
+        share: Weight of the scaled gradient in the momentum: 1 minus the dampening, or the learning rate.
         weight_decay: Added to the gradient, times the weights.
         trust: Factor of the ratio of norms.
         eps: Added to the ratio's denominator.
         adapts: Whether the gradient is scaled by the ratio of norms.
         divisor: What a bounded ratio is divided by: the learning rate (LARC), else 1.
         largest_ratio: Bound of the ratio.
-        momentum: In front of the momentum, where the step is one ahead (Nesterov); 0 steps by the momentum itself.
+        momentum: Nesterov factor, with which the step looks one ahead; 0 steps by the momentum itself.
     """
 
     rate: float
@@ -45,13 +45,13 @@ def lars(
     momenta: Sequence[Tensor] | None,
     settings: Sequence[Settings],
 ) -> Tensor:
-    """Update parameters and momenta in place; gradients stay.
+    """Update parameters and momenta in place by LARS; the gradients are not changed.
 
     Args:
         parameters: Tensors of any shape.
-        gradients: Of each parameter.
-        momenta: Of each parameter; None steps by the scaled gradients themselves.
-        settings: Of each parameter.
+        gradients: Gradient of each parameter.
+        momenta: Momentum of each parameter; None steps by the scaled gradients themselves.
+        settings: Settings of each parameter.
 
     Returns:
         (T, 3): norm of the weights, norm of the gradient, ratio by which that was scaled.

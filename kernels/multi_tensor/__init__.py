@@ -1,5 +1,4 @@
-"""Shared parts of kernels that update all parameters of an optimizer at once: where the tensors lie, and how they are
-cut.
+"""Shared parts of kernels that update all parameters of an optimizer at once: tables of tensor addresses, and chunking.
 
 A launch covers the tensors of one dtype: each is cut into chunks of `CHUNK` elements, one program each. A program finds
 its tensor by its number, and addresses and numbers of that tensor in two tables on the device, which are sent anew for
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 4096
-"""Elements of a program: with 8 warps, four accesses of 16 bytes a thread to each FP32 tensor."""
+"""Elements per program: with 8 warps, four 16-byte accesses per thread to each FP32 tensor."""
 NUM_WARPS = 8
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ALIGNMENT = 16
@@ -27,14 +26,14 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Tables of the tensors that one launch covers.
+    """Device tables that describe the tensors of one launch.
 
     Attributes:
-        addresses: (T, columns) int64: of each tensor its number of elements, the number of its first chunk, its number
+        addresses: (T, columns) int64: for each tensor its number of elements, the number of its first chunk, its number
             of chunks, its row in `numbers`, and the addresses of the tensors that belong to it.
         numbers: (rows, K) FP32: hyperparameters, one row for all tensors that share them.
         tensor_of_chunk: (C,) int32.
-        constants: Of every kernel.
+        constants: Compile-time constants that all kernels share.
     """
 
     addresses: Tensor
@@ -52,18 +51,18 @@ class Launch:
 
     @property
     def parts_block(self) -> int:
-        """Partial sums that are added at a time where a tensor's chunks are."""
+        """Number of partial sums added at a time when a tensor's chunks are summed."""
         return min(1024, self.longest)
 
     @property
     def longest(self) -> int:
-        """A power of two that no tensor has more chunks than."""
+        """Upper limit of the number of chunks per tensor, a power of two."""
         most: int = self.constants["LONGEST"]
         return most
 
 
 def reason_against(parameters: Sequence[Tensor]) -> str:
-    """Say why parameters cannot be updated by these kernels; empty where they can."""
+    """Return why these kernels cannot update the parameters; empty where they can."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1:
         return f"requires all parameters on one device; they are on {', '.join(sorted(map(str, devices)))}"
@@ -78,12 +77,12 @@ def reason_against(parameters: Sequence[Tensor]) -> str:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Give the strides of a copy that keeps the order of dimensions and has no gaps."""
+    """Return the strides of a gap-free copy with the same order of dimensions."""
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
 
 
 def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Give a value in a parameter's dtype and strides, copied where it has others.
+    """Return a value in a parameter's dtype and strides, copied only where they differ.
 
     Raises:
         RuntimeError: The value is sparse.
@@ -96,11 +95,11 @@ def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def prepare(tensors: Sequence[Sequence[Tensor]], settings: Sequence[tuple[float, ...]]) -> Launch:
-    """Send the tables of a launch to the device.
+    """Build the tables of a launch and send them to the device.
 
     Args:
-        tensors: Of each parameter the tensors that belong to it, the parameter first: of one dtype, shape and strides.
-        settings: Of each parameter its hyperparameters.
+        tensors: For each parameter, it and the tensors that belong to it, of one dtype, shape and strides.
+        settings: Hyperparameters of each parameter.
 
     Raises:
         RuntimeError: A CUDA graph is being captured: the tables, and the number of the step, come from the host.
@@ -140,7 +139,7 @@ def _tensor_of_chunk(chunks: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _sent(table: Tensor, device: torch.device) -> Tensor:
-    """Send without waiting for the device: from pinned memory, which is kept until the copy is done."""
+    """Copy a table to the device asynchronously, from pinned memory that is kept until the copy is done."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 

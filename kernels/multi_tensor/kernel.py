@@ -1,4 +1,4 @@
-"""Triton functions of kernels that update all parameters of an optimizer at once, and their sums."""
+"""Triton helper functions of kernels that update all parameters of an optimizer at once, and the sums they need."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 FIRST_ADDRESS = tl.constexpr(4)
-"""Columns of a tensor's row before it: elements, first chunk, chunks, row of its numbers."""
+"""First address column in a tensor's row; the columns before are elements, first chunk, chunks, settings row."""
 
 
 @triton.jit
 def pointer_to(row, which: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Give the pointer in a tensor's row of the table."""
+    """Return the pointer to one of the tensors in a row of the address table."""
     pointer = tl.load(row + FIRST_ADDRESS + which).to(tl.pointer_type(DTYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
@@ -20,7 +20,7 @@ def pointer_to(row, which: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.conste
 
 @triton.jit
 def load(pointer, places, numel, MASKED: tl.constexpr):
-    """Load elements as FP32; zeros behind the end. Whole chunks have no mask, which would split the accesses."""
+    """Load elements as FP32, with zeros past the end. Whole chunks use no mask, which would split the accesses."""
     if MASKED:
         values = tl.load(pointer + places, mask=places < numel, other=0.0)
     else:
@@ -30,7 +30,7 @@ def load(pointer, places, numel, MASKED: tl.constexpr):
 
 @triton.jit
 def store(pointer, places, values, numel, DTYPE: tl.constexpr, MASKED: tl.constexpr):
-    """Store FP32 elements."""
+    """Store FP32 elements in the tensor's dtype."""
     if MASKED:
         tl.store(pointer + places, values.to(DTYPE), mask=places < numel)
     else:
@@ -39,7 +39,7 @@ def store(pointer, places, values, numel, DTYPE: tl.constexpr, MASKED: tl.conste
 
 @triton.jit
 def sum_of_parts(parts, row, LONGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up the partial sums of a tensor's chunks in their order."""
+    """Return the sum of a tensor's partial sums, added chunk by chunk in a fixed order."""
     first = tl.load(row + 1)
     count = tl.load(row + 2)
     sums = tl.zeros([BLOCK], tl.float32)

@@ -1,4 +1,4 @@
-"""Optimizers of a user whose step is computed over all parameters at once, by a kernel.
+"""User's optimizers whose step a kernel computes over all parameters at once.
 
 An optimizer that is changed becomes one of a subclass of its own class with another `step`: groups, options, state and
 hooks stay, so that states of either load into the other. Gradients stay as they are, which some loops scale in place.
@@ -21,22 +21,22 @@ from torch import Tensor
 from steptune.kernels.multi_tensor import laid_out_like, reason_against
 
 PROBED_SHAPES = ((5, 4), (4,), (3,))
-"""A matrix, a vector, and a vector of zeros, in each group."""
+"""Shapes of the probe's tensors: a matrix, a vector, and a vector of zeros in each group."""
 NUM_PROBED = 3
 TOLERANCE = 1e-9
-"""Tolerated difference of a step in float64, relative to the largest element."""
+"""Maximum difference between two steps in float64, relative to the largest element."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Tensors of one dtype that a step updates, and their settings.
+    """Tensors of one dtype that a step updates, with their settings.
 
     Attributes:
-        parameters: Those with a gradient.
-        gradients: Of each, in its strides.
+        parameters: Parameters with a gradient.
+        gradients: Gradient of each parameter, in its strides.
         states: What the optimizer keeps for each element: one list for each name.
-        settings: Of each parameter.
-        max_grad_norm: Of all gradients of the optimizer together; None clips nothing.
+        settings: Settings of each parameter.
+        max_grad_norm: Clipping norm of all the optimizer's gradients together; None clips nothing.
     """
 
     parameters: list[Tensor]
@@ -48,15 +48,15 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A published implementation.
+    """A published implementation of an optimizer's algorithm.
 
     Attributes:
-        options: Of a group; one with others is refused.
+        options: Options of a group that the kernel supports; a group with others is refused.
         refusal: Says why an optimizer's options are not the kernel's; empty where they are.
-        settings: Of a parameter of a group at this step; called after `begin`, before the parameter has a state.
+        settings: Returns a parameter's settings at this step; called after `begin`, before the parameter has a state.
         begin: Counts a step, once for each group.
         states: Names of what the optimizer keeps for each element.
-        max_grad_norm: Of an optimizer.
+        max_grad_norm: Returns an optimizer's clipping norm.
         end: Called with the optimizer, the parameters and the norms (T, 3) after a step.
     """
 
@@ -71,10 +71,10 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """An optimizer's algorithm.
+    """An optimizer's algorithm, with its published implementations and its kernel.
 
     Attributes:
-        word: In the names of its classes, in small letters.
+        word: Lower-case word that the names of its classes contain.
         kinds: Implementations by the full name of their class.
         by_kernel: Updates parts; gives their norms.
         by_reference: The same, by the definition.
@@ -86,7 +86,7 @@ class Rule:
     by_reference: Callable[[list[Part]], list[Tensor]]
 
     def refusal(self, optimizer: Any) -> str | None:
-        """Say why the kernel cannot compute an optimizer's step: empty where it can, None where it is another rule."""
+        """Return why the kernel cannot compute an optimizer's step: empty where it can, None for another algorithm."""
         cls = type(optimizer)
         if self.word not in cls.__name__.lower():
             return None
@@ -104,13 +104,13 @@ class Rule:
         )
 
     def replace(self, optimizer: Any) -> None:
-        """Let an optimizer that `refusal` accepts call the kernel, in place."""
+        """Make an optimizer that `refusal` accepts call the kernel, in place."""
         cls: Any = type(optimizer)
         optimizer.__class__ = _subclass(cls, self)
         optimizer._patch_step_function()  # hooks and profiling, as of every optimizer
 
     def step(self, optimizer: Any, kind: Kind, compute: Callable[[list[Part]], list[Tensor]]) -> None:
-        """Step once."""
+        """Take one optimizer step with the given update function."""
         parts = _parts(optimizer, kind)
         if not parts:
             return
@@ -119,7 +119,7 @@ class Rule:
                 kind.end(optimizer, part.parameters, norms)
 
     def _difference(self, optimizer: Any, kind: Kind) -> str:
-        """Say how the class differs from the reference; empty where it does not."""
+        """Return how the class's steps differ from the reference; empty where they agree."""
         theirs, ours = _probe(optimizer), _probe(optimizer)
         generator = torch.Generator().manual_seed(0)
         for number in range(NUM_PROBED):
@@ -140,7 +140,7 @@ class Rule:
 
 
 _COMMON = frozenset({"params", "initial_lr", "lr_scale", "param_names", "step", "name"})
-"""Keys of a group that schedulers and libraries add, and that no update reads."""
+"""Keys of a parameter group that schedulers and libraries add and no update reads."""
 
 
 def _name_of(cls: type) -> str:
@@ -166,7 +166,7 @@ def _subclass(cls: type, rule: Rule) -> type:
 
 
 def _parts(optimizer: Any, kind: Kind) -> list[Part]:
-    """Collect what a step updates, by dtype and by what the optimizer keeps."""
+    """Group the tensors that a step updates, by dtype and by the number of states that the optimizer keeps."""
     found: dict[Any, Part] = {}
     for group in optimizer.param_groups:
         kind.begin(group)
@@ -223,11 +223,11 @@ def _probe(optimizer: Any) -> Any:
 
 
 def rate(group: Mapping[str, Any]) -> float:
-    """Give the learning rate, which may be a tensor; one on the device is waited for, as the loops do."""
+    """Return the learning rate as a number; reading one on the device waits for it, as the library's own loop does."""
     return float(group["lr"])
 
 
 def all_of(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """Give the names of states that do not depend on a group's options."""
+    """Return a function that gives these state names for any group."""
     kept = tuple(names)
     return lambda group: kept

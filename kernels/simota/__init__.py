@@ -1,4 +1,4 @@
-"""SimOTA of a whole batch without a host synchronisation; README.md derives it, `reference.py` defines it."""
+"""SimOTA for a whole batch without a host synchronisation; README.md derives it, `reference.py` defines it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from steptune.kernels.simota.reference import assign as reference
 __all__ = ["Assigner", "FusedAssigner", "assign", "reference"]
 
 MAX_CANDIDATES = 16384
-"""Maximum candidates of an image: a box looks at all of them in one program."""
+"""Maximum number of candidates per image: one program handles all candidates of a box."""
 MAX_BOXES = 1024
 MAX_TOP = 32
 
 
 class Assigner:
-    """The assignment as a part of a loss: image by image, until `fused_kernels` lets the kernel compute it.
+    """Assignment as a part of a loss: computed image by image unless `fused_kernels` replaces it by the kernel.
 
     Attributes:
-        in_one_pass: It does not wait for the device, so that candidates of a fixed number are better than few of them.
+        in_one_pass: It never waits for the device, so passing a fixed number of candidates beats filtering them.
     """
 
     in_one_pass: ClassVar[bool] = False
@@ -51,7 +51,7 @@ def assign(
     top: int = 10,
     overlap_weight: float = 3.0,
 ) -> Tensor:
-    """Find the box that each candidate learns, in three launches whose sizes do not depend on the data.
+    """Assign a box, or none, to each candidate, in three launches whose sizes do not depend on the data.
 
     Args:
         boxes_bm4: Predicted boxes (B, M, 4): left, top, right, bottom; as the other predictions of any strides.
@@ -60,17 +60,17 @@ def assign(
         wanted_bg4: Boxes of the images, filled up to G, (B, G, 4).
         labels_bg: Their classes; -1 where the image has no such box, integer (B, G).
         valid_bm: Which candidates count, bool (B, M); None takes all.
-        priors_m3: Of each candidate its place and stride (x, y, stride), (M, 3): those neither in a box nor within
+        priors_m3: Each candidate's place and stride (x, y, stride), (M, 3): those neither in a box nor within
             `radius` strides of its centre do not count, those not in both are taken last. None leaves this out.
         radius: In strides.
         top: Overlaps that are summed.
-        overlap_weight: Of the overlap's logarithm in the cost.
+        overlap_weight: Weight of the overlap's logarithm in the cost.
 
     Returns:
         Number of the box (of G) that each candidate learns, or -1: int64 (B, M).
 
     Raises:
-        ValueError: The sizes are beyond the kernel's.
+        ValueError: The sizes exceed the kernel's limits.
     """
     num_candidates, num_boxes = objectness_bm.shape[1], labels_bg.shape[1]
     for name, size, most in (

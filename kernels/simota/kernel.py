@@ -10,14 +10,14 @@ import triton.language as tl
 
 EPSILON = tl.constexpr(1e-8)
 MOST = tl.constexpr(100.0)
-"""Upper limit of a binary cross-entropy term, as in torch."""
+"""Maximum of a binary cross-entropy term, as in torch."""
 OUTSIDE = tl.constexpr(1e5)
 NEVER = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def _entropy_of_wrong(probability):
-    """Give -log(1 - p), with a logarithm that is exact for small p."""
+    """Return -log(1 - p), with a logarithm that is exact for small p."""
     rest = 1.0 - probability
     # log1p(-p) = log(rest) * -p / (rest - 1): the rounding of `rest` cancels (Kahan).
     exact = tl.where(rest == 1.0, probability, tl.log(tl.where(rest > 0, rest, 1.0)) * probability / (rest - 1.0))
@@ -26,13 +26,13 @@ def _entropy_of_wrong(probability):
 
 @triton.jit
 def _entropy_of_right(probability):
-    """Give -log(p)."""
+    """Return -log(p)."""
     return tl.where(probability > 0, tl.minimum(-tl.log(tl.where(probability > 0, probability, 1.0)), MOST), MOST)
 
 
 @triton.jit
 def _places(x, y, reach, left, top, right, bottom):
-    """Tell which priors are in a box, and near its centre."""
+    """Return which priors lie in a box, and which near its centre."""
     in_box = (x > left) & (y > top) & (x < right) & (y < bottom)
     across = tl.abs(x - (left + right) / 2)
     down = tl.abs(y - (top + bottom) / 2)
@@ -65,7 +65,9 @@ def simota_candidates(
     CLASS_BLOCKS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """Write of each candidate the entropy of all classes counted as wrong, and whether it counts (B, M)."""
+    """Write, for each candidate, the cross-entropy with every class counted as wrong, and whether the candidate counts
+    (B, M).
+    """
     image = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_there = m < num_candidates
@@ -128,7 +130,7 @@ def simota_choices(
     TOP: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write of one box the cost of each candidate and whether it takes it (B, G, M)."""
+    """Write, for one box, the cost of each candidate and whether the box takes it (B, G, M)."""
     g = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     box = image * num_boxes + g
@@ -193,7 +195,7 @@ def simota_choices(
 
 @triton.jit
 def simota_conflicts(costs, taken, found, num_candidates, num_boxes, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Write the box of each candidate, or -1 (B, M): of several that took it, the cheapest of all boxes."""
+    """Write each candidate's box, or -1 (B, M); if several boxes took a candidate, the cheapest of all boxes wins."""
     image = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     g = tl.arange(0, BLOCK_G)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 EPSILON = 1e-8
 LEAST_LOGARITHM = -100.0
-"""Upper limit of a binary cross-entropy term, as in torch."""
+"""Minimum of a logarithm in a binary cross-entropy term, as in torch."""
 OUTSIDE = 1e5
-"""Added to the cost of a prior that is not both inside of a box and near its centre."""
+"""Cost added for a prior that is not both inside a box and near its centre."""
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def assign(
     top: int = 10,
     overlap_weight: float = 3.0,
 ) -> Tensor:
-    """Find the box that each candidate learns.
+    """Assign a box, or none, to each candidate.
 
     Each box takes its cheapest candidates, as many as the sum of its `top` largest overlaps; what several took goes
     to the box to which it costs least, of all boxes of the image. Of equal costs the first counts.
@@ -41,11 +41,11 @@ def assign(
         wanted_bg4: Boxes of the images, filled up to G, (B, G, 4).
         labels_bg: Their classes; -1 where the image has no such box, (B, G).
         valid_bm: Which candidates count, bool (B, M); None takes all.
-        priors_m3: Of each candidate its place and stride (x, y, stride), (M, 3): those neither in a box nor within
+        priors_m3: Each candidate's place and stride (x, y, stride), (M, 3): those neither in a box nor within
             `radius` strides of its centre do not count, those not in both are taken last. None leaves this out.
         radius: In strides.
         top: Overlaps that are summed.
-        overlap_weight: Of the overlap's logarithm in the cost.
+        overlap_weight: Weight of the overlap's logarithm in the cost.
 
     Returns:
         Number of the box (of G) that each candidate learns, or -1: int64 (B, M).
@@ -74,7 +74,7 @@ def assign(
 
 
 def _places(priors_m3: Tensor, wanted_g4: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Tell which priors are in which box, and near its centre, each (G, M)."""
+    """Return which priors lie in which box, and which near its centre, each (G, M)."""
     x, y, stride = priors_m3.unbind(1)
     left, top, right, bottom = (side[:, None] for side in wanted_g4.unbind(1))
     in_box = (x > left) & (y > top) & (x < right) & (y < bottom)
@@ -84,7 +84,7 @@ def _places(priors_m3: Tensor, wanted_g4: Tensor, radius: float) -> tuple[Tensor
 
 
 def _overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Give the intersection over union of all pairs of corners, (G, 4) and (M, 4) to (G, M)."""
+    """Return the intersection over union of all pairs of boxes: (G, 4) and (M, 4) to (G, M)."""
     low = torch.maximum(first[:, None, :2], second[None, :, :2])
     high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = (high - low).clamp(min=0).prod(2)
@@ -93,7 +93,7 @@ def _overlaps(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _class_costs(labels: Tensor, objectness: Tensor, classes: Tensor) -> Tensor:
-    """Sum the binary cross-entropy of p = sqrt(class probability * objectness) over the classes, to (G, M)."""
+    """Return the binary cross-entropy of p = sqrt(class probability * objectness), summed over classes, as (G, M)."""
     probability = (classes.sigmoid() * objectness.sigmoid()[:, None]).sqrt()
     right = -probability.log().clamp(min=LEAST_LOGARITHM)
     wrong = -torch.log1p(-probability).clamp(min=LEAST_LOGARITHM)
@@ -101,7 +101,7 @@ def _class_costs(labels: Tensor, objectness: Tensor, classes: Tensor) -> Tensor:
 
 
 def _match(cost: Tensor, overlap: Tensor, top: int) -> Tensor:
-    """Give the box of every candidate of one image, or -1."""
+    """Return the box of every candidate of one image, or -1."""
     counts = overlap.topk(min(top, overlap.shape[1]), dim=1).values.sum(1).int().clamp(min=1)
     taken = torch.zeros_like(cost, dtype=torch.bool)
     for box, count in enumerate(counts.tolist()):

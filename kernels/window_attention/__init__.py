@@ -1,4 +1,4 @@
-"""Shifted-window attention in one kernel a direction; README.md derives it, `reference.py` defines it."""
+"""Shifted-window attention in one kernel per direction; README.md derives it, `reference.py` defines it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def unsupported(geometry: Geometry, channels: int, heads: int, dtype: torch.dtype) -> str | None:
-    """Say why the kernel cannot run an attention layer; None where it can."""
+    """Return why the kernel cannot run an attention layer; None where it can."""
     head_dim, rest = divmod(channels, heads)
     if rest or head_dim not in HEAD_DIMS:
         return f"needs heads of {', '.join(map(str, HEAD_DIMS))} channels; this layer has {channels} in {heads} heads"
@@ -45,14 +45,14 @@ def window_attention(
     cosine: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend within each window of a feature map, between the projections to qkv and from the heads.
+    """Compute attention within each window of a feature map, from packed qkv to the heads' concatenated values.
 
     Args:
         qkv_bhwc: Packed queries, keys and values of shape (B, H, W, 3C), in the order (3, heads, head_dim).
         table_rh: Bias by relative position, of shape ((2 rows - 1) (2 columns - 1), heads).
         geometry: Windows, shift and padding.
-        scale_h: Factor of the products, one a head, FP32. It gets a gradient only with `cosine`.
-        qkv_bias_c: What a token of the padding has for q, k and v, of shape (3C,); zeros where it is None. It gets a
+        scale_h: Factor of the scores, one per head, FP32. It gets a gradient only with `cosine`.
+        qkv_bias_c: q, k and v of a padding token, of shape (3C,); zeros where it is None. It gets a
             gradient only where there is padding.
         cosine: Whether queries and keys are normalised to length 1 (Swin V2).
         dropout: Probability of dropping a pair of tokens, by the generator of the device.
@@ -118,7 +118,7 @@ _forward = torch.library.custom_op("steptune::window_attention", _run_forward, m
 
 @cache
 def _kernels() -> ModuleType:
-    """Load the kernels, and Triton with them."""
+    """Load the kernels' module, and Triton with it."""
     from steptune.kernels.window_attention import kernel
 
     return kernel
@@ -217,7 +217,7 @@ def _run_backward(
 
 
 def _backward_operator(*inputs: Any) -> tuple[Tensor, ...]:
-    """An operator has a tensor in each place: an empty one for a gradient that is none."""
+    """Run the backward pass with an empty tensor for each missing gradient, because an operator must return tensors."""
     return tuple(inputs[0].new_empty(0) if gradient is None else gradient for gradient in _run_backward(*inputs))
 
 
@@ -272,7 +272,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 class FusedWindowAttention(torch.autograd.Function):
-    """The operator without the dispatcher, by whose name a profile shows it."""
+    """The operator as an autograd function, called without the dispatcher; profiles show it by the class's name."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Windows on a feature map: their size, how far they are shifted, and how maps that they do not divide are padded."""
+"""Geometry of windows on a feature map: their size, their shift, and the padding of maps that they do not divide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The windows of one attention layer.
+    """Window layout of one attention layer.
 
     Attributes:
         rows: Height of a window in tokens.
@@ -36,12 +36,12 @@ class Geometry:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a window, N."""
+        """Number of tokens per window, N."""
         return self.rows * self.columns
 
     @property
     def table_length(self) -> int:
-        """Relative positions of two tokens of a window: the rows of the bias table."""
+        """Number of relative positions of two tokens of a window: the rows of the bias table."""
         return (2 * self.rows - 1) * (2 * self.columns - 1)
 
     def padded(self, height: int, width: int) -> tuple[int, int]:
@@ -49,6 +49,6 @@ class Geometry:
         return -(-height // self.rows) * self.rows, -(-width // self.columns) * self.columns
 
     def num_windows(self, height: int, width: int) -> tuple[int, int]:
-        """Count the windows of a map, by row and by column."""
+        """Return the number of windows of a map along its height and its width."""
         padded_height, padded_width = self.padded(height, width)
         return padded_height // self.rows, padded_width // self.columns

@@ -18,19 +18,21 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""Scores are kept times this, so that their exponential is a power of two."""
+"""Factor applied to the scores, so that their exponential is a power of two."""
 TINY = tl.constexpr(1e-24)
-"""Added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
+"""Term added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
 LEAST = tl.constexpr(-1e30)
-"""Taken for the largest score of a row that sees no token, which is -inf: what is less than it is -inf still."""
+"""Substitute for the largest score, -inf, of a row that attends to no token; its masked scores stay -inf."""
 
 
 @triton.jit
 def _run_of_windows(
     program, batch, windows_y, windows_x, EDGES_Y: tl.constexpr, EDGES_X: tl.constexpr, PER_PROGRAM: tl.constexpr
 ):
-    """Give the windows of a program: the first of its kind, the number of them an image by column and in all, and the
-    number of the first within the kind.
+    """Return the windows that a program handles, all of one kind.
+
+    They are: row and column of the kind's first window, the number of the kind's windows per row and per image, and the
+    index within the kind of the program's first window.
 
     The last `EDGES` rows and columns of windows are kinds of their own, all before them one.
     """
@@ -70,7 +72,7 @@ def _places(
     SHIFT_COLUMNS: tl.constexpr,
     ROLLS_FIRST: tl.constexpr,
 ):
-    """Give the pixel of each token of a window within its image, whether it lies on the map, and its region."""
+    """Return each token's pixel within the image, whether the token lies on the map, and its region."""
     token = tl.minimum(n, ROWS * COLUMNS - 1)  # beyond the window a row of scores must not be masked as a whole
     y = window_y * ROWS + token // COLUMNS
     x = window_x * COLUMNS + token % COLUMNS
@@ -99,7 +101,7 @@ def _places(
 
 @triton.jit
 def _load_tile(pointer, offset_nd, on_map_n, n, d, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Load (n, d); a token of the padding has the projection's bias, or zero."""
+    """Load a tile (n, d); a padding token gets the projection's bias, or zero."""
     tile = tl.load(pointer + offset_nd, mask=on_map_n[:, None], other=0.0)
     if HAS_BIAS:
         padding = tl.load(bias_pointer + d).to(tile.dtype)
@@ -112,7 +114,7 @@ def _load_tile(pointer, offset_nd, on_map_n, n, d, bias_pointer, NUM_TOKENS: tl.
 def _position_bias(
     table, head, i, j, region_i, region_j, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Give what is added to the scores of (i, j), times log2 e: minus infinity where j is no token or masked."""
+    """Return the bias added to the scores of (i, j), times log2 e: -inf where j is not a token or is masked."""
     y = (i // COLUMNS)[:, None] - (j // COLUMNS)[None, :] + (ROWS - 1)
     x = (i % COLUMNS)[:, None] - (j % COLUMNS)[None, :] + (COLUMNS - 1)
     is_pair = (i < ROWS * COLUMNS)[:, None] & (j < ROWS * COLUMNS)[None, :]
@@ -123,14 +125,14 @@ def _position_bias(
 
 @triton.jit
 def _inverse_length(tile):
-    """Give 1 / length of each row in FP32."""
+    """Return 1 / length of each row in FP32."""
     wide = tile.to(tl.float32)
     return 1.0 / tl.sqrt(tl.sum(wide * wide, axis=1) + TINY)
 
 
 @triton.jit
 def _kept(seed, window, head, i, j, probability, HEADS: tl.constexpr, NUM_TOKENS: tl.constexpr):
-    """Give 1 / (1 - probability) where dropout keeps a pair, else 0; each pair has a number of Philox of its own."""
+    """Return 1 / (1 - probability) where dropout keeps a pair, else 0; each pair draws its own Philox number."""
     base = (window.to(tl.int64) * HEADS + head) * (NUM_TOKENS * NUM_TOKENS)
     offset = base + (i[:, None] * NUM_TOKENS + j[None, :]).to(tl.int64)
     return tl.where(tl.rand(seed, offset) >= probability, 1.0 / (1.0 - probability), 0.0)
@@ -151,8 +153,10 @@ def _window_at(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Give a window of a run: its number among all, its first pixel beyond that of the run's first, and whether it is
-    of the batch.
+    """Return one window of a program's run.
+
+    It is: the window's index among all windows, the offset of its first pixel from that of the run's first window, and
+    whether it belongs to the batch.
     """
     image = number // windows
     window_y = number % windows // columns
@@ -278,7 +282,7 @@ def window_attention_forward(
 
 @triton.jit
 def _through_normalisation(gradient, tile, inverse_length):
-    """Turn a gradient with respect to a normalised row into that with respect to the row."""
+    """Convert the gradient of a normalised row to the gradient of the row."""
     unit = tile.to(tl.float32) * inverse_length[:, None]
     along = tl.sum(gradient * unit, axis=1)
     return (gradient - unit * along[:, None]) * inverse_length[:, None]
@@ -477,8 +481,9 @@ def window_attention_table_gradient(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradient of all pairs (i, j) with one relative position, over the parts of all programs: a row of the
-    table and a head a program.
+    """Sum the gradients of all pairs (i, j) with the same relative position over the partial results of all programs.
+
+    One program computes one row of the table for one head.
     """
     NUM_TOKENS: tl.constexpr = ROWS * COLUMNS
     head = tl.program_id(0)

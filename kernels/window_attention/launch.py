@@ -1,4 +1,4 @@
-"""Division of a layer into programs, and the sizes of their blocks."""
+"""Division of an attention layer into programs, and the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 MAX_WINDOWS_PER_PROGRAM = 64
 ONE_BLOCK = 64
-"""Windows of up to this many tokens keep the bias, and the sum of its gradient, in registers."""
+"""Maximum number of tokens of a window that keeps the bias, and the sum of its gradient, in registers."""
 BLOCK_PARTS = 16
 
 
@@ -21,9 +21,9 @@ class Settings:
     """Launch settings of one direction.
 
     Attributes:
-        programs: Programs of all heads together that are aimed at.
+        programs: Target number of programs, over all heads.
         num_warps: Warps of a program.
-        num_stages: Windows whose loads are under way at a time.
+        num_stages: Windows whose loads are in flight at a time.
         max_registers: Registers of a thread; None lets the compiler choose. Fewer let more programs run at a time.
     """
 
@@ -35,21 +35,21 @@ class Settings:
 
 FORWARD = Settings(programs=2112)
 BACKWARD = Settings(programs=528)
-"""Launch parameters that were fastest on an H100 (benchmarks/kernels_sweep.py): capping registers never paid."""
+"""Launch settings that were fastest on an H100 (benchmarks/kernels_sweep.py); limiting registers never helped."""
 SEVERAL_BLOCKS = Settings(num_warps=8)
-"""Kernels of both directions for windows that do not fit into one block."""
+"""Launch settings, for both directions, of windows that do not fit into one block."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """A kernel's launch for one shape of its tensors.
+    """Launch of a kernel for one shape of its tensors.
 
     Attributes:
         grid: Programs along each axis.
         sizes: Arguments of the kernel that are sizes.
         constants: Compile-time arguments, in the order in which the kernel declares them.
-        options: Triton's options of compiling.
-        compiled: The code by what Triton specialises it on.
+        options: Triton's compile options.
+        compiled: Compiled code, by the properties on which Triton specialises it.
     """
 
     grid: tuple[int, int, int]
@@ -59,11 +59,11 @@ class Plan:
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def run(self, kernel: Any, tensors: Sequence[Tensor], numbers: Sequence[float] = ()) -> None:
-        """Launch a kernel, always the same of a plan.
+        """Launch the plan's kernel, which must be the same one in every call.
 
-        Triton finds the code by all arguments and constants in each launch, and a small map keeps the host busy longer
-        than the device. Here the code is found by those that can still differ, and launched as Triton does it, with
-        addresses: of each tensor Triton would ask its address again, and the driver for that of the address.
+        In each launch Triton looks the code up by all arguments and constants, which takes the host longer than a small
+        map takes the device. Here the code is looked up by the arguments that can still differ, and launched as Triton
+        does, but with addresses, which Triton would otherwise query for each tensor, and then check with the driver.
 
         Args:
             tensors: First arguments; `numbers`, the others.
@@ -98,7 +98,7 @@ class Plan:
 
 
 def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:
-    """Choose the settings of a direction, by the tokens of a window."""
+    """Return the launch settings of a direction, by the number of tokens per window."""
     if num_tokens > ONE_BLOCK:
         return SEVERAL_BLOCKS
     if dtype == torch.float32:  # whose exact products need all registers
@@ -111,7 +111,7 @@ def next_power_of_two(number: int) -> int:
 
 
 def dense_map(tensor: Tensor) -> Tensor:
-    """Give a map (B, H, W, channels) whose pixels follow each other at one distance, copied where it must be.
+    """Return a map (B, H, W, channels) with a constant distance between neighbouring pixels, copied only if necessary.
 
     The channels of a pixel lie side by side; pixels may lie apart, as those of a slice of channels do.
     """
@@ -124,18 +124,19 @@ def dense_map(tensor: Tensor) -> Tensor:
 
 
 def num_windows(height: int, width: int, window: Sequence[int]) -> tuple[int, int]:
-    """Count the windows of a map by row and column."""
+    """Return the number of windows of a map along its height and its width."""
     return -(-height // window[0]), -(-width // window[1])
 
 
 def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
-    """Tell whether windows reach beyond a map (B, H, W, channels)."""
+    """Say whether windows extend beyond a map (B, H, W, channels)."""
     return bool(shape[1] % window[0] or shape[2] % window[1])
 
 
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
-    """Count the last rows (columns) of windows that differ from those before: where the map wraps, and where it ends
-    within a window. A shift moves the latter one row further up.
+    """Count the last rows (or columns) of windows that differ from those before.
+
+    They differ where the map wraps, and where it ends within a window. A shift moves the latter up by one.
     """
     return min(windows, int(shift > 0) + int(windows * size != extent))
 
@@ -203,7 +204,7 @@ def plan(
 
 @lru_cache(maxsize=1024)
 def plan_of_table_gradient(heads: int, rows: int, columns: int, num_parts: int) -> Plan:
-    """Choose the launch that sums the gradient of the table over the parts of programs."""
+    """Plan the launch that sums the table's gradient over the partial results of all programs."""
     return Plan(
         grid=(heads, (2 * rows - 1) * (2 * columns - 1), 1),
         sizes=(),
@@ -219,5 +220,5 @@ def plan_of_table_gradient(heads: int, rows: int, columns: int, num_parts: int) 
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Choose how products are computed: those in FP32 as `torch.backends.cuda.matmul.allow_tf32` has it."""
+    """Return the precision of matmuls; that of FP32 ones follows `torch.backends.cuda.matmul.allow_tf32`."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,4 +1,6 @@
-"""Parts that the layers of all libraries share: reasons to refuse one, and the scale and bias of cosine attention."""
+"""Parts shared by the attention layers of all libraries: reasons for refusal, and the scale and bias of cosine
+attention.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ from torch import Tensor
 from steptune.kernels.window_attention import Geometry, unsupported
 
 SCALE = "_steptune_scale"
-"""Attribute of a layer whose scale is constant: the scale of each head."""
+"""Name of the attribute that holds each head's scale, in layers whose scale is constant."""
 LARGEST_SCALE = 40.0
-"""Published code masks by adding -100, which is out of reach for scores of cosines up to this scale."""
+"""Maximum cosine scale for which the published mask of -100 is equivalent to -inf."""
 
 
 def reason_against(
     geometry: Geometry, heads: int, projections: tuple[Any, ...], bypassed: tuple[torch.nn.Module, ...]
 ) -> str | None:
-    """Check what all kinds have: plain projections to qkv, and modules that nobody watches the calls of."""
+    """Return why a layer is refused by the checks common to all kinds: plain qkv projections, and no hooks on bypassed
+    modules.
+    """
     if any(type(p) is not torch.nn.Linear for p in projections):
         return "the projection to queries, keys and values is no plain Linear module"
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in bypassed):
@@ -29,7 +33,7 @@ def reason_against(
 
 
 def scale_reason(logit_scale: Tensor) -> str | None:
-    """Check that the published mask is out of reach for the scores of a cosine attention."""
+    """Return why the scale of a cosine attention is too large for the published mask; None where it is not."""
     scale = float(cosine_scale(logit_scale.detach()).max())
     if scale > LARGEST_SCALE:
         return f"the scale of its cosines is {scale:.3g}, and masked scores would count in the published attention"
@@ -37,16 +41,16 @@ def scale_reason(logit_scale: Tensor) -> str | None:
 
 
 def cosine_scale(logit_scale: Tensor) -> Tensor:
-    """Give the scale of each head's cosines."""
+    """Return each head's scale of the cosines."""
     return torch.clamp(logit_scale.float(), max=math.log(100.0)).exp().flatten()
 
 
 def cosine_table(mlp: torch.nn.Module, coordinates: Tensor, heads: int) -> Tensor:
-    """Give the bias by relative position, as a small network of the coordinates learns it."""
+    """Return the bias by relative position, as a small network computes it from the coordinates."""
     return 16 * torch.sigmoid(mlp(coordinates).view(-1, heads))
 
 
 def plain_scale(module: Any, like: Tensor) -> Tensor:
-    """Give the scale of each head, where the tokens are."""
+    """Return each head's scale, on the device of the tokens."""
     kept: Tensor = module.__dict__[SCALE]
     return kept if kept.device == like.device else kept.to(like.device)

@@ -1,4 +1,5 @@
-"""The attention of published Swin models by the kernel: timm's, torchvision's and transformers', Swin and Swin V2.
+"""Pattern of published Swin attention that the kernel replaces: timm's, torchvision's and transformers', Swin and Swin
+V2.
 
 A module that is changed becomes one of a subclass of its own class: parameters, their names, what goes in and what
 comes out stay. Between norm and residual the subclass projects the whole map, calls the kernel and projects the
@@ -36,7 +37,7 @@ OPERATORS = (
 
 
 def refusal(module: torch.nn.Module) -> str | None:
-    """Say why the kernel cannot compute a module: empty where it can, None where the module is no Swin attention."""
+    """Return why the kernel cannot compute a module: empty where it can, None where it is not a Swin attention."""
     found = _KINDS.get(_name_of(type(module)))
     if found is None:
         return None
@@ -45,7 +46,7 @@ def refusal(module: torch.nn.Module) -> str | None:
 
 
 def replace(module: torch.nn.Module) -> None:
-    """Let a module that `refusal` accepts call the kernel, in place."""
+    """Make a module that `refusal` accepts call the kernel, in place."""
     cls = type(module)
     kind = _KINDS[_name_of(cls)]
     if kind.scale is not None:
@@ -132,7 +133,7 @@ def _timm_v2(cls: type) -> type:
 
 
 def _torchvision_geometry(attention: Any, height: int, width: int) -> Geometry:
-    """Give the windows of a map; an axis of one window is not shifted."""
+    """Return the window geometry of a map; an axis with a single window is not shifted."""
     rows, columns = attention.window_size
     shift_rows, shift_columns = attention.shift_size
     return Geometry(
@@ -192,8 +193,10 @@ def _torchvision_v2(cls: type) -> type:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """A class of modules: why the kernel cannot compute one, the subclass that calls the kernel, and heads, scale and
-    a weight of one whose scale is constant.
+    """A supported class of attention modules.
+
+    It has the refusal check, the subclass that calls the kernel, and, where the scale is constant, a function that
+    returns number of heads, scale and a weight.
     """
 
     look: Callable[[Any], str | None]

@@ -1,4 +1,4 @@
-"""Shifted-window attention by its definition, step by step (Liu et al., Swin Transformer, 2021; Swin V2, 2022).
+"""Reference shifted-window attention, step by step (Liu et al., Swin Transformer, 2021; Swin V2, 2022).
 
 B images, H and W rows and columns of the feature map, C channels of h heads, N = window rows x window columns tokens.
 """
@@ -12,7 +12,9 @@ from torch.nn import functional
 from steptune.kernels.window_attention.geometry import Geometry
 
 MASKED = float("-inf")
-"""Published code adds -100, whose exponential is below the smallest FP32 number: the results agree."""
+"""Score of masked pairs. Published code adds -100, whose exponential is below the smallest FP32 number: the results
+agree.
+"""
 
 
 def window_attention(
@@ -26,14 +28,14 @@ def window_attention(
     keep_mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend within each window of a feature map, between the projections to qkv and from the heads.
+    """Compute attention within each window of a feature map, from packed qkv to the heads' concatenated values.
 
     Args:
         qkv_bhwc: Packed queries, keys and values of shape (B, H, W, 3C), in the order (3, heads, head_dim).
         table_rh: Bias by relative position, of shape ((2 rows - 1) (2 columns - 1), heads).
         geometry: Windows, shift and padding.
-        scale_h: Factor of the products, one a head.
-        qkv_bias_c: What a token of the padding has for q, k and v, of shape (3C,); zeros where it is None.
+        scale_h: Factor of the scores, one per head.
+        qkv_bias_c: q, k and v of a padding token, of shape (3C,); zeros where it is None.
         cosine: Whether queries and keys are normalised to length 1 (Swin V2).
         keep_mask: Which probabilities dropout keeps, of shape (windows, heads, N, N).
         dropout: Probability of dropping; kept probabilities are divided by 1 - dropout.
@@ -71,7 +73,7 @@ def window_attention(
 
 
 def relative_index(geometry: Geometry) -> Tensor:
-    """Give the row of the table for each pair of tokens of a window, of shape (N, N)."""
+    """Return the bias table's row for each pair of tokens of a window, of shape (N, N)."""
     rows, columns = geometry.rows, geometry.columns
     y = torch.arange(rows).repeat_interleave(columns)
     x = torch.arange(columns).repeat(rows)
@@ -79,7 +81,7 @@ def relative_index(geometry: Geometry) -> Tensor:
 
 
 def shift_mask(geometry: Geometry, height: int, width: int) -> Tensor:
-    """Tell which pairs of tokens come from different sides of the map, of shape (windows of an image, N, N)."""
+    """Return which pairs of tokens come from different sides of the map, of shape (windows of an image, N, N)."""
     padded_height, padded_width = geometry.padded(height, width)
     region = torch.zeros(1, padded_height, padded_width, 1)
     row_slices = _regions(geometry.rows, geometry.shift_rows)

@@ -1,4 +1,6 @@
-"""transformers' Swin and Swin V2 by the kernel: a layer becomes one of a subclass, whose forward pass calls it."""
+"""Attention of transformers' Swin and Swin V2 by the kernel: a layer's class becomes a subclass whose forward pass
+calls it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembling a training job: every technique is applied here, in one order, on one screen."""
+"""Assembly of a training job: all techniques are applied here, in one fixed order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assemble(
     batch_sampler: EndlessBatches | None = None,
     worker_init: Callable[[int], None] | None = None,
 ) -> TrainingJob:
-    """Build the job that a plan describes. The process group exists already if there are ranks.
+    """Build the job that a plan describes. With several ranks the process group must exist already.
 
     Args:
         make_model: Replaces `workload.model`, to start from a saved state.
@@ -135,7 +135,7 @@ def _transformed_model(model: torch.nn.Module, workload: Workload, plan: Plan) -
 
 
 def _transformed(subject: _T, transforms: Sequence[Callable[[_T, Workload], _T]], workload: Workload) -> _T:
-    """A model or a dataset after all transforms of one stage."""
+    """Return a model or a dataset after all transforms of one stage."""
     for transform in transforms:
         subject = transform(subject, workload)
     return subject
@@ -161,7 +161,7 @@ def _loader(
     num_ranks: int,
     worker_init: Callable[[int], None] | None,
 ) -> Any:
-    """Build the loader over the transformed dataset; the workload itself is asked for the lengths of samples."""
+    """Build the loader over the transformed dataset, with sample lengths taken from the workload itself."""
 
     def length(index: int) -> int:
         return workload.length(dataset, index)
@@ -182,7 +182,9 @@ def _loader(
 def _regrouped(
     order: EndlessBatches | None, arguments: BatchArguments, length: LengthOf, num_ranks: int
 ) -> EndlessBatches | None:
-    """Regroup the fixed order into the plan's batches; the loader regroups the workload's own sampling."""
+    """Return the fixed order regrouped into the plan's batches; None without one: the loader regroups the workload's
+    own.
+    """
     if order is None or arguments.is_plain:
         return order
     batches = regroup(order.batches, arguments, length, num_ranks, seed=REGROUPING_SEED)

@@ -1,4 +1,4 @@
-"""Attention blocks that hold their batch in the second dimension, as `nn.MultiheadAttention` computes.
+"""Conversion of attention blocks to sequence-first layout, in which `nn.MultiheadAttention` computes.
 
 The module works on (tokens, batch, width). Given (batch, tokens, width) with `batch_first=True` it transposes what
 goes in and what comes out, and its products then copy what is not contiguous: in every block. Here the first block of
@@ -40,16 +40,16 @@ _PER_POSITION = frozenset(
     }
 )
 _LEAST_BLOCKS = 2
-"""Minimum number of blocks: one block alone transposes as often as before."""
+"""Minimum number of blocks: a single block alone would transpose as often as before."""
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
-    """Say whether each block has torch's batch-first attention, and the rest are torch's modules per position."""
+    """Say whether every block uses torch's batch-first attention and otherwise only torch's per-position modules."""
     return len(blocks) >= _LEAST_BLOCKS and all(map(_is_known, blocks))
 
 
 def to_batch_second(blocks: Sequence[torch.nn.Module]) -> None:
-    """Change a stack of blocks in place: (batch, tokens, width) in and out, the other order inside.
+    """Change a stack of blocks in place to compute as (tokens, batch, width); its input and output stay batch-first.
 
     A block takes the tensor as its first argument and returns it, alone or first in a tuple.
     """

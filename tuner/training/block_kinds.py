@@ -1,4 +1,4 @@
-"""Repeated blocks of a model that are compiled as one.
+"""Detection of repeated blocks of a model that are compiled as one.
 
 TorchDynamo compiles a block once for all that run the same code on parameters of the same shapes with the same plain
 attributes: a rate of stochastic depth or the size of a shifted window makes a block a kind of its own.
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, str, type(None))
 _OWN = {"training"}
-"""Plain attributes of every module that are no part of its kind."""
+"""Plain attributes of every module that do not distinguish kinds of blocks."""
 
 
 def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
-    """The number of each block's kind, counted from 0 in the order of their first blocks.
+    """Return the number of each block's kind; kinds are numbered from 0 by first occurrence.
 
-    A number that is every block's place in the model is taken for its index, which code seldom computes with.
+    An attribute that equals every block's position in the model is taken for its index and ignored: code seldom
+    computes with it.
     """
     attributes = [_plain_attributes(block) for block in blocks]
     of_first = attributes[0] if attributes else {}
@@ -39,7 +40,9 @@ def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
 
 
 def _plain_attributes(block: torch.nn.Module) -> dict[tuple[str, str], Hashable]:
-    """Plain attributes of all its modules, by the module's name and their own; the modules' classes among them."""
+    """Return the plain attributes of all of a block's modules, by module name and attribute name, with the modules'
+    classes.
+    """
     found: dict[tuple[str, str], Hashable] = {}
     for name, module in block.named_modules():
         found[name, "class"] = f"{type(module).__module__}.{type(module).__qualname__}"

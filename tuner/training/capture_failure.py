@@ -1,4 +1,4 @@
-"""Causes that keep a step from being recorded as a CUDA graph: the operator, the line of the model, and the reason.
+"""Diagnosis of a step that cannot be recorded as a CUDA graph: the operator, the line of the model, and the reason.
 
 A step that waits for the device is found before anything is recorded, while it warms up: torch then raises at the
 operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 WAITS = "called a synchronizing CUDA operation"
-"""Words of torch about an operator that waits for the device, while waiting is an error."""
+"""Text of torch's error about an operator that waits for the device, raised while waiting is an error."""
 
 MASKS = "transformers/masking_utils.py"
-"""Source file that computes masks, which attention by a flag does not need."""
+"""Source file in transformers that computes masks; attention with the `is_causal` flag does not need it."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(
@@ -63,11 +63,11 @@ _TEXTS: tuple[tuple[str, str], ...] = (
 
 
 def explained(error: BaseException, operator: str = "") -> CaptureError:
-    """Build the error for the user.
+    """Return the error that explains to the user why a step cannot be recorded.
 
     Args:
         error: What was raised where it happened, with its traceback.
-        operator: That ran last; empty where that is not known.
+        operator: Operator that ran last; empty where unknown.
     """
     line = model_line(traceback.extract_tb(error.__traceback__))
     what = operator or f"{type(error).__name__}: {_first_line(error)}"
@@ -76,7 +76,7 @@ def explained(error: BaseException, operator: str = "") -> CaptureError:
 
 
 def reason_of(error: BaseException, operator: str = "") -> str:
-    """Reason, with the remedy."""
+    """Return why the step cannot be recorded, with the remedy."""
     text = str(error)
     for pattern, reason in _REASONS:
         if operator and pattern.match(operator):
@@ -85,7 +85,7 @@ def reason_of(error: BaseException, operator: str = "") -> str:
 
 
 def waits(error: BaseException) -> bool:
-    """Say whether an error is that of an operator which waits for the device."""
+    """Say whether an error was raised because an operator waits for the device."""
     return WAITS in str(error)
 
 
@@ -94,7 +94,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class FailingOperator:
-    """Knows in which operator an error was raised, backward pass included; empty where it was in none."""
+    """Recorder of the operator in which an error was raised, backward pass included; empty where it was in none."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -115,7 +115,7 @@ class FailingOperator:
 
 
 class HostReads:
-    """Finds the first operator of a step for which the host would have to wait, and the line that calls it.
+    """Detector of the first operator of a step for which the host must wait, and of the line that calls it.
 
     It looks at the operators, not at a device, so that a step can be judged before anything is tried.
     """

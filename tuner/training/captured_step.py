@@ -1,7 +1,7 @@
-"""A whole step as CUDA graphs: recorded once, replayed with two launches.
+"""Step runner that records a whole step as CUDA graphs once and replays it with two launches.
 
 Mechanism: forward, backward and the scale of the gradients are one graph; clipping, the update and the masters'
-rounding are another, so that who checks a training can look at the gradients between them. Both run over static
+rounding are another, so that a check of a training can inspect the gradients in between. Both run over static
 tensors: every batch is copied into the one that was recorded, learning rates are filled into tensors. Gradients are
 written, not accumulated, so nothing is zeroed. A step that the loss scaler skips is skipped on the device and counted
 there; the count is read when somebody asks. Random numbers come from the device's generator, which a graph advances.
@@ -40,29 +40,31 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 WARM_UP_STEPS = 3
-"""Warm-up steps: PyTorch's documentation asks for a few; autotuning of a library ends in the first."""
+"""Number of warm-up steps: PyTorch's documentation asks for a few; a library's autotuning ends in the first."""
 MAX_RECORDINGS = 4
-"""Shapes that one training mode may see: each keeps memory of its own."""
+"""Maximum number of recordings, one per batch signature: each keeps memory of its own."""
 PAYS_AFTER_STEPS = 100
-"""Replays for each change of the optimizer's options after which recording again pays. The first change is free: a
-user who sets an option once is no scheduler."""
+"""Minimum number of replays, per change of the optimizer's options, for which recording again pays.
+
+The first change is free: an option set only once does not come from a scheduler.
+"""
 
 Key = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-"""Leaves of a batch that a graph may hold, one recording for each."""
+"""Types of a batch's non-tensor leaves that a graph may contain; each distinct value needs a recording."""
 
 
 class CapturedStep(HostStep):
-    """A `StepRunner` that records the step of a job and replays it.
+    """Step runner that records the step of a job and replays it.
 
     Args:
-        recorder: How work is recorded; None for what the job's device offers.
+        recorder: Recorder to use; None selects the one for the job's device.
 
     Attributes:
-        num_replays: Steps so far.
+        num_replays: Number of replayed steps so far.
         num_recordings: How often the step was recorded.
-        record_ns: Time that took.
+        record_ns: Time spent recording, in nanoseconds.
         host_options: Options of the optimizer that change too often to be recorded, so that the host launches the
             update; empty where that is recorded too.
     """
@@ -95,12 +97,12 @@ class CapturedStep(HostStep):
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that the loss scaler skipped. Reading it waits for the device."""
+        """Number of updates that the loss scaler skipped; reading it waits for the device."""
         self.settle()
         return int(self._skipped)
 
     def step(self, batch: Any) -> torch.Tensor:
-        """One update from one batch on the device.
+        """Replay one update from one batch on the device, after recording the step if necessary.
 
         Returns:
             The loss, detached, on the device.
@@ -131,8 +133,9 @@ class CapturedStep(HostStep):
     # --- the schedule -------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """The scheduler's step follows every update that was not skipped. Whether a loss scaler skipped this one is
-        asked as late as possible: when the next step's learning rate is needed, or somebody looks.
+        """Step the scheduler, or defer that under a loss scaler, where it depends on whether the update was skipped.
+
+        The device is asked only when the next learning rate, or the scheduler itself, is read.
         """
         if self._job.scheduler is None:
             return
@@ -142,7 +145,9 @@ class CapturedStep(HostStep):
             self._undecided = True
 
     def settle(self) -> None:
-        """Make the scheduler's step that is due, so that the rate is the next update's. It may wait for the device."""
+        """Take the scheduler's pending step, so that the learning rate is the next update's. It may wait for the
+        device.
+        """
         if not self._undecided:
             return
         self._undecided = False
@@ -168,8 +173,10 @@ class CapturedStep(HostStep):
         return recording
 
     def _forget_what_changed(self) -> None:
-        """Graphs hold addresses, one training mode, what is trained and what the update reads on the host: what was
-        recorded of others is dropped.
+        """Drop all recordings if a condition that they depend on has changed.
+
+        These are the training mode, the trained tensors, their addresses, and the options that the update reads on the
+        host.
         """
         mode = (
             *(module.training for module in self._modules),
@@ -184,7 +191,9 @@ class CapturedStep(HostStep):
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Say whether the recorded step holds other options. After changes that come too often, nothing holds any."""
+        """Say whether the recorded step has outdated options. After too frequent changes the update is no longer
+        recorded.
+        """
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -195,7 +204,9 @@ class CapturedStep(HostStep):
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """Options that the update reads on the host, by name, for every group. A tensor on the device is read there."""
+        """Return, by name, the options of all groups that the update reads on the host; device tensors count by
+        identity.
+        """
 
         def read(value: Any) -> Any:
             if not hasattr(value, "data_ptr"):
@@ -247,7 +258,9 @@ class CapturedStep(HostStep):
         job.after_update()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
-        """Weights of the micro-batches: with tokens they are another in every batch."""
+        """Return the weights of the micro-batches, or None for a single one; weights by tokens differ from batch to
+        batch.
+        """
         import torch
 
         if self._job.plan.step.num_micro_batches == 1:
@@ -255,7 +268,7 @@ class CapturedStep(HostStep):
         return torch.tensor(self.pieces(batch)[1], dtype=torch.float32, device=self._job.device)
 
     def _step_optimizer(self) -> None:
-        """The update; under a loss scaler one that is undone on the device where a gradient is not finite."""
+        """Run the optimizer's update; with a loss scaler, undo it on the device where a gradient is not finite."""
         import torch
 
         job, scaler = self._job, self._job.scaler
@@ -278,11 +291,11 @@ class CapturedStep(HostStep):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """Tensors that the first graph leaves to the second one, or to the host: always the same ones.
+    """Gradients that the first graph hands to the second one, or to the host: the same tensors in every replay.
 
     Attributes:
-        values: Of what the optimizer updates, in order.
-        scaling: What the loss scaler knows of them: that they are unscaled, and whether one is not finite.
+        values: Gradients of the optimizer's parameters, in order.
+        scaling: The loss scaler's state for them: that they are unscaled, and whether one is not finite.
     """
 
     loss: torch.Tensor
@@ -296,7 +309,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """Show the parameters to the job, as those of a step that the host makes, while active."""
+        """Set the gradients as the job's, as after a step launched by the host, while the context is active."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -305,7 +318,7 @@ class _Gradients:
             self._set(job, before)
 
     def give_to(self, job: TrainingJob) -> None:
-        """Tell the host what a replay, in which no Python runs, has done."""
+        """Set the gradients and the scaler's state in the job after a replay, which runs no Python."""
         self._set(job, self.values)
         if job.scaler:
             job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
@@ -318,7 +331,7 @@ class _Gradients:
 
 @dataclass(kw_only=True)
 class _Recording:
-    """Graphs, and the static tensors that they read. Without an update, the host makes it."""
+    """Graphs of one recording, and the static tensors that they read. With `update` None the host runs the update."""
 
     batch: Any
     weights: torch.Tensor | None
@@ -343,10 +356,10 @@ class _Recording:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Let an optimizer keep its step count on the device, before it has taken a step. On a CPU that is where it is.
+    """Make an optimizer keep its step count on the device, before its first step. On a CPU nothing changes.
 
     Raises:
-        CaptureError: It has no such form.
+        CaptureError: The optimizer does not support this.
     """
     import torch
 
@@ -377,10 +390,10 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def signature(batch: Any) -> Key:
-    """Key that two batches share if the same graphs can run on both. Mappings may have any order.
+    """Return a key that two batches share if the same graphs can run on both. The order of a mapping does not matter.
 
     Raises:
-        CaptureError: The batch holds what can neither be copied into a graph nor compared.
+        CaptureError: A leaf of the batch can neither be copied into a graph nor compared.
     """
     return tuple(sorted((name, _format(name, leaf)) for name, leaf in _named_leaves(batch)))
 
@@ -400,7 +413,7 @@ def _format(name: str, leaf: Any) -> Any:
 
 
 def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a batch, with their places in it."""
+    """Yield the leaves of a batch, each with its path in the batch."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _named_leaves(value, f"{name}[{key!r}]")
@@ -415,7 +428,7 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Reason why no number of recordings would suffice."""
+    """Return why no number of recordings would suffice for these batches."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
@@ -424,7 +437,7 @@ def _changes(signatures: Sequence[Key]) -> str:
 
 
 def _clear_gradients(job: TrainingJob) -> None:
-    """Clear the gradients: the backward pass makes new ones, into which a graph writes at every replay."""
+    """Clear the gradients, so that the recorded backward pass allocates those into which every replay writes."""
     job.optimizer.zero_grad(set_to_none=True)
     job.model.zero_grad(set_to_none=True)
 

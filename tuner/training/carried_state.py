@@ -1,4 +1,4 @@
-"""State that a step leaves on modules for the next one, other than in tensors that stay where they are.
+"""Detection of state that a step leaves on modules for the next one, other than in tensors that stay in place.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
-"""Maximum items of a container that is inspected: a longer one is a table."""
+"""Maximum number of items of a container that is inspected; a longer one is taken for a table."""
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -34,10 +34,10 @@ class _Attribute:
     """An attribute, buffer or parameter as it is at one moment.
 
     Attributes:
-        name: With that of its module, for people.
-        value: Which is also in the dictionary `slots`, under `slot`.
-        leaves: What it consists of; held, so that no other object can have the identity of one.
-        identity: Differs where it was set anew.
+        name: Human-readable name, with that of its module.
+        value: Value, stored in the dictionary `slots` under `slot`.
+        leaves: Leaves of the value; kept alive, so that no other object can get the identity of one.
+        identity: Differs where the attribute was set anew.
         versions: Differ where a tensor was changed in place.
     """
 
@@ -58,8 +58,10 @@ Look = dict[tuple[int, str], _Attribute]
 
 
 class CarriedState:
-    """Looks at the attributes of a job's modules and workload around each of three steps: what the first one makes may
-    stay, what the others set anew may not be read after that.
+    """Detector of state that one step leaves for the next.
+
+    It compares the attributes of a job's modules and workload around each of three steps: attributes that the first
+    step creates may stay; those that later steps set anew may not be read by the next step.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -72,10 +74,10 @@ class CarriedState:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap a step.
+        """Wrap a step, to find state that it carries to the next one.
 
         Raises:
-            CaptureError: Something carries state to the next step in a way that a graph cannot follow.
+            CaptureError: A graph cannot follow a way in which state is carried to the next step.
         """
         read: set[str] = set()
         watched = self._watch(read.add) if len(self._looks) == 3 else []
@@ -90,7 +92,7 @@ class CarriedState:
             self._check(harmless={attribute.name for attribute, _ in watched} - read)
 
     def restore(self) -> None:
-        """Undo what the steps changed in place in attributes. Parameters and buffers are `StepState`'s."""
+        """Undo the in-place changes that the steps made to attributes; `StepState` restores parameters and buffers."""
         import torch
 
         with torch.no_grad():
@@ -99,7 +101,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Put tensors that tell when they are read in the place of those that the last step set anew."""
+        """Replace the tensors that the last step set anew by copies that report when they are read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():
@@ -185,7 +187,7 @@ def _look(job: TrainingJob) -> Look:
 
 
 def _leaves(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Leave of containers that a step may change; with the keys of mappings."""
+    """Yield the leaves of nested containers, and the keys of mappings."""
     if isinstance(value, Mapping) and depth and len(value) <= MAX_ITEMS:
         for key, item in value.items():
             yield key
@@ -214,7 +216,9 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _watched(tensor: torch.Tensor, name: str, on_read: Callable[[str], None]) -> torch.Tensor:
-    """Return the same values, with a call whenever an operator takes them; their shape and format may be asked for."""
+    """Return a copy of a tensor that calls `on_read` whenever an operator uses its values; reading shape, dtype or
+    device does not count.
+    """
     import torch
 
     described = {torch.Tensor.size, torch.Tensor.dim}

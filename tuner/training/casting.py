@@ -1,4 +1,4 @@
-"""Casting a model to 16 bits: the model half of precision levels O2 and O3, and routers at O1.
+"""Casting of models to 16 bits: the model half of precision levels O2 and O3, and routers at O1.
 
 Weights and buffers are cast in place, so tied weights stay tied; weights that are not trained are cast too. At O2
 normalisation layers, their statistics and mixture-of-experts routers keep FP32 weights and compute in FP32; hooks
@@ -35,13 +35,13 @@ _ROUTER = re.compile(r"(^|[._])router($|[._])|Router$")
 
 
 def is_router(name: str, module: torch.nn.Module) -> bool:
-    """Recognise a router by the name of its class or attribute."""
+    """Say whether a module is a router, by the name of its class or attribute."""
     return bool(_ROUTER.search(type(module).__name__) or _ROUTER.search(name))
 
 
 def is_norm(module: torch.nn.Module) -> bool:
-    """Recognise a normalisation by its class, or by the name of that and of its bases; a module that only holds others
-    is none.
+    """Say whether a module is a normalisation layer, by the names of its class and base classes; a module that only
+    contains others is not.
     """
     from torch import nn
 
@@ -60,13 +60,13 @@ def is_norm(module: torch.nn.Module) -> bool:
 
 
 def is_complex(module: torch.nn.Module) -> bool:
-    """Say whether its own weights are complex, and it holds no other modules with weights."""
+    """Say whether a module's own weights are complex and it contains no other modules with weights."""
     own = module.parameters(recurse=False)
     return any(parameter.is_complex() for parameter in own) and not _weights_inside(module)
 
 
 def keeps_fp32(name: str, module: torch.nn.Module) -> bool:
-    """Normalisation layers, routers and complex modules."""
+    """Say whether a module keeps FP32: normalisation layers, routers and complex modules do."""
     return is_norm(module) or is_router(name, module) or is_complex(module)
 
 
@@ -79,10 +79,10 @@ def _weights_inside(module: torch.nn.Module) -> bool:
 
 
 def fp32_modules(model: torch.nn.Module, *, keep_fp32: bool = True) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The outermost modules that keep FP32; all that is in them does too.
+    """Yield the outermost modules that keep FP32; everything inside them keeps FP32 too.
 
     Args:
-        keep_fp32: As of `cast_model`.
+        keep_fp32: As in `cast_model`.
     """
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
@@ -94,7 +94,7 @@ def fp32_modules(model: torch.nn.Module, *, keep_fp32: bool = True) -> Iterator[
 def cast_model(
     model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool, cast_parameters: bool = True
 ) -> torch.nn.Module:
-    """Casts parameters and floating-point buffers, and adds the casts at the model's boundary.
+    """Cast parameters and floating-point buffers, and add the casts at the model's boundary.
 
     Args:
         keep_fp32: Leave normalisation layers and routers in FP32 (level O2).
@@ -125,7 +125,7 @@ def cast_model(
 
 
 def compute_routers_in_fp32(model: torch.nn.Module) -> torch.nn.Module:
-    """Take routers out of autocast (level O1)."""
+    """Exclude routers from autocast (level O1)."""
     for name, module in model.named_modules():
         if is_router(name, module):
             module.forward = _without_autocast(module.forward, _device_type(model))
@@ -147,8 +147,10 @@ def _device_type(model: torch.nn.Module) -> str:
 
 
 def _compute_in_fp32(name: str, module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Compute a module in FP32 with 16 bits in and out. Torch's batch normalisation takes 16-bit inputs with FP32
-    weights by itself, and so do its subclasses; norms of torch's without any state compute in FP32 anyway.
+    """Make a module with 16-bit inputs and outputs compute in FP32.
+
+    Torch's batch normalisation and its subclasses take 16-bit inputs with FP32 weights already; torch's stateless norms
+    compute in FP32 anyway.
     """
     import torch
 

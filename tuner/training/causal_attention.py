@@ -1,4 +1,4 @@
-"""Causal attention of transformers models by SDPA's flag alone: where that is the same, and how it is set.
+"""Causal attention of transformers models through SDPA's `is_causal` flag alone: test for equivalence, and switch.
 
 The library computes no mask for an attention implementation that has none registered; such an implementation then
 passes `is_causal`. A call that says more than plain sequences, as one with padding does, is computed as before, with
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""Name that the library has for the same attention with masks."""
+"""The library's name for the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments that, beside masks, mean more than plain sequences."""
+"""Arguments, besides masks, that make a call more than plain causal sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
-"""Options by which a configuration says that tokens do not see all that came before them."""
+"""Configuration options that keep tokens from attending to all earlier ones."""
 
 
 def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
-    """Set it in every model of transformers that is part of the model."""
+    """Enable the causal flag in every transformers model inside the model."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -42,12 +42,12 @@ def use_causal_flag(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def uses_causal_flag(model: torch.nn.Module) -> bool:
-    """Say whether it has models of transformers, and all are set so."""
+    """Say whether the model contains transformers models and all of them use the causal flag."""
     return {str(inner.config._attn_implementation) for inner in _models_of(model)} == {IMPLEMENTATION}
 
 
 def outermost_models(model: torch.nn.Module) -> Iterator[Any]:
-    """Models of transformers that are in no other."""
+    """Yield the transformers models that are inside no other one."""
     inside: set[torch.nn.Module] = set()
     for found in _models_of(model):
         if found not in inside:
@@ -56,25 +56,25 @@ def outermost_models(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _models_of(model: torch.nn.Module) -> list[Any]:
-    """All models of transformers in it, itself included."""
+    """Return all transformers models inside the model, itself included."""
     library = sys.modules.get("transformers")
     return [] if library is None else [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]
 
 
 def _argument_names(model: Any) -> tuple[str, ...]:
-    """Names of the arguments that `forward` takes by position, in order."""
+    """Return the names of the arguments that `forward` takes by position, in order."""
     parameters = inspect.signature(model.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 def _said(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Names of the arguments of a call that masks follow."""
+    """Return the names of a call's arguments that require masks."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return [name for name, value in given.items() if value is not None and (name in GIVEN or "mask" in name)]
 
 
 class _Turns:
-    """Hooks of the models that share a configuration: masks for the calls that say more than plain sequences."""
+    """Hooks of models that share a configuration; they enable masks for calls with more than plain sequences."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class _Turns:
 
 
 class CausalLook:
-    """Observer of one step that tests whether the flag alone would have been the same."""
+    """Observer of one step that tests whether the flag alone would give the same attention."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._models = _models_of(model)
@@ -110,7 +110,7 @@ class CausalLook:
             hook.remove()
 
     def note_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call of scaled_dot_product_attention."""
+        """Record a call of scaled_dot_product_attention."""
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
         causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
         if causal and mask is None:
@@ -124,7 +124,7 @@ class CausalLook:
 
     @property
     def refusal(self) -> str:
-        """Reason why the flag alone expresses less than the mask, or cannot be set; empty where they are equal."""
+        """Reason why the flag alone expresses less than the mask, or cannot be set; empty where they are equivalent."""
         if not self._models:
             return "the model computes its own attention masks, or none"
         if self._given:

@@ -1,4 +1,4 @@
-"""Communication hook of DDP where a bucket is not reduced by its own all-reduce: one hook, made here.
+"""Communication hook of DDP, created here for all techniques that replace a bucket's own all-reduce.
 
 What a technique sends and what it replaces is counted, so that a job can show its effect.
 """
@@ -30,10 +30,10 @@ def attach(
     arguments: WrapArguments,
     max_grad_norm: float | None,
 ) -> None:
-    """Give DDP its hook; after the optimizer, whose momentum one technique takes over.
+    """Attach the communication hook to DDP. The optimizer must exist, because one technique takes over its momentum.
 
     Raises:
-        UnsupportedError: The optimizer, its scheduler or the hosts are not such that the technique is defined for them.
+        UnsupportedError: The technique does not support the optimizer, its scheduler or the hosts.
     """
     import torch.distributed as dist
 
@@ -65,8 +65,10 @@ def attach(
 
 
 def group_of_lane(model: DistributedDataParallel) -> Any:
-    """The model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in their
-    order. Every rank calls it.
+    """Return the process group for reductions beside the backward pass; every rank must call it.
+
+    It is the model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in the
+    same order.
     """
     import torch.distributed as dist
 
@@ -77,7 +79,7 @@ def group_of_lane(model: DistributedDataParallel) -> Any:
 def build(
     optimizer: torch.optim.Optimizer, arguments: CompressionArguments, max_grad_norm: float | None, lane: Lane
 ) -> Compression:
-    """The technique, by its name."""
+    """Return the compression technique of the arguments' method."""
     match arguments.method:
         case "fp16" | "bf16":
             from steptune.tuner.training.compression.sixteen_bit import SixteenBit
@@ -103,24 +105,26 @@ def build(
 
 
 def step_hook_of(model: torch.nn.Module) -> StepHook | None:
-    """Part of a wrapped model's communication hook that takes part in steps: a compression, or local SGD."""
+    """Return the part of a wrapped model's communication hook that takes part in steps (compression or local SGD), or
+    None.
+    """
     states = (state for _, state in getattr(model, "_comm_hooks", ()))
     return compression_of(model) or next((state for state in states if isinstance(state, LocalSgd)), None)
 
 
 def hierarchy_of(model: torch.nn.Module) -> Hierarchy | None:
-    """Hierarchy that reduces the gradients of a wrapped model in two levels, where there is one."""
+    """Return the hierarchy that reduces a wrapped model's gradients in two levels, or None."""
     return next((state for _, state in getattr(model, "_comm_hooks", ()) if isinstance(state, Hierarchy)), None)
 
 
 def reduced_widely(model: torch.nn.Module) -> int:
-    """Buckets of 16 bits of a wrapped model that were reduced in FP32 so far."""
+    """Return how many 16-bit buckets of a wrapped model were reduced in FP32 so far."""
     states = (state for _, state in getattr(model, "_comm_hooks", ()))
     return sum(state.num_widened for state in states if isinstance(state, WideReduction | Hierarchy))
 
 
 def compression_of(model: torch.nn.Module) -> Compression | None:
-    """Compression of the gradients of a wrapped model, where there is one: of all of them, or between hosts."""
+    """Return the compression of a wrapped model's gradients, on all links or between hosts only, or None."""
     hierarchy = hierarchy_of(model)
     if hierarchy is not None:
         return hierarchy.compression

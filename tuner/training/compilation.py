@@ -1,4 +1,4 @@
-"""Record of torch.compile in this process: graphs, breaks and recompilations with their reasons and source lines.
+"""Record of torch.compile in this process: graphs, breaks, and recompilations with reasons and source lines.
 
 TorchDynamo keeps records of its own; they are read here and nowhere else. A function that was compiled too often is
 given up: from then on it runs as it is, however fast the figures of a trial then look.
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import torch
 
 NUM_EVENTS = 10
-"""Maximum recorded events of each kind, the most frequent first."""
+"""Maximum number of recorded events of each kind, the most frequent first."""
 NUM_METRICS = 1024
-"""TorchDynamo keeps the last 64 compilations by itself."""
+"""Number of compilations whose metrics TorchDynamo is told to keep; its default is 64."""
 REASON_LENGTH = 300
 CLOSING_S = 0.2
-"""A pool of workers that has started closes in a few milliseconds."""
+"""Time to wait for a worker pool to close, in seconds; one that has started closes in a few milliseconds."""
 _GIVEN_UP = "recompile limit exceeded"
 _SKIPPING = "skipping cudagraphs"
 
 
 def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -> None:
-    """Compile a module.
+    """Compile a module in place, even one of torch's own classes.
 
     TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
     for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
@@ -52,7 +52,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Keep what is compiled from here on apart in the caches, which take no notice of it themselves.
+    """Separate the caches of everything that is compiled from here on, by a key that the caches themselves lack.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.
@@ -64,8 +64,10 @@ def compile_apart(what: str) -> None:
 
 
 def allow_recompilations(num_blocks: int) -> None:
-    """Repeated blocks share one code object, of which TorchDynamo compiles 8 variants and then no more. Blocks differ
-    in what is guarded (an index of the layer, a cache), and in training mode: each may need two variants of its own.
+    """Raise TorchDynamo's recompilation limit for repeated blocks, which share one code object.
+
+    By default TorchDynamo compiles 8 variants of a code object. Blocks differ in guarded values (a layer's index, a
+    cache) and in training mode: each may need two variants.
     """
     import torch._dynamo
 
@@ -75,7 +77,7 @@ def allow_recompilations(num_blocks: int) -> None:
 
 
 def watch_compilation() -> None:
-    """Keep the records of all compilations from here on, and why CUDA graphs were skipped."""
+    """Start recording all compilations, and why CUDA graphs were skipped."""
     import torch._dynamo.utils
     import torch._logging
 
@@ -87,7 +89,7 @@ def watch_compilation() -> None:
 
 
 def end_compile_workers() -> None:
-    """Ends Inductor's worker processes; it starts new ones where it needs them again.
+    """End Inductor's worker processes; it starts new ones when it needs them again.
 
     Their start keeps a core busy for some ten seconds, long after the first steps where the code comes from a cache.
     Meanwhile every parallel region on the CPU waits for the thread that shares that core: collating a batch of 128
@@ -115,7 +117,7 @@ def _kill_family(pid: int) -> None:
 
 
 class _Skips(logging.Handler):
-    """Reason why Inductor ran compiled code without CUDA graphs: it tells that to its log only."""
+    """Log handler that records why Inductor ran compiled code without CUDA graphs, which it reports only in its log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -131,16 +133,16 @@ _SKIPS = _Skips()
 
 
 def num_graphs() -> int:
-    """Graphs that torch.compile has made in this process so far (0 while it was never used)."""
+    """Return how many graphs torch.compile has created in this process so far (0 if it was never used)."""
     utils = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
 
 
 def compilation(late_graphs: int = 0) -> Compilation | None:
-    """Compilation so far; None where nothing was compiled.
+    """Return the record of compilation so far; None where nothing was compiled.
 
     Args:
-        late_graphs: How many graphs were made after the warm-up.
+        late_graphs: Number of graphs created after the warm-up.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None or not (utils.counters["frames"]["total"] or num_graphs()):
@@ -185,7 +187,7 @@ def _innermost(stack: Iterable[Any]) -> str:
 
 
 def _guard(reason: str) -> str:
-    """Guard without the number of its compilation: `0/3: L['self'].index == 3 # ...`."""
+    """Return a guard without its compilation's number: `0/3: L['self'].index == 3 # ...`."""
     return re.sub(r"^\s*(-\s*)?\d+/\d+:\s*", "", reason.strip().partition("\n")[0])
 
 

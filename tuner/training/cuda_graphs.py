@@ -1,4 +1,4 @@
-"""Recording work as CUDA graphs on a stream of its own, with the reason where that fails."""
+"""Recorder of work as CUDA graphs on a separate stream, which names the reason where recording fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CudaGraphs:
-    """A `Recorder` for one device.
+    """Recorder of CUDA graphs on one device.
 
     Work is warmed up on the stream that it is recorded on: what autograd keeps for a parameter remembers the stream of
     its first use.
@@ -30,7 +30,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:
-        """The last time, it is an error to wait for the device."""
+        """Run the function `count` times; in the last run, waiting for the device is an error."""
         import torch
 
         current = torch.cuda.current_stream(self._device)
@@ -85,7 +85,7 @@ class CudaGraphs:
             raise explained(error, self._operator_of(run)) from error
 
     def _operator_of(self, run: Callable[[], object]) -> str:
-        """Operator that waits, found by running the step once more; empty where it does not do so again."""
+        """Run the step once more and return the operator that waits for the device; empty if none waits this time."""
         operator = FailingOperator()
         try:
             with _waiting_is_an_error(), operator.mode():
@@ -120,7 +120,7 @@ def _waiting_is_an_error() -> Iterator[None]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Hold back garbage collection: what it frees might call CUDA in the middle of a recording."""
+    """Suspend garbage collection, which might call CUDA in the middle of a recording."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

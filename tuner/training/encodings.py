@@ -1,4 +1,4 @@
-"""Tensors in fewer bytes: two lossless forms for what a ReLU leaves, two lossy ones for anything.
+"""Encodings of tensors in fewer bytes: two lossless ones for ReLU outputs, two lossy ones for any tensor.
 
 A form keeps the order of the elements in memory, so that what is decoded has the strides of what was encoded and the
 same kernels run on it. Shapes: `n` elements, `b` blocks.
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 256
-"""Values that share a scale."""
+"""Number of values that share a scale."""
 LEVELS = 124
-"""Levels of int8 on either side of zero, which stays zero."""
+"""Number of int8 levels on either side of zero; zero itself is exact."""
 INFINITE, NOT_A_NUMBER = 127, 126
-"""Codes for infinity (the negative code for the negative one) and for what is not a number."""
+"""Codes of infinity (negated for minus infinity) and of NaN."""
 BLOCKS_AT_ONCE = 1 << 14
-"""Blocks encoded at a time: the peak memory of encoding must stay far below its saving."""
+"""Number of blocks encoded at a time: the peak memory of encoding must stay far below its saving."""
 WORTHWHILE = 0.75
-"""A sparse form that takes more than this share of the whole is not worth its time."""
+"""Maximum size of a sparse encoding, as a share of the tensor's, for which encoding is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Layout:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
-        """(n,) in the order of memory, as the tensor was."""
+        """Return a flat (n,) tensor, in memory order, in the original shape and strides."""
         return flat.as_strided(self.shape, self.strides)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether its elements fill one stretch of memory, in any order of the dimensions."""
+    """Say whether a tensor's elements fill one contiguous stretch of memory, with its dimensions in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -56,7 +56,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def flattened(tensor: torch.Tensor) -> torch.Tensor:
-    """(n,) in the order of memory, without a copy. The tensor is dense."""
+    """Return a dense tensor as (n,) in memory order, without a copy."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
@@ -64,7 +64,7 @@ def flattened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """(n,) booleans to (ceil(n / 8),) bytes, the first in the lowest bit."""
+    """Pack (n,) booleans into (ceil(n / 8),) bytes, the first in the lowest bit."""
     import torch
 
     padded = torch.nn.functional.pad(bits.view(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
@@ -73,7 +73,7 @@ def pack_bits(bits: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """The inverse of `pack_bits` for the first `count` bits."""
+    """Unpack the first `count` bits that `pack_bits` packed."""
     import torch
 
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
@@ -85,7 +85,7 @@ def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Tensor itself, where a copy is not needed."""
+    """The tensor itself, unencoded."""
 
     tensor: torch.Tensor
 
@@ -99,11 +99,11 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """A bit for each element, and the values that are not zero. Lossless, down to the sign of a zero.
+    """Encoding as one bit for each element, and the nonzero values. Lossless, down to the sign of a zero.
 
     Attributes:
         bits: (ceil(n / 8),) bytes.
-        values: Those whose bit is set.
+        values: Values whose bit is set.
     """
 
     layout: Layout
@@ -112,7 +112,7 @@ class Sparse:
 
     @classmethod
     def encode(cls, tensor: torch.Tensor) -> Sparse | Whole:
-        """Read the number of zeros, for which the host waits; the tensor itself where it has too few of them."""
+        """Encode a tensor, or keep it whole if it has too few zeros; counting these waits for the device."""
         import torch
 
         flat = flattened(tensor)
@@ -135,7 +135,7 @@ class Sparse:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """bfloat16, which has the range of float32: no value overflows. Relative error at most 2⁻⁸."""
+    """Encoding as bfloat16, which has the range of float32: no value overflows. Relative error at most 2⁻⁸."""
 
     layout: Layout
     values: torch.Tensor
@@ -156,10 +156,11 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """int8 with a float32 scale for each block of 256 values; error at most the largest finite of a block over 248.
+    """Encoding as int8 with a float32 scale for each block of 256 values; error at most the block's largest finite
+    value / 248.
 
     Zero stays zero and infinite stays infinite, so masks and padding stay what they are (attention on CUDA pads what it
-    keeps with infinities), and what is not a number stays none.
+    keeps with infinities), and NaN stays NaN.
 
     Attributes:
         values: (b, 256) int8.
@@ -201,7 +202,7 @@ class Blocks:
 
 
 def _blocks(flat: torch.Tensor) -> torch.Tensor:
-    """(n,) to (ceil(n / 256), 256) float32, the last one filled with zeros."""
+    """Return (n,) values as (ceil(n / 256), 256) float32 blocks, the last one padded with zeros."""
     import torch
 
     missing = -flat.numel() % BLOCK
@@ -212,12 +213,14 @@ Form = Whole | Sparse | Half | Blocks
 
 
 def relu_mask(output: torch.Tensor) -> torch.Tensor:
-    """(ceil(n / 8),) bytes: where a ReLU passes the gradient on, NaN included, as `threshold_backward` does."""
+    """Return the packed bits (ceil(n / 8),) of where a ReLU passes the gradient on, NaN included, as
+    `threshold_backward` does.
+    """
     return pack_bits(~(flattened(output) <= 0))
 
 
 def masked(gradient: torch.Tensor, mask: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The gradient where a mask of `relu_mask` is set, else zero."""
+    """Return the gradient where a mask of `relu_mask` is set, else zero."""
     import torch
 
     return torch.where(layout.shaped(unpack_bits(mask, gradient.numel())), gradient, 0.0)

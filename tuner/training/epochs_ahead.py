@@ -1,4 +1,4 @@
-"""A loader whose workers begin the next epoch while the last batches of the current one are computed.
+"""Loader whose workers start on the next epoch while the last batches of the current one are computed.
 
 PyTorch hands no index of an epoch to its workers before the epoch begins, so that they are idle at every end of one and
 the model waits for the first batches of the next. Here the workers never see an end. Once the indices of an epoch are
@@ -30,18 +30,20 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 GIVEN_UP_AFTER = 2
-"""Guesses that fail one after another until no more are made."""
+"""Number of consecutive failed guesses after which no more are made."""
 
 
 class EpochsAhead:
-    """Gives the batches of a loader in its order. What it does not have itself is the loader's own.
+    """Loader that gives another loader's batches in the same order, with the next epoch's loaded ahead.
+
+    Its other attributes are those of the wrapped loader.
 
     Args:
-        loader: With workers that are kept, over a map-style dataset. It is never iterated.
+        loader: Loader with persistent workers over a map-style dataset; it is never iterated itself.
         options: Arguments with which it was made, beside dataset and sampling.
 
     Attributes:
-        epochs_ahead: True; what tells it from other loaders.
+        epochs_ahead: True; distinguishes it from other loaders.
         num_restarts: Epochs that began with idle workers, the first among them.
     """
 
@@ -57,7 +59,7 @@ class EpochsAhead:
         self._iterator: Any = None
 
     def __iter__(self) -> EpochIterator:
-        """Begin an epoch, whether the one before was finished or not."""
+        """Begin an epoch, whether or not the one before was finished."""
         if not self._feed.begin():
             self.num_restarts += 1
             self._iterator = iter(self._endless)
@@ -72,12 +74,12 @@ class EpochsAhead:
 
 @dataclass(eq=False)
 class _Epoch:
-    """An epoch that the workers were asked for, in part or whole.
+    """An epoch whose batches workers were asked for, in part or in whole.
 
     Attributes:
         guessed: Batches that were drawn by a guess.
         asked: Number of batches that workers were asked for.
-        given: Number of those that the loop has.
+        given: Number of those that the training loop has received.
         disturbed: Loading failed, or was interrupted, so that `given` is not certain.
     """
 
@@ -94,7 +96,7 @@ class _Epoch:
 
 
 class EpochIterator:
-    """One epoch of a loader that never ends. What it does not have itself is the iterator's of that loader."""
+    """Iterator over one epoch of a loader that never ends. Other attributes are those of that loader's iterator."""
 
     def __init__(self, iterator: Iterator[Any], feed: _Feed) -> None:
         self._iterator = iterator
@@ -105,7 +107,7 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             StopIteration: The epoch has ended, or another one has begun.
@@ -124,7 +126,7 @@ class EpochIterator:
 
 
 class _Feed:
-    """Batches of indices as the workers are asked for them: one epoch after another, later ones by guesses.
+    """Feed of batch indices for the workers: one epoch after another, later ones by guesses.
 
     Args:
         sampler: The loader's batch sampler.
@@ -147,13 +149,13 @@ class _Feed:
         return self._epochs[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin anew; the loader calls it where nothing that it was asked for counts."""
+        """Restart the feed; the loader calls it when no earlier request counts any more."""
         source, self._begun = self._begun or iter(self._sampler), None
         self._epochs = deque([_Epoch(source)])
         return _Asking(self)
 
     def begin(self) -> bool:
-        """Begin the loop's next epoch; say whether the workers have begun the same one."""
+        """Begin the training loop's next epoch; return whether the workers have already begun the same one."""
         self._note_number()
         if len(self._epochs) < 2 or not self.current.finished or self.current.disturbed:
             return False
@@ -183,10 +185,10 @@ class _Feed:
             )
 
     def ask(self) -> Any:
-        """The batch that a worker is asked for next.
+        """Return the batch that a worker is asked for next.
 
         Raises:
-            StopIteration: None is known: the epoch that comes next cannot be guessed, or has no batch.
+            StopIteration: No further batch is known: the next epoch cannot be guessed, or is empty.
         """
         while True:
             epoch = self._epochs[-1]
@@ -201,7 +203,7 @@ class _Feed:
                 raise StopIteration
 
     def _guess(self) -> bool:
-        """Begin the epoch after the last one that the workers were asked for, if a copy of the sampler can be made."""
+        """Begin the epoch after the last requested one, if the sampler can be copied; return whether it was begun."""
         if self._failed >= GIVEN_UP_AFTER:
             return False
         if len(self._epochs) == 1:
@@ -230,7 +232,7 @@ class _Feed:
 
     @contextmanager
     def _generators_apart(self) -> Iterator[None]:
-        """Draws inside leave the process's generators as they are, and go on where the last guess ended."""
+        """Draw random numbers where the last guess ended, and restore the process's generators afterwards."""
         ours = _read_generators()
         _set_generators(self._apart)
         try:
@@ -241,7 +243,7 @@ class _Feed:
 
 
 class _Asking:
-    """Iterator of a feed, which goes on after a `StopIteration` where more has become known."""
+    """Iterator over a feed that continues after a `StopIteration` once more batches are known."""
 
     def __init__(self, feed: _Feed) -> None:
         self._feed = feed
@@ -258,7 +260,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Return those of a batch sampler and the sampler inside of it that are told which epoch it is."""
+    """Return the samplers that count epochs, out of a batch sampler and its inner sampler."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

@@ -1,6 +1,6 @@
-"""Implementations of a model's experts: those that it offers, and the one that it uses.
+"""Selection of a model's expert implementation: those that the model offers, and the one in use.
 
-Two kinds of models say: those of transformers, which have `set_experts_implementation` and their own names for the
+Two kinds of models have it: those of transformers, which have `set_experts_implementation` and their own names for the
 implementations, and modules with the attributes `expert_implementations` (names) and `expert_implementation` (the
 one in use, which may be set). Of the latter some let their experts run on other ranks: they have `experts`, a module
 whose parameters all have the experts first, and `exchange`, which may be set to what runs the slots (experts, tokens,
@@ -22,7 +22,7 @@ TRANSFORMERS_NAMES = {"looped": "eager", "batched": "batched_mm", "grouped": "gr
 
 
 def offered_implementations(model: torch.nn.Module) -> tuple[str, ...]:
-    """Implementations that all layers of experts in the model offer; none without such layers."""
+    """Return the implementations that all expert layers in the model offer; none without such layers."""
     layers = [set(layer.expert_implementations) for layer in _layers(model)]
     layers += [set(IMPLEMENTATIONS) for _ in _transformers_models(model)]
     common = set.intersection(*layers) if layers else set()
@@ -30,7 +30,7 @@ def offered_implementations(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def used_implementation(model: torch.nn.Module) -> str | None:
-    """The one that all layers use; None where there are none, or they differ."""
+    """Return the implementation that all expert layers use; None where there are no such layers, or they differ."""
     names = {str(layer.expert_implementation) for layer in _layers(model)}
     own = {theirs: name for name, theirs in TRANSFORMERS_NAMES.items()}
     for inner in _transformers_models(model):
@@ -40,7 +40,7 @@ def used_implementation(model: torch.nn.Module) -> str | None:
 
 
 def use_implementation(model: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Set it in every layer of experts."""
+    """Set the implementation of every expert layer."""
     for layer in _layers(model):
         layer.expert_implementation = name
     for inner in _transformers_models(model):
@@ -49,12 +49,12 @@ def use_implementation(model: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 def movable_layers(model: torch.nn.Module) -> list[Any]:
-    """Layers of experts that may be on other ranks."""
+    """Return the expert layers whose experts may be placed on other ranks."""
     return [layer for layer in _layers(model) if hasattr(layer, "exchange")]
 
 
 def num_movable_experts(model: torch.nn.Module) -> int:
-    """Experts that ranks can share out evenly by its divisors; 0 where no layer lets them."""
+    """Return the number that the expert-parallel degree must divide; 0 where no layer's experts can be moved."""
     return math.gcd(*(len(next(layer.experts.parameters())) for layer in movable_layers(model)))
 
 
@@ -63,7 +63,7 @@ def _layers(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _transformers_models(model: torch.nn.Module) -> Iterator[Any]:
-    """The outermost ones that can set it: they set it in those within."""
+    """Yield the outermost transformers models that can set the implementation; each sets it in its inner ones."""
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
         can: Any = getattr(module, "_can_set_experts_implementation", None)

@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 256
-"""Bytes; what the widest loads of kernels and tensor-memory copies want, with room."""
+"""Alignment of parameters in a buffer, in bytes: enough for the widest kernel loads and tensor-memory copies."""
 
 ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 """Classes of torch.optim whose update of an element depends on that element only."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
-"""States of those classes that are one number for the whole tensor."""
+"""State keys of those classes whose value is one number for the whole tensor."""
 
 
 class FlatParameters(ParameterLayout):
-    """Lays the parameters of an optimizer's groups out in buffers.
+    """Layout that places the parameters of an optimizer's groups in contiguous buffers.
 
     Args:
-        optimizer: Not stepped yet. It is only read; `buffer_groups` are for one that takes its place.
+        optimizer: Optimizer before its first step. It is only read; its replacement uses `buffer_groups`.
 
     Attributes:
-        buffer_groups: Its groups, with the buffers instead of the parameters.
+        buffer_groups: The optimizer's groups, with the buffers instead of the parameters.
         order: Parameters of each group.
     """
 
@@ -55,7 +55,7 @@ class FlatParameters(ParameterLayout):
         self.order = [group["params"] for group in optimizer.param_groups]
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copy the parameters' gradients into the buffers' and free them.
+        """Copy the parameters' gradients into those of the buffers, and free them.
 
         Raises:
             UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.
@@ -64,8 +64,10 @@ class FlatParameters(ParameterLayout):
             buffer.take_gradients()
 
     def _own_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-        """Gradients of the user's parameters, as parts of the buffers': their norm, summed part by part, is the same
-        without buffers, and a sum over a whole buffer differs (by 0.03 % for ten million elements on a CPU).
+        """Return the gradients of the user's parameters as views of the buffers' gradients.
+
+        Their norm, summed view by view, is the same as without buffers; summed over a whole buffer it differs (by 0.03
+        % for ten million elements on a CPU).
         """
         return [view for buffer in self._buffers() for view in buffer.gradients]
 
@@ -84,7 +86,7 @@ class FlatParameters(ParameterLayout):
         return self._join(state)
 
     def _split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state of the optimizer over buffers as that of the user's own optimizer over the parameters."""
+        """Convert the state of the optimizer over buffers to that of the user's own optimizer over parameters."""
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
         for number, buffer in enumerate(self._buffers()):
@@ -96,7 +98,7 @@ class FlatParameters(ParameterLayout):
         return {**state_dict, "state": dict(sorted(state.items())), "param_groups": groups}
 
     def _join(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The inverse of `_split`: what the optimizer over buffers can load.
+        """Convert the state of the user's own optimizer to one that the optimizer over buffers can load.
 
         Raises:
             UnsupportedError: Parameters of one buffer have states of different kinds.
@@ -118,13 +120,13 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """Numbers that torch gives parameters in a state dict: through the groups."""
+        """Return, by the parameter's identity, its number in torch's state dict, counted through the groups."""
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 
 
 class _Buffer:
-    """One buffer and the parameters in it, all of one device and dtype."""
+    """A buffer and the parameters in it, all of one device and dtype."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         import torch
@@ -211,7 +213,7 @@ class _Buffer:
         return getattr(value, "shape", None) == self.flat.shape
 
     def _views_of(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a buffer, in the shapes and layouts of the parameters."""
+        """Return the parts of a buffer as views in the parameters' shapes and layouts."""
         return [
             buffer.as_strided(p.size(), dense_strides(p), buffer.storage_offset() + offset)
             for p, offset in zip(self.parameters, self._offsets, strict=True)

@@ -1,4 +1,4 @@
-"""Contexts of a forward pass: those of a plan, and its autocast."""
+"""Contexts of a forward pass: those of the plan, and its autocast."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def forward_contexts(plan: Plan, device: torch.device, *, cache_casts: bool | None = None) -> Iterator[None]:
-    """Enter the contexts of a forward pass as the plan has them.
+    """Enter the plan's contexts for a forward pass.
 
     Args:
-        cache_casts: Of weights under autocast; None leaves that to torch.
+        cache_casts: Whether autocast caches casts of weights; None leaves that to torch.
     """
     import torch
 

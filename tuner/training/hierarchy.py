@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class Hierarchy:
-    """
+    """Hook that reduces gradients in two levels: inside each host, then between hosts.
+
     Args:
-        widens: Gradients of 16 bits are added up in FP32, unless they are compressed.
+        widens: Whether 16-bit gradients are summed in FP32, unless they are compressed.
 
     Attributes:
-        compression: What is used between hosts; None where numbers are sent as they are.
+        compression: Compression between hosts; None where numbers are sent uncompressed.
         num_reductions: Buckets reduced so far.
-        num_widened: Of those, such of 16 bits that were reduced in FP32; what is compressed is not.
+        num_widened: Number of 16-bit buckets among them that were reduced in FP32; compressed ones do not count.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class Hierarchy:
 def average_in_two_levels(
     flat: torch.Tensor, levels: Levels, compression: FlatCompression | None = None, key: int = 0
 ) -> None:
-    """
+    """Average a one-dimensional tensor over all ranks in two levels, in place.
+
     Args:
-        compression: What is used between hosts.
-        key: As of `FlatCompression.average`.
+        compression: Compression between hosts; None sends numbers uncompressed.
+        key: As in `FlatCompression.average`.
     """
     import torch.distributed as dist
 
@@ -91,7 +93,7 @@ def average_in_two_levels(
 
 
 def padded(flat: torch.Tensor, num_parts: int) -> torch.Tensor:
-    """The tensor itself where it can be cut into equal parts, else a longer copy."""
+    """Return the tensor itself if it can be cut into equal parts, else a longer copy."""
     rest = -flat.numel() % num_parts
     if not rest:
         return flat
@@ -102,10 +104,10 @@ def padded(flat: torch.Tensor, num_parts: int) -> torch.Tensor:
 
 
 def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: Any) -> None:
-    """Sums over a group, of which each rank gets its part.
+    """Sum `whole` over a group and write this rank's part of the sum to `part`.
 
-    Gloo's own reduces everything everywhere and then drops what is not wanted: twice the bytes, and a copy. There every
-    rank sends each other its part, and adds up what it gets.
+    Gloo's own reduce-scatter reduces everything on every rank and drops the rest: twice the bytes, and a copy. With
+    gloo every rank therefore sends each other rank its part, and sums what it receives.
     """
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The step as the host launches it, one operation after the other."""
+"""Step runner that launches the step from the host, one operation after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HostStep:
-    """A `StepRunner` that runs micro-batches one after the other, or the workload's own step."""
+    """Step runner that runs micro-batches one after the other, or the workload's own step."""
 
     cache_casts: bool | None = None
     accumulates = True
@@ -33,14 +33,14 @@ class HostStep:
         return loss
 
     def settle(self) -> None:
-        """Do nothing: no work is left for later."""
+        """Do nothing: this runner leaves no work for later."""
 
     @property
     def skipped_steps(self) -> int:
         return 0
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
-        """The micro-batches of a batch, of a short one no more than its samples, and their weights in its loss."""
+        """Return the micro-batches of a batch, at most as many as it has samples, and their weights in its loss."""
         count = self._job.plan.step.num_micro_batches
         count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self._job.workload, batch, count)

@@ -1,4 +1,4 @@
-"""Ranks by host, with process groups inside a host, between hosts, and of all ranks in host order.
+"""Process groups by host: inside a host, between hosts, and of all ranks in host order.
 
 Hosts can be emulated on one machine. For NCCL ranks are on one host when they have one host id, so each rank gets its
 emulated host's: what crosses hosts then goes through sockets over the loopback interface, as fast as the machine's
@@ -23,16 +23,16 @@ from steptune.tuner.network.rank_order import is_in_order, ring_order
 
 HOST_ID = "NCCL_HOSTID"
 OVER_LOOPBACK = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
-"""Emulated hosts have no network but the machine's own; without these NCCL would look for a real one."""
+"""Environment variables that make NCCL connect emulated hosts over loopback instead of searching for a real network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """The two levels that a rank is on.
+    """Process groups of a rank's two levels.
 
     Attributes:
         inside: Group of the ranks of its host.
-        between: Group of the ranks that have its place on their hosts.
+        between: Group of the ranks with the same position on their hosts.
     """
 
     inside: Any
@@ -42,7 +42,7 @@ class Levels:
 
 
 def make_levels() -> Levels:
-    """Make the groups; every rank calls it.
+    """Create the groups of both levels; every rank must call it.
 
     Raises:
         UnsupportedError: The hosts have different numbers of ranks.
@@ -60,12 +60,12 @@ def make_levels() -> Levels:
 
 
 def ring_group() -> Any:
-    """All ranks, those of each host one after another, so that a ring leaves each host once; every rank calls it.
+    """Return a group of all ranks ordered by host, so that a ring leaves each host once; every rank must call it.
 
-    The default group where its ranks are in that order already.
+    It is the default group where the ranks are in that order already.
 
     Warns:
-        UserWarning: They are not, and this torch makes no group in another order.
+        UserWarning: The ranks are in another order, and this torch cannot reorder a group.
     """
     import torch.distributed as dist
 
@@ -84,7 +84,7 @@ def ring_group() -> Any:
 
 
 def new_group(ranks: Sequence[int]) -> Any:
-    """A process group with its ranks in this order, where this torch can make one; every rank calls it."""
+    """Create a process group with its ranks in this order, where this torch supports it; every rank must call it."""
     import torch.distributed as dist
 
     options: dict[str, Any] = {"sort_ranks": False} if _can_order() else {}
@@ -98,7 +98,7 @@ def _can_order() -> bool:
 
 
 def host_of_ranks() -> list[str]:
-    """Names that tell the host of every rank from others."""
+    """Return, for every rank, a name that identifies its host."""
     import torch.distributed as dist
 
     num_ranks, emulated = dist.get_world_size(), num_emulated_hosts()
@@ -112,9 +112,9 @@ def host_of_ranks() -> list[str]:
 def emulate_for_nccl(
     rank: int, num_ranks: int, *, per_device: int = 1, variables: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Tell NCCL which emulated host this rank is on; before its first group. Nothing where none is emulated.
+    """Make NCCL see this rank's emulated host, before its first group is created; do nothing without emulation.
 
-    The way between hosts is the user's where they name one (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
+    The connection between hosts is the user's where one is set (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
 
     Args:
         per_device: Ranks that share a GPU, which NCCL refuses within a host. Where some do, each rank is a host.
@@ -129,12 +129,12 @@ def emulate_for_nccl(
 
 
 def emulation_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables of an environment that make NCCL take this machine for several hosts; empty where none does."""
+    """Return the environment variables that make NCCL see this machine as several hosts; empty without emulation."""
     if HOST_ID not in variables:
         return {}
     return {name: variables[name] for name in (HOST_ID, *OVER_LOOPBACK) if name in variables}
 
 
 def members_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """The ranks of each host, in the order of their first."""
+    """Return the ranks of each host; hosts are ordered by their first rank."""
     return [tuple(rank for rank, other in enumerate(hosts) if other == host) for host in dict.fromkeys(hosts)]

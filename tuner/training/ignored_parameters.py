@@ -1,4 +1,4 @@
-"""Parameters that sharding leaves out: every rank holds them whole.
+"""Parameters that are excluded from sharding: every rank has them whole.
 
 For FSDP a module that keeps FP32 while its block gathers 16-bit weights is a unit of its own, with small collectives of
 its own. Left out, its gradients are averaged after the backward pass, those of all such modules together in one
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class IgnoredParameters(StepHook):
-    """Pairs every parameter that is in no unit with what the optimizer updates in its place."""
+    """Hook that pairs every parameter outside all units with the replicated DTensor that the optimizer updates."""
 
     def __init__(self, named_parameters: Named) -> None:
         self._mesh = next(p.device_mesh for _, p in named_parameters if isinstance(p, DTensor))
@@ -41,12 +41,12 @@ class IgnoredParameters(StepHook):
             self._named.append((name, held))
 
     def updated(self, named: Named) -> Named:
-        """Parameters that the optimizer is given, under the user's names."""
+        """Return the parameters that the optimizer is given, under the user's names."""
         return list(self._named)
 
     def finish_gradients(self) -> None:
-        """Average the gradients over the ranks and give them to the optimizer's parameters; a parameter gets none on
-        any rank or one on all.
+        """Average the gradients over the ranks and give them to the optimizer's parameters; a parameter has a gradient
+        on all ranks or on none.
         """
         by_dtype = defaultdict(list)
         for parameter, held in self._pairs:

@@ -1,4 +1,4 @@
-"""The initial state of a model: made once per study, mapped into every trial.
+"""Initial state of a model: created once per study, memory-mapped into every trial.
 
 The unchanged workload initialises its model once; parameters and buffers are written to a file.
 Every trial builds the same modules with the random fills skipped, and the arithmetic on what they would
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 _FILLS = ("normal_", "uniform_", "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_")
 _ARITHMETIC = ("erfinv_", "log_", "pow_", "mul_", "add_", "sub_", "div_", "clamp_")
-"""In-place operations of initialisers on random numbers: `trunc_normal_` stretches, shifts and bounds uniform ones."""
+"""In-place operations that initialisers apply to random numbers: `trunc_normal_` stretches, shifts and clamps uniform
+ones.
+"""
 _COMPARISONS = ("lt", "gt")
-"""Operators that compare numbers, until none is out of bounds: without numbers such a loop would never end."""
+"""Comparisons with which initialisers redraw until no number is out of bounds: without numbers the loop would never
+end.
+"""
 _WRITES = ("copy_", "fill_", "zero_")
 
 
 def named_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and all buffers (non-persistent ones too), each tensor once, by its first name."""
+    """Yield parameters and all buffers (non-persistent ones too), each tensor once, by its first name."""
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in seen:
@@ -38,7 +42,7 @@ def named_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_initial_state(model: torch.nn.Module, path: Path) -> None:
-    """Write the state of a freshly initialised model."""
+    """Write the state of a freshly initialised model to a file."""
     state = dict(named_state(model))
     save_tensors(path, state, {"structure": _structure(model)})
 
@@ -74,8 +78,9 @@ def _structure(model: torch.nn.Module) -> list[list[Any]]:
 
 
 def _skip_random_fills() -> Any:
-    """A dispatch mode in which in-place random fills leave their tensor as it is, and so does in-place arithmetic
-    on a tensor that was never filled, which is nowhere less or greater than anything.
+    """Return a dispatch mode that skips in-place random fills, and arithmetic on tensors that were never filled.
+
+    Only in-place arithmetic is skipped; comparisons of such tensors are false everywhere.
     """
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef

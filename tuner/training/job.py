@@ -1,4 +1,4 @@
-"""The assembled training: what a trial measures and what `steptune.apply` gives to a user's script."""
+"""The assembled training: a trial measures it, and `steptune.apply` gives it to a user's script."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _T = TypeVar("_T")
 
 
 class TrainingJob:
-    """A model, its optimizer and its loader, and the step that the plan asks for.
+    """A model, its optimizer and its loader, with the training step that the plan asks for.
 
     Attributes:
         model: The user's model, transformed and wrapped.
         optimizer: The user's optimizer, over what the plan has it update.
         loader: Iterable over batches.
-        scaler: Of the loss, where the plan has one.
+        scaler: Loss scaler, or None.
         layout: Placement of parameters and states on ranks and in memory.
         hooks: Techniques that take part in a step, in the order of an update.
         runner: How a step is run.
-        formats: What was seen of the number formats of its products.
+        formats: Observed dtypes of the job's matmuls.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """
 
@@ -79,7 +79,7 @@ class TrainingJob:
         self._user_rates = user_rates
         self._samples = 0
         self._skipped_steps: Any = 0
-        """A number, or a tensor on the device."""
+        """Number of skipped steps: an int, or a tensor on the device."""
         self.runner = make_runner(self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,14 +87,14 @@ class TrainingJob:
 
     @property
     def scheduler(self) -> Any:
-        """The user's scheduler or None, after every step that was due."""
+        """The user's scheduler, or None; the scheduler's pending steps are made first."""
         self.runner.settle()
         return self._scheduler
 
     # --- one step -----------------------------------------------------------------------------
 
     def step(self, batch: Any) -> torch.Tensor:
-        """One update from one batch as the loader gives it.
+        """Make one update from one batch as the loader gives it.
 
         Returns:
             The loss, detached, still on the device (reading it synchronises).
@@ -115,7 +115,7 @@ class TrainingJob:
         return self.layout.shared_batch(batch)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch that is on the device, in the plan's precision."""
+        """Return the loss of a batch that is on the device, in the plan's precision."""
         with forward_contexts(self.plan, self.device, cache_casts=self.runner.cache_casts):
             loss = self.workload.loss(self.model, batch)
             self.formats.look(loss, self.device)
@@ -143,7 +143,7 @@ class TrainingJob:
     # --- what a step consists of --------------------------------------------------------------
 
     def finish_gradients(self) -> None:
-        """Bring gradients to the parameters that the optimizer updates, in their own scale."""
+        """Transfer the gradients to the parameters that the optimizer updates, and unscale them."""
         for hook in self.hooks:
             hook.finish_gradients()
         self.layout.finish_gradients(self.parameters())
@@ -155,14 +155,14 @@ class TrainingJob:
             hook.after_update(self.parameters())
 
     def hook_of(self, kind: type[_T]) -> _T | None:
-        """Hook of a class, or None."""
+        """Return the job's hook of a class, or None."""
         return next((hook for hook in self.hooks if isinstance(hook, kind)), None)
 
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
 
     def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gradients by the user's name of the parameter, between `finish_gradients` and the update."""
+        """Yield the gradients by the user's parameter names, between `finish_gradients` and the update."""
         own = self.layout.gradients_by_parameter()
         for name, parameter in self.updated_parameters():
             gradient = own.get(parameter, parameter.grad)
@@ -170,18 +170,18 @@ class TrainingJob:
                 yield name, gradient
 
     def named_groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """Groups of the optimizer, each with the user's names of its parameters."""
+        """Yield the optimizer's groups, each with the user's names of its parameters."""
         names = {parameter: name for name, parameter in self.updated_parameters()}
         groups = self.optimizer.param_groups
         for parameters, group in zip(self.layout.groups(self.optimizer), groups, strict=True):
             yield [names[parameter] for parameter in parameters if parameter in names], group
 
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
-        """Norm of the whole model's gradients; where ranks have parts of them, every rank calls it."""
+        """Return the norm of the whole model's gradients; where ranks hold parts of them, every rank must call it."""
         return self.layout.norm(self.parameters(), gradients)
 
     def parameters(self) -> list[Any]:
-        """Parameters that the optimizer updates."""
+        """Return the parameters that the optimizer updates."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def clip(self) -> None:
@@ -191,19 +191,19 @@ class TrainingJob:
 
     @property
     def steps_per_round(self) -> int:
-        """Number of steps in which each kind of work of a step occurs at least once."""
+        """Smallest number of steps in which each kind of a step's work occurs."""
         return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
     def samples_per_step(self) -> int | None:
-        """Samples of the largest step so far, over all ranks; None before the first, and for batches that cannot be
-        counted.
+        """Number of samples of the largest step so far, over all ranks; None before the first, and for batches that
+        cannot be counted.
         """
         return self._samples * self._world_size() or None
 
     @property
     def samples_drawn(self) -> int | None:
-        """Samples that the loader puts into a batch, for all ranks; None where its sampling does not say."""
+        """Number of samples that the loader puts into a batch, for all ranks; None where its sampling does not say."""
         sampler = getattr(self.loader, "batch_sampler", None)
         order = getattr(sampler, "batches", None)
         if order:
@@ -218,8 +218,8 @@ class TrainingJob:
 
     @property
     def rate_factors(self) -> tuple[float, ...] | None:
-        """Factor by which the learning rate of each group began larger than the user's; None where a scheduler changes
-        rates and does not say what it began with.
+        """Ratio of each group's initial learning rate to the user's; None where a scheduler changes rates without
+        recording its initial ones.
         """
         groups = self.optimizer.param_groups
         known = self.scheduler is None or all("initial_lr" in group for group in groups)
@@ -232,7 +232,9 @@ class TrainingJob:
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that the loss scaler skipped so far, counted on the device: reading the number waits for it."""
+        """Number of updates that the loss scaler skipped so far, counted on the device: reading it waits for the
+        device.
+        """
         return int(self._skipped_steps) + self.runner.skipped_steps
 
     @skipped_steps.setter
@@ -245,10 +247,10 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state under the user's own key names, in the precision that is updated.
+        """Return the model's state under the user's own key names, in the precision that is updated.
 
-        Where ranks have parts of it, or values of their own for a while, every rank calls it and gets all of
-        them, whole, or their averages.
+        Where ranks hold parts of it, or differ for some steps, every rank must call it, and gets the whole state, or
+        the ranks' average.
         """
         model = unwrapped(self.model)
         state = self.layout.state(model)
@@ -257,11 +259,12 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The optimizer's state as the user's own optimizer has it: one entry a parameter, the flags of the user's own
-        implementation, step counts on the CPU, tensors in the layout of the user's own parameters, whatever it runs
-        over and however.
+        """Return the optimizer's state as the user's own optimizer would have it, however the job runs the update.
 
-        Where it is laid over ranks, or is each rank's own, every rank calls it and gets all of it, whole.
+        It has one entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors
+        in the layout of the user's parameters.
+
+        Where it is sharded across ranks, or differs by rank, every rank must call it, and gets the whole state.
         """
         self.runner.settle()
         state = self.layout.optimizer_state(self.optimizer)
@@ -270,11 +273,12 @@ class TrainingJob:
         return self._as_users(*self.layout.whole_optimizer_state(state, self.optimizer, self._optimizer_names))
 
     def load_optimizer_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `optimizer_state_dict` gave, here or in a job of other settings, or a state dict of the user's own
-        optimizer. It runs on as it does here.
+        """Load an optimizer state from `optimizer_state_dict`, or from the user's own optimizer.
+
+        It may come from a job with other settings. The job's own implementation of the update stays in use.
 
         Raises:
-            WorkloadRejectedError: It has another number of groups.
+            WorkloadRejectedError: The state dict has another number of groups.
         """
         self.runner.settle()
         groups = self.optimizer.param_groups
@@ -290,19 +294,19 @@ class TrainingJob:
             hook.optimizer_loaded(self.optimizer)
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """State that a hook keeps on this rank for later steps, and no other rank has. Empty where nothing is kept.
+        """Return the state that a hook keeps for later steps on this rank only; empty where nothing is kept.
 
-        Save it for each rank beside the model's and the optimizer's state, which have nothing of it.
+        Save it for each rank, in addition to the model's and the optimizer's state, which do not include it.
         """
         keeper = self._keeper()
         kept = {} if keeper is None else keeper.kept(self._names())
         return {**self._place(), "kept": kept} if kept else {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `rank_state_dict` gave on this rank of a job with as many; after the optimizer's state.
+        """Load what `rank_state_dict` returned on this rank of a job with as many ranks; after the optimizer's state.
 
         Raises:
-            WorkloadRejectedError: It is of another rank, or of other settings.
+            WorkloadRejectedError: The state belongs to another rank, or to other settings.
         """
         own = self._place()
         for name, value in own.items() if state_dict else ():
@@ -316,25 +320,25 @@ class TrainingJob:
             keeper.keep(state_dict["kept"], self._names())
 
     def updated_parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
-        """Name and value of what is updated, in its own shape."""
+        """Return name and value of each parameter that the optimizer updates, as this rank holds it."""
         named: Named = [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
         for hook in self.hooks:
             named = hook.updated(named)
         return named
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole value of what is updated, one after the other; every rank goes through all of them."""
+        """Yield name and whole value of each updated parameter; every rank must iterate over all of them."""
         return self.layout.whole_parameters(unwrapped(self.model), self.updated_parameters())
 
     def parameters_set(self) -> None:
-        """Tell the hooks that the model's parameters were set from outside."""
+        """Notify the hooks that the model's parameters were set from outside."""
         for hook in self.hooks:
             hook.parameters_set()
 
     # --- pieces -------------------------------------------------------------------------------
 
     def _as_users(self, state: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """An optimizer's whole state with the flags and in the layouts of the user's own."""
+        """Return an optimizer's whole state with the flags and layouts of the user's own optimizer."""
         layouts = {number: self._user_layouts[name] for number, name in enumerate(names) if name in self._user_layouts}
         return with_flags(in_layouts(state, layouts), self._user_flags)
 
@@ -345,7 +349,7 @@ class TrainingJob:
         return next((hook for hook in self.hooks if hook.method), None)
 
     def _place(self) -> dict[str, Any]:
-        """Owner of a rank's state."""
+        """Return what identifies the owner of a rank's state: method, settings, rank and number of ranks."""
         import torch.distributed as dist
 
         keeper = self._keeper()
@@ -358,7 +362,10 @@ class TrainingJob:
         }
 
     def _step_optimizer(self) -> bool:
-        """Say whether the update was made. Where nothing depends on it at once, the device is not waited for."""
+        """Run the optimizer's update; return whether the scheduler may step.
+
+        Without a scheduler the device is not waited for, and a skipped update returns True too.
+        """
         if self.scaler is None:
             self.optimizer.step()
             return True
@@ -373,5 +380,5 @@ class TrainingJob:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's own module under a data-parallel wrapper."""
+    """Return the user's own module inside a data-parallel wrapper, or the model itself."""
     return model.module if hasattr(model, "module") and hasattr(model, "no_sync") else model  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The order of a tensor's dimensions in memory, which a fused update takes for granted.
+"""Memory layouts of tensors: a fused update requires that a parameter, its gradient and its states share one.
 
 A fused kernel walks through a parameter, its gradient and its states by address, as if all had the parameter's strides;
 it checks nothing. Tensors that come from elsewhere (a checkpoint, a collective, a user's own step) are therefore copied
@@ -20,14 +20,14 @@ Strides = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """Shape and dense strides."""
+    """Shape and dense strides of a tensor."""
 
     shape: tuple[int, ...]
     strides: Strides
 
 
 def dense_strides(tensor: torch.Tensor) -> Strides:
-    """Strides of a copy that keeps the order of dimensions (channels_last stays so) and has no holes."""
+    """Return the strides of a copy that keeps the order of dimensions (e.g. channels_last) and has no holes."""
     import torch
 
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
@@ -48,27 +48,27 @@ def with_strides(value: torch.Tensor, strides: Strides) -> torch.Tensor:
 
 
 def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a value in the parameter's layout where it has its shape; DTensors, whose parts are contiguous,
-    unchanged.
+    """Return a value in the parameter's layout if it has the parameter's shape; leave DTensors, whose parts are
+    contiguous, unchanged.
     """
     return value if hasattr(parameter, "to_local") else with_strides(value, dense_strides(parameter))
 
 
 def layout_of(parameter: torch.Tensor) -> Layout:
-    """The layout that a parameter's states have."""
+    """Return the layout that a parameter's states have."""
     return Layout(tuple(parameter.shape), dense_strides(parameter))
 
 
 def layouts_of(parameters: Iterable[torch.Tensor]) -> dict[int, Layout]:
-    """Layouts by the parameter's number, without DTensors."""
+    """Return each parameter's layout by its number, leaving out DTensors."""
     return {n: layout_of(parameter) for n, parameter in enumerate(parameters) if not hasattr(parameter, "to_local")}
 
 
 def in_layouts(state_dict: Mapping[str, Any], layouts: Mapping[int, Layout]) -> dict[str, Any]:
-    """An optimizer's state with every tensor of its parameter's shape in that parameter's layout.
+    """Return an optimizer's state with every tensor of a parameter's shape in that parameter's layout.
 
     Args:
-        layouts: By the parameter's number in the state. Of others the state stays as it is.
+        layouts: Layout by the parameter's number in the state; the state of other parameters is unchanged.
     """
 
     def laid_out(value: Any, layout: Layout | None) -> Any:
@@ -83,5 +83,5 @@ def in_layouts(state_dict: Mapping[str, Any], layouts: Mapping[int, Layout]) -> 
 
 
 def _same(shape: Sequence[int], first: Strides, second: Strides) -> bool:
-    """Say whether strides address alike: those of a dimension of one element do not count."""
+    """Say whether two strides address the same elements: dimensions of size one do not count."""
     return all(a == b for size, a, b in zip(shape, first, second, strict=True) if size > 1)

@@ -1,4 +1,4 @@
-"""Learning rates that a recorded update reads from the device."""
+"""Learning rates on the device, which a recorded update reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LearningRates:
-    """Learning rates as tensors, for optimizers that read them on the device.
+    """Learning rates as tensors on the device, for optimizers that read them there.
 
     The scheduler goes on computing with its own numbers; what it sets is filled in before the next replay.
     """
@@ -40,7 +40,7 @@ class LearningRates:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """The optimizer reads the tensors meanwhile."""
+        """Give the optimizer the tensors as its learning rates while the context is active."""
         groups = self._optimizer.param_groups if self.on_device else []
         rates = [group["lr"] for group in groups]
         for group, tensor in zip(groups, self._tensors, strict=True):
@@ -53,7 +53,9 @@ class LearningRates:
 
 
 def _reads_tensor(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Fused kernels do, and Adam's formula; as multi-tensor operations only in its capturable form."""
+    """Say whether an update reads its learning rate as a tensor: fused kernels and Adam do, multi-tensor updates only
+    if capturable.
+    """
     import torch
 
     return bool(

@@ -1,4 +1,4 @@
-"""The DataLoader of a job."""
+"""DataLoader of a training job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_loader(
     batches: BatchArguments | None = None,
     length: LengthOf | None = None,
 ) -> Any:
-    """A DataLoader with the plan's arguments.
+    """Build the DataLoader with the plan's arguments.
 
     Sampling, in this order: `batch_sampler` as given; the workload's own batch sampler or sampler; a
     shuffle (split over the ranks). An iterable dataset samples itself. All but the first are regrouped as
@@ -65,7 +65,7 @@ def build_loader(
 def _options(
     workload: Workload, arguments: LoaderArguments, worker_init: Callable[[int], None] | None
 ) -> dict[str, Any]:
-    """Build the loader's options, whatever is sampled: who loads, how far ahead, into which memory."""
+    """Return the DataLoader's options that do not depend on the sampling: workers, prefetch depth, pinned memory."""
     import torch
 
     options: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _worker_init(workload: Workload, first: Callable[[int], None] | None) -> Cal
 
 
 def outstanding_batches(iterator: Any) -> int:
-    """Batches that a loader's iterator has asked its workers for and not yet given out.
+    """Return how many batches a loader's iterator has requested from its workers and not yet given out.
 
     PyTorch's own count (`_tasks_outstanding`) leaves out those that came before their turn and wait for it.
     A batch that was copied to the device ahead of its turn counts too.
@@ -102,7 +102,7 @@ def outstanding_batches(iterator: Any) -> int:
 
 
 def ready_batches(iterator: Any) -> int:
-    """Number of those that are finished and wait to be taken (0 without workers)."""
+    """Return how many requested batches are finished and wait to be taken (0 without workers)."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return 0

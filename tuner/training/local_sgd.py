@@ -1,4 +1,5 @@
-"""Post-local SGD: ordinary training at first, then every rank steps alone and models are averaged now and then.
+"""Post-local SGD: ordinary data-parallel training at first; then ranks step alone, and their models are averaged
+periodically.
 
     step t <= W:  gradients averaged over all ranks, as ever
     step t > W:   each rank takes its own gradient, or the average of its host's ranks
@@ -33,18 +34,18 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import LocalSgdArguments
 
 AVERAGED_BYTES = 25 * 2**20
-"""Bytes averaged at once, as DDP reduces its buckets: averaging needs as much memory again."""
+"""Maximum bytes averaged at once, the bucket size of DDP: averaging needs as much extra memory."""
 
 
 class LocalSgd(StepHook):
-    """Steps of a rank that it takes alone.
+    """Hook that lets ranks take steps alone, and averages their models.
 
     Attributes:
         every: Steps from one average to the next.
-        warm_up_steps: Ordinary ones, before.
-        inside: Gradients are averaged inside every host in every step.
+        warm_up_steps: Ordinary steps before that.
+        inside: Whether gradients are averaged inside every host in every step.
         num_steps: Updates so far.
-        num_averages: Of models, so far in this job.
+        num_averages: Averages of models so far in this job.
     """
 
     method = "local_sgd"
@@ -74,7 +75,7 @@ class LocalSgd(StepHook):
         return post_localSGD_hook(self._state, bucket)
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Count an update, and average the model where it is time."""
+        """Count an update, and average the model when it is due."""
         self.num_steps += 1
         local = self.num_steps - self.warm_up_steps
         if local > 0 and local % self.every == 0:
@@ -88,7 +89,9 @@ class LocalSgd(StepHook):
         return self._averaged(state)  # type: ignore[no-any-return]
 
     def _averaged(self, structure: Any) -> Any:
-        """A copy of a structure of tensors, those in which ranks may differ averaged over them; all ranks call it."""
+        """Return a copy of a structure of tensors, with those that may differ averaged over the ranks; every rank must
+        call it.
+        """
         copied = map_structure(lambda leaf: leaf.detach().clone() if _may_differ(leaf) else leaf, structure)
         found: list[torch.Tensor] = []
         map_structure(lambda leaf: found.append(leaf) if _may_differ(leaf) else None, copied)
@@ -96,7 +99,9 @@ class LocalSgd(StepHook):
         return copied
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Average all but the count of steps, which an average would only round."""
+        """Return the optimizer's state averaged over the ranks, except for step counts, which averaging would only
+        round.
+        """
         without = {
             number: {name: value for name, value in values.items() if name != "step"}
             for number, values in state["state"].items()
@@ -118,7 +123,7 @@ class LocalSgd(StepHook):
     # --- pieces -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Continue without DDP's broadcast of the first rank's buffers in every forward pass: ranks have their own."""
+        """Stop DDP's broadcast of the first rank's buffers before every forward pass: ranks now have their own."""
         if self.num_steps >= self.warm_up_steps:
             self._model.broadcast_buffers = False
 
@@ -126,7 +131,7 @@ class LocalSgd(StepHook):
         return (buffer for buffer in self._model.module.buffers() if _may_differ(buffer))
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
-        """Average in place, in FP32 or better."""
+        """Average tensors over the ranks in place, in FP32 or a wider dtype."""
         import torch
         import torch.distributed as dist
 
@@ -144,12 +149,12 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """True for floating-point tensors: whole numbers are counts, equal on all ranks."""
+    """Say whether a leaf may differ between ranks: floating-point tensors may; integers are counts, equal on all."""
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _grouped(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Group tensors in their order: neighbours of one device and dtype, up to the bytes averaged at once."""
+    """Group consecutive tensors of the same device and dtype, up to the maximum bytes averaged at once."""
     group: list[torch.Tensor] = []
     for tensor in tensors:
         size = sum(other.nbytes for other in (*group, tensor))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class MasterWeights(StepHook):
-    """Pairs every trainable 16-bit parameter with an FP32 master; others (FP32, complex) are their own master."""
+    """Hook that pairs every trainable 16-bit parameter with an FP32 master; other parameters (FP32, complex) are their
+    own master.
+    """
 
     def __init__(self, named_parameters: Named) -> None:
         import torch
@@ -42,7 +44,7 @@ class MasterWeights(StepHook):
                 self._masters.append(parameter)
 
     def updated(self, named: Named) -> Named:
-        """The masters, under the user's own names."""
+        """Return the masters, under the user's own names."""
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -94,7 +96,7 @@ class MasterWeights(StepHook):
                 torch._foreach_copy_([p for p, _ in self._pairs], [master for _, master in self._pairs])
 
     def parameters_set(self) -> None:
-        """Take the masters anew from the model's parameters."""
+        """Copy the model's parameters into the masters."""
         import torch
 
         if self._pairs:
@@ -102,7 +104,7 @@ class MasterWeights(StepHook):
                 torch._foreach_copy_([master for _, master in self._pairs], [p for p, _ in self._pairs])
 
     def state(self, state: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """FP32 values under all names that the model has for them; a tied weight has several."""
+        """Return the model's state with FP32 values under all of the parameters' names; a tied weight has several."""
         values = {id(parameter): master.detach() for parameter, master in self._pairs}
         named = model.named_parameters(remove_duplicate=False)
         return {**state, **{name: values[id(parameter)] for name, parameter in named if id(parameter) in values}}

@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches whose weighted losses add up to the loss of the whole."""
+"""Division of a batch into micro-batches whose weighted losses sum to the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def batch_length(batch: Any) -> int | None:
-    """The first dimension that all tensors of a batch share, or None."""
+    """Return the size of the first dimension, if all tensors of a batch share it, else None."""
     lengths = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves(batch) if hasattr(leaf, "shape")}
     return lengths.pop() if len(lengths) == 1 and 0 not in lengths else None
 
 
 def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], list[float]]:
-    """Cut along the first dimension.
+    """Cut a batch into micro-batches along the first dimension.
 
     Returns:
         `count` pieces, and their weights: each piece's share of the batch's samples or tokens, so
@@ -39,9 +39,9 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
 
 
 def split_at(workload: Workload, batch: Any, bounds: Sequence[int]) -> tuple[list[Any], list[float]]:
-    """The pieces between bounds along the first dimension, and their weights, as `split_batch` has them.
+    """Return the parts of a batch between bounds along the first dimension, and their weights, as `split_batch` does.
 
-    Lists and tuples of as many texts or objects are cut too: torch's `default_collate` makes such of texts.
+    Lists and tuples with one string or object per sample are cut too: torch's `default_collate` makes them of strings.
     """
     length = batch_length(batch)
 

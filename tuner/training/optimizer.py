@@ -1,4 +1,4 @@
-"""The optimizer of a job: the user's own, as the plan wants it run."""
+"""Optimizer of a job: the user's own, run as the plan asks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltOptimizer:
-    """An optimizer as a plan has it.
+    """An optimizer built for a plan, with the user's settings that the plan replaced.
 
     Attributes:
         flat: The buffers that it runs over, or None.
         user_flags: How each group would run without the plan; checkpoints have these.
-        names: Parameters as the user's optimizer has them in order, by the user's names.
+        names: The user's names of the parameters, in the order of the user's optimizer.
         user_rates: Learning rate of each group without the plan's factor; None where a group has none.
     """
 
@@ -40,11 +40,11 @@ class BuiltOptimizer:
 
 
 def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
-    """Build the optimizer: first another algorithm, then its implementation, its buffers, its learning rates and what
-    ranks share.
+    """Build the optimizer, in this order: replacing algorithm, implementation, buffers, learning rates, sharding of
+    states.
 
     Raises:
-        UnsupportedError: The optimizer has to be built again and holds what would be lost, or has no such
+        UnsupportedError: The optimizer has to be rebuilt but has state that would be lost, or it lacks the
             implementation.
     """
     arguments = plan.optimizer
@@ -79,7 +79,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
 
 
 def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> torch.optim.Optimizer:
-    """The user's optimizer, or the plan's algorithm in its place."""
+    """Return the user's optimizer, or one of the plan's algorithm in its place."""
     arguments = plan.optimizer
     optimizer = workload.optimizer(named)
     again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous
@@ -95,13 +95,13 @@ def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> t
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
-    """Refuse a scheduler that sets rates of its own, where the plan has changed the user's.
+    """Refuse a scheduler that sets learning rates regardless of the plan's change to them.
 
     Args:
-        rates: Of each group, before the scheduler was made, which keeps the first of them as `initial_lr`.
+        rates: Rate of each group before the scheduler was created, which stores it as `initial_lr`.
 
     Raises:
-        UnsupportedError: The plan's rates would not be trained with.
+        UnsupportedError: The scheduler would not use the plan's rates.
     """
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         first = float(group.get("initial_lr", rate))
@@ -142,7 +142,7 @@ def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_new(optimizer: torch.optim.Optimizer) -> None:
-    """Check a replacing optimizer: it has the groups and options of the first, and nothing else of it."""
+    """Refuse an optimizer with state or hooks, which would be lost when it is built again."""
     hooks = sorted(name for name, value in vars(optimizer).items() if name.endswith("_hooks") and value)
     # Adagrad makes its state when it is made, at step 0.
     stepped = [values for values in optimizer.state.values() if values and float(values.get("step", 1))]
@@ -157,7 +157,9 @@ def _check_new(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict[str, bool]:
-    """Source: https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and fused")."""
+    """Return the flags of an implementation, by https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and
+    fused").
+    """
     if implementation is None:
         return {}
     offered = inspect.signature(type(optimizer).__init__).parameters
@@ -169,7 +171,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
 
 
 def _check_dense(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse parameters with holes in their memory, over which a fused update runs as if there were none."""
+    """Refuse parameters with holes in their memory, which a fused update would ignore."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
             raise UnsupportedError(
@@ -180,12 +182,12 @@ def _check_dense(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Lay out what is loaded into the optimizer itself as its parameters are."""
+    """Convert a loaded state to the layouts of the optimizer's parameters."""
     return in_layouts(state_dict, layouts_of(p for group in optimizer.param_groups for p in group["params"]))
 
 
 def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Give a gradient that the user's own step made its parameter's layout."""
+    """Convert gradients to their parameters' layouts, after a user's own step has computed them."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if parameter.grad is not None:
             parameter.grad = laid_out_like(parameter.grad, parameter)
@@ -194,7 +196,7 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _rebuilt(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], flags: dict[str, bool]
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of the same class with the same options, over these groups, with other flags."""
+    """Rebuild an optimizer with the same class and options, over these groups, with other flags."""
     arguments = inspect.signature(type(optimizer).__init__).parameters
     options = {name: value for name, value in {**optimizer.defaults, **flags}.items() if name in arguments}
     return type(optimizer)([{**group, **flags} for group in groups], **options)

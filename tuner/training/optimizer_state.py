@@ -1,4 +1,4 @@
-"""Checkpoints of an optimizer that move between ways of running it.
+"""Checkpoints of an optimizer that load under any implementation of its update.
 
 A state dict of torch has the flags of the implementation among the options of its groups, and where a step count lies
 follows from them. Loaded as it is, it would turn an optimizer into the one that it was saved from.
@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 IMPLEMENTATION = ("foreach", "fused", "capturable")
-"""Options of torch's groups that say how an update runs, not what it computes."""
+"""Options of torch's groups that select how an update runs, not what it computes."""
 
 
 def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that a group has."""
+    """Return those options of a group that select an implementation."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
 
 
 def with_flags(state_dict: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the same state for groups that run otherwise.
+    """Return the same optimizer state with other implementation flags.
 
     Step counts are on the CPU, where an update that is neither fused nor capturable wants them; torch moves them to the
     device for one that is, when it loads them.
 
     Args:
-        flags: Of each group. Options of an implementation that are not among them are left out.
+        flags: Flags of each group. Other implementation options are left out.
     """
     groups = [
         {**{name: value for name, value in group.items() if name not in IMPLEMENTATION}, **own}

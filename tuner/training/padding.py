@@ -21,13 +21,13 @@ from torch import nn
 
 SMALL = 8
 MOST_PADDING = 1 / 8
-"""Largest padding as a share of the size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 stay 72
-and do not become 128.
+"""Maximum padding as a share of the size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 become
+72 and not 128.
 """
 
 
 def padded_size(size: int, multiple: int) -> int:
-    """The next multiple, or that of `SMALL` where the padding would be too large a part."""
+    """Round a size up to the multiple, or to a multiple of `SMALL` where the padding would be too large a share."""
     wanted = -(-size // multiple) * multiple
     if multiple > SMALL and wanted - size > MOST_PADDING * size:
         return padded_size(size, SMALL)
@@ -38,13 +38,13 @@ class PaddedLinear(nn.Linear):
     """A linear layer of `in_features` to `out_features` that computes at padded sizes.
 
     Attributes:
-        multiple: Of the sizes of the product.
+        multiple: Number to a multiple of which sizes are rounded up; see `padded_size`.
     """
 
     multiple: int
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) to (..., out_features), a view of a wider result."""
+        """Map (..., in_features) to (..., out_features), a view of a wider result."""
         columns = padded_size(self.in_features, self.multiple) - self.in_features
         rows = padded_size(self.out_features, self.multiple) - self.out_features
         weight = F.pad(self.weight, (0, columns, 0, rows))
@@ -54,12 +54,14 @@ class PaddedLinear(nn.Linear):
 
 
 def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
-    """Layers whose product would have other sizes. Subclasses of nn.Linear compute in a way of their own."""
+    """Return the linear layers whose sizes would be padded; subclasses, whose computation may differ, are left out."""
     return [module for module in model.modules() if type(module) is nn.Linear and _changes(module, multiple)]
 
 
 def pad_linears(model: nn.Module, multiple: int) -> nn.Module:
-    """Make every such layer a padded one, in place: modules and parameters stay the same objects."""
+    """Replace the class of every linear layer with unaligned sizes by a padded one; modules and parameters stay the
+    same objects.
+    """
     for module in unaligned_linears(model, multiple):
         module.__class__ = PaddedLinear
         module.multiple = multiple  # type: ignore[assignment]

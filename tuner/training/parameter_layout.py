@@ -17,40 +17,41 @@ if TYPE_CHECKING:
 
 
 class ParameterLayout:
-    """Whole parameters, each in memory of its own.
+    """Base layout: whole parameters, each in memory of its own.
 
-    `parameters` are always those that the optimizer updates. Where a rank has only a part of something, every rank
-    calls the method and gets all of it.
+    `parameters` are always those that the optimizer updates. Where a rank holds only a part of something, every rank
+    must call the method, and gets the whole.
 
     Attributes:
-        has_every_parameter: Of every parameter this rank has at least a part.
-        has_every_value: It has all parameters and all states of the optimizer whole.
+        has_every_parameter: Whether this rank has at least a part of every parameter.
+        has_every_value: Whether it has all parameters and optimizer states whole.
     """
 
     has_every_parameter: bool = True
     has_every_value: bool = True
 
     def shared_batch(self, batch: Any) -> Any:
-        """The batch that this rank computes on, from its own share."""
+        """Return the batch that this rank computes on, given its own share."""
         return batch
 
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch whose gradients wait for those of the last one."""
+        """Wrap a micro-batch whose gradients are reduced together with the last one's."""
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def finish_gradients(self, parameters: Parameters) -> None:
-        """Bring gradients of a backward pass to what the optimizer updates."""
+        """Transfer the gradients of a backward pass to the parameters that the optimizer updates."""
 
     def gradients_by_parameter(self) -> Mapping[torch.nn.Parameter, torch.Tensor]:
-        """Gradients of parameters that do not hold them themselves."""
+        """Return the gradients of parameters that do not hold them themselves."""
         return {}
 
     def norm(self, parameters: Parameters, gradients: list[torch.Tensor]) -> float:
-        """Norm of the whole model's gradients.
+        """Return the norm of the whole model's gradients.
 
-        Summed in FP64: a CPU's FP32 sum of millions of squares is 0.1 % off, by another error for another layout.
+        It is summed in FP64: a CPU's FP32 sum of millions of squares is 0.1 % off, by an amount that depends on the
+        layout.
         """
         import torch
 
@@ -61,7 +62,7 @@ class ParameterLayout:
         return float(self.whole(total))
 
     def clip(self, parameters: Parameters, max_norm: float) -> None:
-        """Scale the gradients down to this norm of the whole model's."""
+        """Scale the gradients down so that the whole model's norm is at most `max_norm`."""
         import torch
 
         gradients = self._own_gradients(parameters)
@@ -73,42 +74,42 @@ class ParameterLayout:
     # --- state --------------------------------------------------------------------------------
 
     def whole(self, value: Any) -> Any:
-        """A structure of tensors, those whole of which a rank has a part."""
+        """Return a structure of tensors with every tensor whole."""
         return value
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state under the user's names, whole."""
+        """Return the model's whole state under the user's names."""
         return self.whole(dict(model.state_dict()))  # type: ignore[no-any-return]
 
     def whole_parameters(
         self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole value of what is updated, one after the other.
+        """Yield name and whole value of each updated parameter.
 
         Args:
-            named: What this rank's optimizer updates.
+            named: Parameters that this rank's optimizer updates.
         """
         for name, parameter in named:
             yield name, self.whole(parameter.detach())
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[list[torch.nn.Parameter]]:
-        """The user's parameters of each group of the optimizer."""
+        """Return the user's parameters of each of the optimizer's groups."""
         return [group["params"] for group in optimizer.param_groups]
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The optimizer's own state dict, as it is laid out here."""
+        """Return the optimizer's own state dict, in this layout."""
         return optimizer.state_dict()
 
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """State as the user's optimizer has it, and the names of the parameters in its order.
+        """Return the state as the user's optimizer would have it, and the parameter names in its order.
 
         Args:
-            names: Those of this rank's parameters.
+            names: Names of this rank's parameters.
         """
         return self.whole(state), names
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The inverse: what this rank's optimizer loads of a whole state."""
+        """Return the part of a whole optimizer state that this rank's optimizer loads."""
         return state

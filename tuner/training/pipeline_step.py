@@ -1,4 +1,4 @@
-"""The step of a rank that has some stages of a pipeline."""
+"""Step runner of a rank in a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PipelineStep(HostStep):
-    """A `StepRunner` whose micro-batches pass through the stages of all ranks."""
+    """Step runner whose micro-batches pass through the stages of all ranks."""
 
     def __init__(self, job: TrainingJob, pipeline: Pipeline) -> None:
         super().__init__(job)

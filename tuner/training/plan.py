@@ -1,4 +1,4 @@
-"""Requests of the strategies of one candidate, by stage of `assemble`.
+"""Plan of one candidate: the requests of its strategies, by stage of `assemble`.
 
 A strategy never wraps anything itself. It adds to the stage it needs, and `assemble` carries the
 stages out in one fixed order. Stages that can be done only once (optimizer, step, wrap, loader)
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 ModelTransform = Callable[["torch.nn.Module", "Workload"], "torch.nn.Module"]
-"""Takes the model and the workload; returns the model (usually the same object)."""
+"""Function that takes the model and the workload, and returns the model (usually the same object)."""
 
 BatchTransform = Callable[[Any], Any]
 DatasetTransform = Callable[[Any, "Workload"], Any]
@@ -35,61 +35,61 @@ class LoaderArguments:
     pin_memory: bool = False
     persistent_workers: bool = False
     epochs_ahead: bool = False
-    """Kept workers begin the next epoch before the current one ends."""
+    """True if persistent workers begin the next epoch before the current one ends."""
     device_prefetch: bool = False
-    """Batches come on the device, the next one copied while the current one is computed."""
+    """True if batches arrive on the device, the next one copied while the current one is computed."""
     as_bytes: bool = False
-    """The dataset's byte form is loaded and converted on the device (`Workload.byte_dataset`)."""
+    """True if the dataset's byte form is loaded and converted on the device (`Workload.byte_dataset`)."""
 
     @property
     def capacity(self) -> int:
-        """Batches that the loader may hold in flight."""
+        """Maximum number of batches that the loader has in flight."""
         return self.num_workers * (self.prefetch_factor or 2)
 
 
 @dataclass(kw_only=True)
 class OptimizerArguments:
-    """Implementation of the user's optimizer; None leaves it as they wrote it."""
+    """Execution of the user's optimizer; None keeps the user's setting."""
 
     implementation: str | None = None
-    """"for_loop", "foreach" or "fused"."""
+    """Implementation: "for_loop", "foreach" or "fused"."""
     master_weights: bool = False
-    """The optimizer holds FP32 copies of 16-bit parameters."""
+    """True if the optimizer holds FP32 copies of 16-bit parameters."""
     contiguous: bool = False
-    """Parameters are views of one buffer for each group and dtype."""
+    """True if parameters are views of one buffer for each group and dtype."""
     capturable: bool = False
-    """True where its step count and all decisions are on the device, so that a CUDA graph can hold the update."""
+    """True if the step count and all decisions are on the device, so that a CUDA graph can contain the update."""
     algorithm: str | None = None
     """Algorithm that replaces the optimizer's, by its name in `steptune.tuner.training.optimizers.exchange`."""
     kernels: list[str] = field(default_factory=list)
-    """Names of the kernels of `steptune.kernels` that compute its step."""
+    """Names of the kernels in `steptune.kernels` that compute the optimizer's step."""
     rate_factor: float = 1.0
-    """Multiplies every group's learning rate, before the scheduler is made."""
+    """Factor of every group's learning rate, applied before the scheduler is created."""
 
 
 @dataclass(kw_only=True)
 class StepArguments:
-    """Execution of one step."""
+    """Arguments of one training step."""
 
     autocast_dtype: str | None = None
     loss_scaler: bool = False
     num_micro_batches: int = 1
     contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    """Context managers around forward and backward."""
+    """Context managers around forward and backward pass."""
     beginnings: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks at the beginning of every step."""
     captured: bool = False
-    """Forward, backward and update are recorded as CUDA graphs and replayed."""
+    """True if forward pass, backward pass and update are recorded as CUDA graphs and replayed."""
 
 
 @dataclass(kw_only=True)
 class BatchArguments:
-    """Grouping of samples into batches; the defaults leave it to the user's sampling."""
+    """Grouping of samples into batches; the defaults keep the user's sampling."""
 
     factor: int = 1
-    """Batches of the user that make one."""
+    """Number of the user's batches that are merged into one."""
     pool_batches: int = 0
-    """Batches whose samples are sorted by length together; 0 sorts nothing."""
+    """Number of batches in a pool, whose samples are sorted by length together; 0 sorts nothing."""
 
     @property
     def is_plain(self) -> bool:
@@ -98,7 +98,7 @@ class BatchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionArguments:
-    """Compression of gradients, as `gradient_compression` names it."""
+    """Arguments of gradient compression, named as in the strategy `gradient_compression`."""
 
     method: str
     rank: int
@@ -108,7 +108,7 @@ class CompressionArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgdArguments:
-    """Rounds in which ranks step alone, as `local_sgd` names them."""
+    """Arguments of rounds in which ranks step alone, named as in the strategy `local_sgd`."""
 
     every: int
     warm_up_steps: int
@@ -117,26 +117,26 @@ class LocalSgdArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingArguments:
-    """Parts of a model that are sharded over the ranks, as `sharding` names them."""
+    """Arguments of sharding the model across ranks, named as in the strategy `sharding`."""
 
     mode: str
     wrap: str
     min_num_params: int
     reshard: bool
     prefetch: int
-    """Units gathered ahead, forward."""
+    """Number of units gathered ahead in the forward pass."""
     backward_prefetch: int = 1
     cpu_offload: bool = False
-    """Parts of parameters, gradients and optimizer states are in the CPU's memory, where the update runs."""
+    """True if parts of parameters, gradients and optimizer states are in CPU memory, where the update runs."""
     ignored: str | None = None
-    """"norms": what keeps FP32 at O2 is whole on every rank."""
+    """Modules left out of sharding: with "norms", those that keep FP32 at O2 are whole on every rank."""
     reduce_each: bool = True
-    """The gradients of every micro-batch are reduced; else those of all of them at once."""
+    """True if every micro-batch's gradients are reduced; else the sum of all micro-batches is reduced once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshArguments:
-    """Sharding of one model over several ranks, as `parallel_mesh` names it."""
+    """Arguments of sharding one model over several ranks, named as in the strategy `parallel_mesh`."""
 
     pipeline: int = 1
     tensor: int = 1
@@ -147,17 +147,17 @@ class MeshArguments:
 
 @dataclass(kw_only=True)
 class WrapArguments:
-    """Data parallelism of the model; used with more than one rank."""
+    """Arguments of the model's data parallelism; used with more than one rank."""
 
     ddp: dict[str, Any] = field(default_factory=dict)
     compression: CompressionArguments | None = None
     hierarchical: bool = False
-    """Gradients are reduced inside hosts, then between them."""
+    """True if gradients are reduced inside hosts first, then between them."""
     local_sgd: LocalSgdArguments | None = None
     sharding: ShardingArguments | None = None
     mesh: MeshArguments | None = None
     param_dtype: str | None = None
-    """Dtype in which sharded FP32 parameters are gathered, if it is another one."""
+    """Dtype in which sharded FP32 parameters are gathered; None gathers FP32."""
 
     @property
     def shards_parameters(self) -> bool:
@@ -166,7 +166,7 @@ class WrapArguments:
 
     @property
     def ignores_parameters(self) -> bool:
-        """Some are left out of sharding."""
+        """Say whether some parameters are left out of sharding."""
         return self.shards_parameters and self.sharding is not None and self.sharding.ignored is not None
 
     @property
@@ -177,14 +177,14 @@ class WrapArguments:
 
 @dataclass(kw_only=True)
 class Plan:
-    """All stages, in the order in which `assemble` runs them."""
+    """Requests of one candidate's strategies, in the order in which `assemble` carries them out."""
 
     knobs: dict[str, Scalar] = field(default_factory=dict)
-    """Attributes of the workload, with their values."""
+    """Values of the workload's attributes, by name."""
     environment: list[Callable[[], None]] = field(default_factory=list)
-    """Process-wide settings: threads, back-end flags."""
+    """Functions that set process-wide settings: threads, back-end flags."""
     model: list[ModelTransform] = field(default_factory=list)
-    """Transforms of the model in its first precision, on its device: layout."""
+    """Transforms of the model in its initial precision, on its device: layout."""
     cast: list[ModelTransform] = field(default_factory=list)
     checkpointing: list[ModelTransform] = field(default_factory=list)
     block_compilation: list[ModelTransform] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A vision transformer that classifies the mean of its tokens instead of a class token.
+"""Vision transformer that classifies the mean of its tokens instead of a class token.
 
 The class token is left out before the first block, and the normalisation after the last one gives the mean of all
 tokens in the place of the first, which is what the classifier takes. Both are hooks: the parameters stay, and the
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-    """Add the hooks.
+    """Add hooks that drop the class token and put the mean of the tokens in its place.
 
     Raises:
-        UnsupportedError: Where the class token goes is not known.
+        UnsupportedError: The position of the class token is not known.
     """
     found = workload.class_token(model)
     if found is None:
@@ -38,16 +38,16 @@ def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
 
 
 def drop_class_token(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(batch, 1 + tokens, width) without the first token."""
+    """Return (batch, 1 + tokens, width) without the first token."""
     return (arguments[0][:, 1:], *arguments[1:])
 
 
 def mean_in_first_place(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-    """(batch, tokens, width) to (batch, 1, width)."""
+    """Average (batch, tokens, width) to (batch, 1, width)."""
     return output.mean(dim=1, keepdim=True)
 
 
 def is_pooled(model: torch.nn.Module, workload: Workload) -> bool:
-    """Say whether the hooks are there."""
+    """Say whether the model has the pooling hooks."""
     found = workload.class_token(model)
     return found is not None and drop_class_token in found[0]._forward_pre_hooks.values()

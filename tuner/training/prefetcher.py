@@ -1,4 +1,4 @@
-"""A loader that is one batch ahead: the next batch is copied to the device while the current one is computed.
+"""Loader that is one batch ahead: the next batch is copied to the device while the current one is computed.
 
 The copy runs on a stream of its own. What computes waits for the copy by an event, and the caching allocator is
 told that both streams use the batch (`record_stream`), so that its memory is not given away while either still does.
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class CopyStream(Protocol):
-    """Stream on which copies run."""
+    """Stream on which batches are copied."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Run what is launched inside beside what is computed."""
+        """Run the copies launched inside the context beside the computation."""
 
     def hand_over(self, batch: Any) -> None:
-        """Make what is computed from now on wait for the copy, and keep the batch's memory until it is used."""
+        """Make later computation wait for the copy, and keep the batch's memory until it is used."""
 
 
 class SameStream:
-    """A device without streams: copies run where everything runs."""
+    """Substitute for a copy stream on a device without streams: copies run in order with the computation."""
 
     def copying(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -45,7 +45,7 @@ class SameStream:
 
 
 class SideStream:
-    """A CUDA stream beside the current one."""
+    """A CUDA stream for copies beside the current one."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -73,7 +73,9 @@ def copy_stream(device: torch.device) -> CopyStream:
 
 
 class PrefetchingLoader:
-    """Gives the batches of a loader in its order, already moved. Everything else is the loader's own.
+    """Loader that gives another loader's batches in the same order, already on the device.
+
+    Its other attributes are those of the wrapped loader.
 
     Args:
         loader: Any iterable.
@@ -96,11 +98,11 @@ class PrefetchingLoader:
 
 
 class PrefetchingIterator:
-    """One pass over a loader, a batch ahead. What it does not have itself is the loader's iterator's.
+    """Iterator over one pass of a loader, one batch ahead. Other attributes are those of the loader's iterator.
 
     Attributes:
-        host: The batch that was given out last, as the loader made it: to be counted without a wait for the device.
-        num_ahead: Batches that were taken from the loader and not given out: 1, and 0 before the first and at the end.
+        host: The batch given out last, as the loader made it, to count its samples without waiting for the device.
+        num_ahead: Batches taken from the loader and not yet given out: 1, but 0 before the first and at the end.
     """
 
     def __init__(self, iterator: Iterator[Any], move: Callable[[Any], Any], stream: CopyStream) -> None:
@@ -120,7 +122,7 @@ class PrefetchingIterator:
         return self
 
     def __next__(self) -> Any:
-        """The next batch. What the loader raised comes after the batches that came before it.
+        """Return the next batch. An error of the loader is raised after the batches that came before it.
 
         Raises:
             StopIteration: The loader has ended.
@@ -138,7 +140,7 @@ class PrefetchingIterator:
         return batch
 
     def _fetch(self) -> None:
-        """Take the next batch and launch its copy; nothing is asked of a loader that has ended."""
+        """Fetch the next batch and launch its copy, unless the loader has ended."""
         if self._ended is not None:
             return
         try:
@@ -153,12 +155,12 @@ class PrefetchingIterator:
 
 
 def as_loaded(iterator: Any, batch: Any) -> Any:
-    """A batch that an iterator has just given out, as the loader made it."""
+    """Return the batch that an iterator has just given out, as the loader made it."""
     return iterator.host if isinstance(iterator, PrefetchingIterator) else batch
 
 
 def batch_mover(workload: Workload, arguments: LoaderArguments, device: torch.device) -> Callable[[Any], Any]:
-    """Function that moves a batch from the loader to the device, converted from bytes where it is."""
+    """Return a function that moves a batch from the loader to the device, and converts it from bytes if necessary."""
 
     def move(batch: Any) -> Any:
         batch = moved(batch, device, non_blocking=True)

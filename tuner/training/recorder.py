@@ -1,4 +1,4 @@
-"""Making work replayable: what records a step, and what it does said in Python."""
+"""Interface for recording work and replaying it, with a Python implementation as its specification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Recorded(Protocol):
-    """Work that can be run again without Python."""
+    """Recorded work, which can be replayed without Python."""
 
     @property
     def outputs(self) -> Any:
@@ -17,29 +17,30 @@ class Recorded(Protocol):
 
 
 class Recorder(Protocol):
-    """Makes work replayable."""
+    """Recorder of work for replay."""
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:
-        """Run what is to be recorded.
+        """Run the function that is to be recorded `count` times.
 
         Raises:
-            CaptureError: Something in it cannot be recorded.
+            CaptureError: An operation in it cannot be recorded.
         """
 
     def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
-        """Records functions that share memory and are replayed in this order.
+        """Record functions that share memory and are replayed in this order.
 
         Raises:
-            CaptureError: Something in them cannot be recorded.
+            CaptureError: An operation in them cannot be recorded.
         """
 
     def finish(self) -> None:
-        """Wait until nothing is replayed any more."""
+        """Wait until all replays have ended."""
 
 
 class Repeater:
-    """Graph in Python: the recorded functions are called again. The specification that graphs are tested against, and
-    what stands for them where there is no CUDA.
+    """Recorder that replays by calling the functions again in Python.
+
+    It is the specification against which graphs are tested, and their substitute without CUDA.
     """
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:
@@ -50,7 +51,7 @@ class Repeater:
         return [_Repeated(run) for run in runs]
 
     def finish(self) -> None:
-        """Do nothing: everything has run when it is called."""
+        """Do nothing: every replay has run when the call returns."""
 
 
 class _Repeated:

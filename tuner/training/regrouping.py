@@ -1,4 +1,4 @@
-"""Other batches from the same samples: several batches made one, and batches of samples of similar length.
+"""Regrouping of samples into batches: several batches merged into one, and batches of samples of similar length.
 
 Both work on lists of indices of the global batch, before the ranks take their parts (rank r of n takes every n-th index
 from r on), so all ranks agree as long as they were given the same batches and the same seed.
@@ -25,10 +25,10 @@ LengthOf = Callable[[int], int]
 
 
 def merge(batches: Iterable[Sequence[int]], factor: int, *, keep_rest: bool) -> Iterator[Indices]:
-    """Each `factor` consecutive batches as one.
+    """Merge each `factor` consecutive batches into one.
 
     Args:
-        keep_rest: The last batches make a smaller one where they are too few; else they are left out.
+        keep_rest: Whether too few last batches make a smaller one; else they are left out.
     """
     source = iter(batches)
     while group := list(islice(source, factor)):
@@ -37,9 +37,9 @@ def merge(batches: Iterable[Sequence[int]], factor: int, *, keep_rest: bool) -> 
 
 
 def balance_pool(batches: Sequence[Sequence[int]], length: LengthOf, num_ranks: int, seed: int) -> list[Indices]:
-    """The samples of these batches in batches of the same sizes, of similar lengths, in random order.
+    """Regroup the samples of a pool into batches of the same sizes and similar lengths, in random order.
 
-    A smaller batch stays the last one.
+    A smaller batch remains the last one.
     """
     generator = random.Random(seed)
     samples = list(chain.from_iterable(batches))
@@ -57,8 +57,9 @@ def balance_pool(batches: Sequence[Sequence[int]], length: LengthOf, num_ranks: 
 
 
 def deal(batch: Sequence[int], length: LengthOf, num_ranks: int) -> Indices:
-    """The batch in an order in which every n-th sample, from r on, is the part of rank r of n, and the parts have
-    about the same length in sum. They have as many samples as before.
+    """Reorder a batch so that the ranks' parts have about the same total length.
+
+    Rank r of n gets every n-th sample from r on. Each part keeps its number of samples.
     """
     if num_ranks == 1:
         return list(batch)
@@ -75,7 +76,7 @@ def deal(batch: Sequence[int], length: LengthOf, num_ranks: int) -> Indices:
 def regroup(
     batches: Sequence[Sequence[int]], arguments: BatchArguments, length: LengthOf, num_ranks: int, seed: int
 ) -> list[Indices]:
-    """A finite order of batches, merged and balanced; what does not fill a merged batch is left out."""
+    """Merge and balance a finite sequence of batches; batches that do not fill a merged one are left out."""
     merged = list(merge(batches, arguments.factor, keep_rest=False))
     pool = arguments.pool_batches
     if not pool:
@@ -87,7 +88,7 @@ def regroup(
 
 
 def padding_share(batches: Iterable[Sequence[int]], length: LengthOf, num_ranks: int = 1) -> float:
-    """Share of padding where every rank pads its part of a batch to the longest sample of that part."""
+    """Return the share of padding if every rank pads its part of a batch to that part's longest sample."""
     real = padded = 0
     for batch in batches:
         for rank in range(num_ranks):
@@ -98,7 +99,7 @@ def padding_share(batches: Iterable[Sequence[int]], length: LengthOf, num_ranks:
 
 
 class MergedBatches:
-    """The batches of a batch sampler of the user's, several made one."""
+    """Batch sampler that merges several batches of the user's into one."""
 
     def __init__(self, batch_sampler: Any, factor: int, *, keep_rest: bool) -> None:
         self._batch_sampler = batch_sampler
@@ -118,15 +119,16 @@ class MergedBatches:
 
 
 class BalancedBatches:
-    """A batch sampler of batches of similar length over a map-style dataset; rank r of n gets its part of each.
+    """Batch sampler that groups samples of similar length from a map-style dataset; rank r of n gets its part of each
+    batch.
 
     Every index comes once an epoch, as the workload's own sampling gives it; without `drop_last` the last batch is
     filled up to a multiple of the ranks with samples that come twice, as DistributedSampler does. The order depends on
     `seed` and the epoch alone: every pass over it is the next epoch, unless `set_epoch` says which one.
 
     Args:
-        workload: Its sampler (or a shuffle) and its global batch.
-        length: Of a sample, by its index.
+        workload: Workload whose sampler (or a shuffle) and global batch are used.
+        length: Returns the length of a sample by its index.
     """
 
     def __init__(
@@ -163,12 +165,12 @@ class BalancedBatches:
         return count // size if self._workload.drop_last else -(-count // size)
 
     def first_pool(self) -> tuple[list[Indices], list[Indices]]:
-        """The batches of the first pool of the first epoch, and how its samples would be grouped otherwise."""
+        """Return the first epoch's first pool of batches, regrouped and as the workload's sampling would group it."""
         count = self._arguments.pool_batches
         return list(islice(self.global_batches(0), count)), list(islice(self.unsorted_batches(0), count))
 
     def global_batches(self, epoch: int) -> Iterator[Indices]:
-        """All ranks' batches of an epoch."""
+        """Yield an epoch's batches over all ranks."""
         source = self.unsorted_batches(epoch)
         number = 0
         while pool := list(islice(source, self._arguments.pool_batches)):
@@ -176,7 +178,7 @@ class BalancedBatches:
             number += 1
 
     def unsorted_batches(self, epoch: int) -> Iterator[Indices]:
-        """Batches of the same samples as the workload's own sampling groups them."""
+        """Yield batches of the same samples as the workload's own sampling groups them."""
         indices = self._indices(epoch)
         while batch := list(islice(indices, self._batch_size)):
             if len(batch) == self._batch_size:

@@ -1,4 +1,4 @@
-"""ReLU and max pooling that keep what their backward pass needs, and no more: a bit, and a byte.
+"""ReLU and max pooling that keep only what their backward pass needs: a bit per element, and a byte per window.
 
 Autograd keeps a ReLU's output, of which only the sign is needed, and a pooling's input (needed for its shape) and
 64-bit indices, of which only the place within the window is needed. Bit for bit the gradients of torch's own.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_WINDOW = 256
-"""Places within a window that a byte tells apart."""
+"""Maximum number of positions within a window: a byte distinguishes them."""
 
 Counting = Callable[[int, int], None]
 Noting = Callable[["torch.Tensor"], None]
@@ -28,7 +28,7 @@ def keep_masks(model: torch.nn.Module, count: Counting, note: Noting) -> None:
     """Replace the forward pass of every `nn.ReLU` and `nn.MaxPool2d` of a model; its state keys stay the same.
 
     Args:
-        count: Called with the bytes that autograd would keep, and those that are kept.
+        count: Called with the bytes that autograd would keep, and the bytes that are kept instead.
         note: Called with every output: non-negative, with many zeros.
     """
     from torch import nn
@@ -75,7 +75,7 @@ def _pooling(module: torch.nn.MaxPool2d, count: Counting, note: Noting) -> Any:
 
 
 class Window:
-    """A pooling window: (height, width) pairs of its kernel, stride, padding and dilation."""
+    """Pooling window: (height, width) pairs of its kernel, stride, padding and dilation."""
 
     def __init__(self, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> None:
         self.kernel = _pair(kernel)
@@ -97,7 +97,7 @@ class Window:
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def places(self, indices: torch.Tensor, width: int) -> torch.Tensor:
-        """(…, H', W') indices into a plane of this width, as places within the window: uint8."""
+        """Convert (…, H', W') indices into a plane of this width to positions within the window, as uint8."""
         import torch
 
         narrow = indices.int()  # half the memory for a moment; a plane has less than 2³¹ elements
@@ -107,7 +107,7 @@ class Window:
         return row.mul_(self.kernel[1]).add_(column).to(torch.uint8)
 
     def indices(self, places: torch.Tensor, width: int) -> torch.Tensor:
-        """The inverse of `places`."""
+        """Convert positions within the window back to indices into the plane."""
         narrow = places.int()
         top, left = self._corners(narrow)
         column = (narrow % self.kernel[1]).mul_(self.dilation[1]).add_(left)
@@ -115,7 +115,7 @@ class Window:
         return row.mul_(width).add_(column).long()
 
     def _corners(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(H', 1) and (W',): where each window begins, which may be in the padding."""
+        """Return the row (H', 1) and the column (W',) where each window begins, which may be in the padding."""
         import torch
 
         height, width = like.shape[-2:]
@@ -135,7 +135,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    """The autograd functions; made where torch is loaded."""
+    """Return the autograd functions; they are created here because that loads torch."""
     import torch
 
     class Rectify(torch.autograd.Function):

@@ -1,6 +1,6 @@
-"""Tensors that the forward pass keeps for the backward pass, kept in fewer bytes.
+"""Compression of the activations that the forward pass keeps for the backward pass.
 
-Hooks see every tensor that autograd saves, but not who saves it. Left as they are: parameters and buffers (kept
+Hooks see every tensor that autograd saves, but not which operator saves it. Unchanged: parameters and buffers (kept
 anyway), the batch, parts of a larger tensor (encoding a part frees nothing while the rest is kept), integers, and
 what is too small to matter. A tensor that several operators save is encoded once.
 
@@ -30,7 +30,7 @@ LOSSLESS = (RELU_MASK, RELU_SPARSE)
 
 @dataclass
 class Count:
-    """Bytes of one forward pass: of the tensors that were encoded, and of what was kept instead."""
+    """Bytes of one forward pass: those of the encoded tensors, and those kept instead."""
 
     bytes_in: int = 0
     bytes_kept: int = 0
@@ -41,15 +41,15 @@ class Count:
 
 
 class SavedActivations:
-    """Encodes what one model keeps.
+    """Encoder of the activations that one model keeps.
 
     Args:
         kept_as: One of `FORMS`. `relu_mask`: a bit for each element that a ReLU module keeps, and a byte for each
             window of a MaxPool2d module. `relu_sparse`: also what other operators keep of their outputs, without the
-            zeros. `bfloat16`, `int8`: masks, and everything else in so many bits.
+            zeros. `bfloat16`, `int8`: masks, and everything else in 16 or 8 bits.
 
     Attributes:
-        last: Of the last forward pass that kept anything.
+        last: Bytes of the last forward pass that kept anything.
     """
 
     def __init__(self, kept_as: str) -> None:
@@ -65,21 +65,22 @@ class SavedActivations:
     # --- where it is put ------------------------------------------------------------------------
 
     def attach(self, model: torch.nn.Module, workload: Any = None) -> torch.nn.Module:
-        """Make the model's ReLU and MaxPool2d modules keep masks. That is less than any other form, and lossy ones
-        would round small activations to zero, which a ReLU's backward pass takes for a closed gate.
+        """Make the model's ReLU and MaxPool2d modules keep masks, the smallest encoding.
+
+        Lossy encodings would round small activations to zero, where a ReLU's backward pass blocks the gradient.
         """
         self._model = model
         keep_masks(model, self._count_masks, self._note_rectified)
         return model
 
     def note_batch(self, batch: Any) -> Any:
-        """Leave a batch alone: the training loop keeps it until the end of the step."""
+        """Exclude the batch's tensors from encoding: the training loop keeps them until the step ends anyway."""
         self._batch = [_storage(leaf) for leaf in leaves(batch) if hasattr(leaf, "untyped_storage")]
         return batch
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Wrap forward and backward pass."""
+        """Encode saved tensors in the forward and backward pass inside the context."""
         from torch.autograd.graph import saved_tensors_hooks
 
         self._others = None
@@ -136,7 +137,7 @@ class SavedActivations:
         return tensor.untyped_storage().nbytes() == num_bytes and is_dense(tensor)
 
     def _untouched(self) -> set[int]:
-        """Storages of parameters, buffers and the batch, looked up once in a pass."""
+        """Return the storages of parameters, buffers and the batch, which are not encoded; looked up once per pass."""
         if self._others is None:
             assert self._model is not None, "attach comes before the first step"
             state = (*self._model.parameters(), *self._model.buffers())
@@ -155,7 +156,7 @@ class SavedActivations:
 
 
 def _unpack(kept: Any) -> torch.Tensor:
-    """A copy for whoever asks: the operator that saved it."""
+    """Decode a kept tensor for the operator that saved it."""
     return kept if not isinstance(kept, Form) else kept.decode()
 
 

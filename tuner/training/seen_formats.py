@@ -1,4 +1,4 @@
-"""Dtypes of a step's matmuls, read from what autograd recorded.
+"""Dtypes of a step's matmuls, read from the graph that autograd recorded.
 
 Looking costs nothing and changes nothing: no hook, no mode, no other graph for the compiler. What compiled code, or a
 function with a backward pass of its own, does inside is not recorded there.
@@ -20,13 +20,13 @@ _HIDDEN = re.compile(r"^(CompiledFunction|CheckpointFunction)")
 
 
 class SeenFormats:
-    """Dtypes of the first loss that is computed with gradients.
+    """Dtypes of the matmuls behind the first loss that is computed with gradients.
 
     Attributes:
-        looked: There was one.
-        products: How many products gave a result in each format.
-        hidden: Parts of the step do not show what they compute.
-        autocast: The format of autocast while the loss was computed; None where it was off.
+        looked: Whether such a loss was inspected.
+        products: Number of matmuls with a result of each dtype.
+        hidden: Whether parts of the step do not show what they compute.
+        autocast: Dtype of autocast while the loss was computed; None where it was off.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SeenFormats:
         self.autocast: str | None = None
 
     def look(self, loss: torch.Tensor, device: torch.device) -> None:
-        """Inspect the loss where it was computed, with the same autocast."""
+        """Inspect the graph of a loss, inside the autocast context in which the loss was computed."""
         import torch
 
         # What is no tensor, or depends on no parameter, is refused by the look at the workload, which says why.

@@ -1,4 +1,4 @@
-"""Layouts of a job whose ranks share parameters or optimizer states: FSDP and ZeRO-1."""
+"""Parameter layouts of jobs that shard parameters or optimizer states over ranks: FSDP and ZeRO-1."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ShardedParameters(ParameterLayout):
-    """Every rank has a part of every parameter, of its gradient and of its states.
+    """Layout in which every rank has a part of every parameter, of its gradient and of its states.
 
     Args:
-        reduce_each: The gradients of every micro-batch are reduced; else those of all of them at once.
+        reduce_each: Whether every micro-batch's gradients are reduced; else the sum of all is reduced once.
     """
 
     has_every_value = False
@@ -35,7 +35,7 @@ class ShardedParameters(ParameterLayout):
 
 
 class ShardedOptimizerStates(ParameterLayout):
-    """Every rank has whole parameters, and the states of some of them."""
+    """Layout in which every rank has whole parameters, and the optimizer states of some of them."""
 
     has_every_value = False
 

@@ -1,7 +1,7 @@
 """Sharding of parameters, gradients and optimizer states: FSDP2 (`fully_shard`), and ZeRO-1.
 
 A unit is a module whose parameters are gathered together just before they are used: the repeated blocks, or modules of
-at least so many parameters; what is in none of them is in the root. Every rank holds a part of every parameter
+at least `min_num_params`; the root has all others. Every rank holds a part of every parameter
 (a DTensor), under the user's own names; so the optimizer's states are parts too.
 
 The number formats are those of `precision`: at its level O2 the parts stay in FP32, as masters, and units gather
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def shard(
     model: torch.nn.Module, workload: Workload, arguments: WrapArguments, device: torch.device
 ) -> torch.nn.Module:
-    """The model with its parameters laid over all ranks, in place; it starts as on rank 0."""
+    """Shard the model's parameters over all ranks, in place; the initial values are those of rank 0."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -82,14 +82,16 @@ def shard(
 
 
 def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
-    """Modules that are gathered as one, inner ones first; without the root."""
+    """Return the modules that are gathered as one unit, inner ones first, without the root."""
     if sharding.wrap == "block":
         return list(workload.blocks(model))
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
 
 
 def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_num_params: int) -> tuple[int, int]:
-    """Elements of the largest unit, and of what only the root holds. A tied parameter is its first unit's."""
+    """Return the number of elements in the largest unit and in the root alone. A tied parameter counts for its first
+    unit.
+    """
     taken: set[int] = set()
     sizes = [0]
     units = list(workload.blocks(model)) if wrap == "block" else []
@@ -101,8 +103,10 @@ def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_nu
 
 
 def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
-    """Modules with at least so many parameters outside of units inside them: FSDP's `size_based_auto_wrap_policy`. A
-    parameter that is tied to one elsewhere belongs to a module that has both: two units cannot share it.
+    """Return the modules to gather as units by size, as FSDP's `size_based_auto_wrap_policy` does.
+
+    They have at least `minimum` parameters outside of units inside them. A tied parameter goes to a module that
+    contains all of its uses, because two units cannot share it.
     """
     import torch
 
@@ -129,13 +133,13 @@ def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module
 
 
 def _holders(model: torch.nn.Module) -> Counter[int]:
-    """Number of places that hold a parameter, by its identity."""
+    """Count the modules that hold each parameter, by the parameter's identity."""
     every = (parameter for module in model.modules() for parameter in module._parameters.values())
     return Counter(id(parameter) for parameter in every if parameter is not None)
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
-    """All ranks in a row, host after host; hybrid: hosts by the ranks of a host."""
+    """Return the device mesh: all ranks in one dimension, host after host; hybrid: hosts by the ranks of a host."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if sharding.mode != "hybrid":
@@ -148,10 +152,11 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
 
 
 def _check_reduces_on_cpu() -> None:
-    """Norms and whole values of parts in the CPU's memory are computed by collectives there.
+    """Refuse CPU offload if the process group has no CPU collectives, which norms and whole values of parts in CPU
+    memory need.
 
     Raises:
-        UnsupportedError: The process group has none.
+        UnsupportedError: The process group has no CPU collectives.
     """
     from torch.distributed.distributed_c10d import get_backend_config
 
@@ -164,7 +169,7 @@ def _check_reduces_on_cpu() -> None:
 
 
 def _prefetch(units: list[torch.nn.Module], way: str, depth: int) -> None:
-    """Gather so many units ahead, in the order in which they are used; one is what FSDP does by itself."""
+    """Make each unit gather `depth` units ahead, in the order of use; FSDP itself gathers one ahead."""
     if depth == 1:
         return
     for place, unit in enumerate(units):
@@ -178,7 +183,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def description_of(model: torch.nn.Module) -> dict[str, Any]:
-    """Description that FSDP itself gives of a sharded model."""
+    """Return FSDP's own description of a sharded model."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -198,7 +203,9 @@ def description_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def reduction_factor(model: torch.nn.Module) -> float:
-    """Factor by which a sharded model's gradients are reduced in fewer bytes than FP32; 1 where there is no saving."""
+    """Return the ratio of FP32 bytes to the bytes that the reduction of a sharded model's gradients sends; 1 without a
+    saving.
+    """
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -215,7 +222,9 @@ def reduction_factor(model: torch.nn.Module) -> float:
 
 @contextmanager
 def unreduced(model: torch.nn.Module) -> Iterator[None]:
-    """Backward passes inside leave the gradients of a sharded model whole and on their rank, where they add up."""
+    """Keep the gradients of backward passes inside the context whole and unreduced on their rank, where they
+    accumulate.
+    """
     sharded: Any = model
     sharded.set_requires_gradient_sync(False)
     try:
@@ -225,7 +234,7 @@ def unreduced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """Dtype in which its unit computes with a sharded parameter, by the parameter's identity."""
+    """Return the dtype in which its unit computes with each sharded parameter, by the parameter's identity."""
     from torch.distributed.fsdp import FSDPModule
 
     found: dict[int, torch.dtype] = {}
@@ -241,7 +250,7 @@ def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
 
 
 def whole(value: Any) -> Any:
-    """A structure of tensors with those that are laid over ranks gathered; every rank calls it."""
+    """Return a structure of tensors with the sharded ones gathered; every rank must call it."""
     return map_structure(lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, value)
 
 
@@ -255,7 +264,7 @@ def laid_out_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's whole state as parts, each laid over the ranks as its parameter is."""
+    """Return a whole optimizer state as parts, each sharded across the ranks as its parameter is."""
 
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
         return laid_out_as(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
@@ -271,7 +280,9 @@ def laid_out(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> dic
 
 
 def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Keep an optimizer's state of every parameter on one rank only, which tells its update to the others."""
+    """Shard an optimizer's states with ZeRO-1: one rank keeps each parameter's state and sends its update to the
+    others.
+    """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     accepted = inspect.signature(type(optimizer).__init__).parameters
@@ -280,25 +291,26 @@ def zero_redundancy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
-    """True for a ZeRO optimizer. Does not import its class, which compiles scripts and warns: an optimizer of that
-    class has imported it.
+    """Say whether an optimizer is ZeRO-1, without importing its class.
+
+    The import would compile scripts and warn; for an optimizer of that class it has happened already.
     """
     loaded = sys.modules.get("torch.distributed.optim")
     return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)
 
 
 def holder_of_states(optimizer: Any) -> Any:
-    """Holder of this rank's states: under ZeRO-1 the optimizer inside, else the optimizer itself."""
+    """Return the holder of this rank's states: under ZeRO-1 the inner optimizer, else the optimizer itself."""
     return optimizer.optim if is_zero_redundancy(optimizer) else optimizer
 
 
 def num_held(optimizer: Any) -> int:
-    """Parameters whose states are on this rank."""
+    """Return the number of parameters whose states are on this rank."""
     return len(optimizer.optim.state)
 
 
 def consolidated(optimizer: Any) -> dict[str, Any]:
-    """The state of all ranks' parts; every rank calls it and gets it."""
+    """Return the optimizer state of all ranks' parts; every rank must call it and gets the whole."""
     import torch.distributed as dist
 
     state: dict[str, Any] = {}

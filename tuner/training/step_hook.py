@@ -1,4 +1,4 @@
-"""Work beside a step: on its gradients, after its update, and on what a checkpoint has of it."""
+"""Hooks of a training step: on its gradients, after its update, and on the state in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class StepHook:
-    """A technique that takes part in a step. A job calls its hooks in their order; for a state in the opposite one.
+    """A technique that takes part in a step. A job calls its hooks in order, and in reverse order to collect state.
 
     Attributes:
-        method: Name of what is kept on each rank from step to step; empty where nothing is.
-        steps_per_round: After so many steps everything that a step does was done.
-        ranks_differ: Ranks have parameters or states of their own for a while.
-        has_clipped: Gradients were clipped before they were averaged.
+        method: Name of the technique whose state each rank keeps from step to step; empty where none is kept.
+        steps_per_round: Smallest number of steps in which each kind of a step's work occurs.
+        ranks_differ: Whether parameters or states may differ between ranks for some steps.
+        has_clipped: Whether gradients are clipped before they are averaged.
     """
 
     method: str = ""
@@ -28,51 +28,52 @@ class StepHook:
     has_clipped: bool = False
 
     def updated(self, named: Named) -> Named:
-        """Parameters that the optimizer updates instead of these, under the same names."""
+        """Return the parameters that the optimizer updates instead of these, under the same names."""
         return named
 
     # --- one step -----------------------------------------------------------------------------
 
     def after_micro_batch(self, model: torch.nn.Module) -> None:
-        """Act after every backward pass of a batch that is computed in several."""
+        """Act after each backward pass of a batch that is split into micro-batches."""
 
     def finish_gradients(self) -> None:
-        """Bring gradients of the backward pass to what the optimizer updates."""
+        """Transfer the gradients of the backward pass to the parameters that the optimizer updates."""
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Act when the optimizer has updated `parameters`."""
+        """Act after the optimizer has updated `parameters`."""
 
     def parameters_set(self) -> None:
-        """Act when the model's parameters were set from outside."""
+        """Act after the model's parameters were set from outside."""
 
     # --- checkpoints: of all ranks ------------------------------------------------------------
 
     def state(self, state: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state, with what the hook holds of it."""
+        """Return the model's state, with the hook's own values in it."""
         return state
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The optimizer's state, with what the hook holds of it."""
+        """Return the optimizer's state, with the hook's own values in it."""
         return state
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Act when the optimizer has loaded a state."""
+        """Act after the optimizer has loaded a state."""
 
     # --- checkpoints: of each rank ------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Parameters with which alone something kept can be used again."""
+        """Parameters that must be equal for a kept state to be usable again."""
         return {}
 
     def kept(self, names: Names) -> dict[str, Any]:
-        """State that it keeps for later steps on this rank, in tensors of its own; empty where there is none.
+        """Return the state that the hook keeps on this rank for later steps, in tensors of its own; empty where there
+        is none.
 
         Args:
-            names: The user's, of the parameters.
+            names: The user's names of the parameters.
         """
         return {}
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Go on with what `kept` gave, in another job too."""
+        """Continue from the state that `kept` returned, perhaps in another job."""
         assert not kept, f"{self.method} keeps nothing"

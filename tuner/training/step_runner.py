@@ -1,4 +1,4 @@
-"""Runners of a job's step: on the host, recorded, or as a pipeline. The job itself names none of them."""
+"""Interface of runners of a job's step: launched by the host, recorded, or as a pipeline. The job itself names none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StepRunner(Protocol):
     Attributes:
         cache_casts: Whether autocast keeps the casts of weights during a forward pass; None leaves that to torch.
         accumulates: Whether a step adds to gradients that it finds; else it writes them anew.
-        num_pieces: Micro-batches of the batch that had most; None before the first step, and where the runner counts
-            none.
+        num_pieces: Largest number of micro-batches of a batch; None before the first step, and where the runner does
+            not count them.
     """
 
     cache_casts: bool | None
@@ -30,8 +30,8 @@ class StepRunner(Protocol):
         """
 
     def settle(self) -> None:
-        """Finish what a step has left for later: the scheduler's step. It may wait for the device."""
+        """Finish what a step has deferred, such as the scheduler's step. It may wait for the device."""
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that were skipped without the job's knowledge. Reading it waits for the device."""
+        """Number of updates skipped without the job's knowledge. Reading it waits for the device."""

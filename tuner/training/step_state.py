@@ -1,4 +1,4 @@
-"""State that a training step changes, kept and put back in place: tensors keep their addresses."""
+"""Snapshot of the state that a training step changes, restored in place: tensors keep their addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepState:
-    """Parameters, buffers, masters, the optimizer's and the loss scaler's state, and the random generators.
+    """Snapshot of parameters, buffers, masters, optimizer and loss-scaler state, and random generators.
 
     Args:
         also: Further tensors that a step changes.
@@ -32,7 +32,7 @@ class StepState:
         self._host_generators = _host_generators(job.device)
 
     def restore(self) -> None:
-        """Put everything back. State that the optimizer has made since becomes what it was made as.
+        """Restore everything. Optimizer state created since the snapshot gets its initial values.
 
         Raises:
             CaptureError: The steps since drew random numbers on the host.
@@ -71,10 +71,10 @@ class StepState:
 
 
 def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
-    """The state that an optimizer of torch.optim gives to parameters with gradients before their first update.
+    """Return the initial state that an optimizer of torch.optim creates for parameters with gradients.
 
     Raises:
-        CaptureError: That cannot be found out.
+        CaptureError: The initial state cannot be determined.
     """
     if any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups):
         raise CaptureError(
@@ -128,7 +128,7 @@ def _set_device_generator(device: torch.device, state: torch.Tensor) -> None:
 
 
 def _host_generators(device: torch.device) -> dict[str, Any]:
-    """States of the generators that a graph does not know. On a CPU torch's is the device's."""
+    """Return the states of the generators that a graph does not track. On a CPU, torch's generator is the device's."""
     import torch
 
     states: dict[str, Any] = {"Python's random": random.getstate()}

@@ -1,4 +1,4 @@
-"""Nested batches and samples as tensors plus a JSON description, and back.
+"""Conversion of nested batches and samples to tensors plus a JSON description, and back.
 
 Used where a batch must be stored (guard batches, the disk cache of a dataset) without pickle.
 Containers: mappings (subclasses are rebuilt from a dict), lists, tuples, named tuples, dataclasses.
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def map_structure(
     function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda value: False
 ) -> Any:
-    """Apply a function to every leaf and rebuilds the containers.
+    """Apply a function to every leaf and rebuild the containers.
 
     Args:
-        is_leaf: Containers that are taken as leaves.
+        is_leaf: Says whether a container is treated as a leaf.
     """
     if is_leaf(value):
         return function(value)
@@ -45,7 +45,7 @@ def map_structure(
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """A batch with everything that can be moved on the device."""
+    """Return a batch with everything that can be moved on the device."""
     return map_structure(
         lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
     )
@@ -62,7 +62,7 @@ def flatten(value: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def unflatten(tensors: Mapping[str, torch.Tensor], description: Any) -> Any:
-    """The inverse of `flatten`."""
+    """Rebuild the structure that `flatten` split."""
     kind, *rest = description
     if kind == "tensor":
         return tensors[rest[0]]
@@ -88,7 +88,7 @@ def unflatten(tensors: Mapping[str, torch.Tensor], description: Any) -> Any:
 
 
 def _leaf(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> list[Any] | None:
-    """The description of a leaf; None for a container."""
+    """Return the description of a leaf; None for a container."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""A file of named tensors that is mapped, not read: 64-byte aligned data after a JSON header.
+"""File format of named tensors for memory mapping: 64-byte aligned data after a JSON header.
 
 Steptune maps the initial state of a model into every trial in milliseconds. Mapped pages are
 private and copy-on-write, so a trial may train on them and the file stays as it was. The alignment
@@ -91,8 +91,8 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _view(mapping: mmap.mmap, start: int, entry: _Entry) -> torch.Tensor:
-    """A tensor over its piece of the mapping, with a storage of its own: tensors that share one storage
-    look like aliases of each other to torch.compile.
+    """Return a tensor over its part of the mapping, with a storage of its own: torch.compile takes tensors that share a
+    storage for aliases.
     """
     import torch
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """
+    """Update of a job's parameters by its optimizer and scheduler.
+
     Attributes:
-        scheduler: The user's, or None.
-        layout: Of what the optimizer updates.
+        scheduler: The user's scheduler, or None.
+        layout: Layout of the parameters that the optimizer updates.
         hooks: Techniques that take part in a step, in the order of an update.
     """
 
@@ -41,14 +42,15 @@ class Update:
 def build_update(
     model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, layout: ParameterLayout | None = None
 ) -> Update:
-    """Build the update over the parameters of a wrapped model; DDP's hook, which may read the optimizer, comes after
-    it.
+    """Build the update over the parameters of a wrapped model.
+
+    DDP's communication hook is attached afterwards, because it may read the optimizer.
 
     Args:
-        layout: That which wrapping has given to the parameters, where it has.
+        layout: Layout that wrapping has given to the parameters; None where it has not changed theirs.
 
     Raises:
-        WorkloadRejectedError: Nothing of the model is trained; the optimizer or scheduler needs what a step has not.
+        WorkloadRejectedError: No parameter is trained; the optimizer's or scheduler's step needs arguments.
         UnsupportedError: The user's optimizer or scheduler cannot be run as the plan has it.
     """
     from torch.nn.parallel import DistributedDataParallel
@@ -85,7 +87,7 @@ def _layout_of(plan: Plan) -> ParameterLayout:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan) -> Any:
-    """Build the scheduler; where the plan has changed the learning rates, accept only one that continues from them."""
+    """Build the scheduler; where the plan has changed the learning rates, refuse one that ignores the change."""
     if plan.optimizer.rate_factor == 1.0 and plan.optimizer.algorithm not in workload.learning_rates:
         return workload.scheduler(optimizer)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -95,8 +97,9 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
 
 
 def _check_step(subject: Any, when: str) -> None:
-    """Check the step of an optimizer or a scheduler, or None. A scheduler of torch wraps the optimizer's, which then
-    shows `self`.
+    """Refuse an optimizer or a scheduler, if there is one, whose `step` needs arguments.
+
+    Torch's schedulers wrap the optimizer's `step`, which then shows `self`.
     """
     if subject is None:
         return

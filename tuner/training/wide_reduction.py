@@ -1,4 +1,4 @@
-"""DDP's average of gradients of 16 bits, added up in FP32: on several ranks O2 drops no more than it does on one.
+"""DDP averaging of 16-bit gradients with FP32 sums, so that O2 on several ranks loses no more precision than on one.
 
 DDP by itself adds up gradients in their own format, so that the sum over many ranks loses what 16 bits do not hold.
 Between two ranks it does not: their sum is rounded once, to the format that it is kept in, whatever adds it up.
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class WideReduction:
-    """
+    """Communication hook that sums 16-bit gradients in FP32.
+
     Attributes:
-        num_widened: Buckets of 16 bits that were reduced in FP32 so far.
+        num_widened: Number of 16-bit buckets reduced in FP32 so far.
     """
 
     def __init__(self, group: Any) -> None:
@@ -39,7 +40,7 @@ class WideReduction:
 
 
 def is_needed(num_ranks: int, dtype: str) -> bool:
-    """Say whether an average of gradients of 16 bits depends on what adds them up.
+    """Say whether an average of 16-bit gradients depends on the dtype in which it is summed.
 
     Halves of two numbers are exact in bfloat16, which has the range of FP32, and in float16 not where they are tiny.
     """
@@ -47,5 +48,5 @@ def is_needed(num_ranks: int, dtype: str) -> bool:
 
 
 def widened(flat: torch.Tensor) -> torch.Tensor:
-    """A copy in FP32 of what has 16 bits; anything else as it is."""
+    """Return an FP32 copy of a 16-bit tensor; any other tensor as it is."""
     return flat.float() if flat.element_size() == 2 else flat

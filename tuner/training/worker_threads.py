@@ -1,5 +1,6 @@
-"""The threads that torch's operators run on, as the system sees them: a pool's size and binding are read back from
-whoever set them, and prove nothing.
+"""Threads that torch's operators run on, as the operating system sees them.
+
+A pool's size and binding, as torch reports them, are only what was requested and prove nothing.
 
 Source: proc(5): `schedstat` (nanoseconds on a core), `status` (Cpus_allowed_list), `stat` (the core that it ran on).
 """
@@ -13,21 +14,23 @@ from typing import NamedTuple
 TASKS = Path("/proc/self/task")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 ELEMENTS = 1 << 21
-"""Elements that the operator computes: enough for every thread of a pool to get a part."""
+"""Number of elements that the test operator computes: enough for every thread of a pool to get a part."""
 LONG_ENOUGH_NS = 30_000_000
-"""Least time of the busiest thread: the system accounts a thread's time at ticks of up to 10 ms, or when it stops."""
+"""Minimum time of the busiest thread, in nanoseconds: the system accounts a thread's time at ticks of up to 10 ms, or
+when it stops.
+"""
 LIMIT_S = 2.0
 REPEATS, SETTLE_S = 20, 0.005
 TAKES_PART = 0.1
-"""Share of the busiest thread's time above which a thread takes part."""
+"""Minimum share of the busiest thread's time for which a thread counts as taking part."""
 
 
 class WorkerThread(NamedTuple):
-    """One that took part.
+    """A thread that took part in an operator.
 
     Attributes:
         allowed: Cores that it may use.
-        core: That it ran on last.
+        core: Core that it ran on last.
     """
 
     allowed: tuple[int, ...]
@@ -35,7 +38,7 @@ class WorkerThread(NamedTuple):
 
 
 def threads_of_an_operator() -> list[WorkerThread]:
-    """Threads of this process that an operator runs on now; empty where the system does not tell.
+    """Return this process's threads that an operator runs on now; empty where the system does not tell.
 
     Another thread that is busy meanwhile counts as well.
     """
@@ -57,7 +60,7 @@ def threads_of_an_operator() -> list[WorkerThread]:
 
 
 def are_bound(threads: list[WorkerThread]) -> bool:
-    """Say whether each may use one physical core only, and they share none while there are others."""
+    """Say whether each thread is bound to one physical core, and no two threads to the same one."""
     places = [set(thread.allowed) for thread in threads]
     return all(place <= _siblings(min(place)) for place in places) and len(
         {min(_siblings(min(p))) for p in places}
@@ -65,7 +68,7 @@ def are_bound(threads: list[WorkerThread]) -> bool:
 
 
 def _times() -> dict[str, int]:
-    """Nanoseconds on a core, by thread."""
+    """Return each thread's nanoseconds on a core."""
     try:
         return {task.name: int((task / "schedstat").read_text().split()[0]) for task in TASKS.iterdir()}
     except (OSError, ValueError, IndexError):
@@ -83,7 +86,7 @@ def _thread(task: str) -> WorkerThread | None:
 
 
 def _siblings(core: int) -> set[int]:
-    """Logical cores of the physical one."""
+    """Return the logical cores of the physical core that a core belongs to."""
     try:
         return _listed(Path(SIBLINGS.format(core)).read_text())
     except OSError:
@@ -91,7 +94,7 @@ def _siblings(core: int) -> set[int]:
 
 
 def _listed(text: str) -> set[int]:
-    """Numbers of a list as "0-3,8"."""
+    """Return the numbers in a list such as "0-3,8"."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

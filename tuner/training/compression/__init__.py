@@ -1,1 +1,1 @@
-"""Averaging gradients over ranks with fewer bytes: one technique a file. `tuner.training.communication` chooses."""
+"""Gradient averaging over ranks with fewer bytes, one technique per file; `tuner.training.communication` chooses."""

@@ -1,4 +1,4 @@
-"""Base of compressions: averages of gradients over the ranks that send fewer bytes than they have."""
+"""Base classes of gradient compression: averages over ranks that send fewer bytes than the gradients have."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from steptune.tuner.training.compression.lane import Lane
 
 FIRST_COMPRESSED = 2
-"""Step from which buckets are compressed: DDP rearranges its buckets after the first one, so state by bucket begins
-with the third.
+"""First step, counted from 0, whose buckets are compressed.
+
+DDP rebuilds its buckets after the first step, so per-bucket state starts with the third.
 """
 
 
 class Compression(StepHook, ABC):
-    """One technique, with what it keeps from step to step.
+    """A compression technique, with the state that it keeps from step to step.
 
     Attributes:
-        method: Its name among the choices of `gradient_compression`.
-        dense_bytes: What gradients took that were reduced so far.
-        sent_bytes: What was sent in their place.
-        dense_itemsize: Bytes of an element as it would be reduced, where that is not its own.
+        method: Name in the strategy `gradient_compression`.
+        dense_bytes: Uncompressed size of all gradients reduced so far.
+        sent_bytes: Bytes sent in their place.
+        dense_itemsize: Bytes per element of the uncompressed reduction; None where they are the element's own.
     """
 
     def __init__(self) -> None:
@@ -37,24 +38,25 @@ class Compression(StepHook, ABC):
 
     @abstractmethod
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket's gradients, averaged over all ranks."""
+        """Average the bucket's gradients over all ranks."""
 
     def count(self, dense: torch.Tensor, sent_bytes: int) -> None:
-        """
+        """Count a reduction's uncompressed and sent bytes.
+
         Args:
-            sent_bytes: Of an all-reduce that would load the links as much.
+            sent_bytes: Size of an all-reduce that would load the links equally.
         """
         self.dense_bytes += dense.numel() * (self.dense_itemsize or dense.itemsize)
         self.sent_bytes += sent_bytes
 
     @property
     def factor(self) -> float:
-        """Factor by which bytes are reduced; 1 before anything was reduced."""
+        """Factor by which the bytes sent are reduced; 1 before the first reduction."""
         return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
 
 
 class FlatCompression(Compression):
-    """A technique that looks at a run of numbers, whatever tensors they belong to: it can average parts too."""
+    """Compression of flat sequences of numbers, whatever tensors they belong to, so also of parts of a bucket."""
 
     def __init__(self, lane: Lane) -> None:
         super().__init__()
@@ -65,11 +67,11 @@ class FlatCompression(Compression):
         """Average a one-dimensional tensor over a group, in place.
 
         Args:
-            key: The same tensor has the same one in every step.
+            key: Identifies the tensor; the same in every step.
         """
 
     def see(self, bucket: GradBucket) -> None:
-        """Take note of a bucket, or a part of it, before it is averaged."""
+        """Take note of a bucket, or of a part of it, before it is averaged."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.see(bucket)
@@ -83,7 +85,7 @@ class FlatCompression(Compression):
 
 
 def average_dense(flat: torch.Tensor, group: Any) -> torch.Tensor:
-    """Plain averaging, in place, with the rounding that DDP has."""
+    """Average without compression, in place, with the same rounding as DDP."""
     import torch.distributed as dist
 
     flat.div_(dist.get_world_size(group))

@@ -1,7 +1,7 @@
-"""State of a technique for each of DDP's buckets, and how that moves into another job.
+"""Per-bucket state of a compression technique, and its transfer into another job.
 
-DDP lays its buckets out anew after a job's first step, in the order in which gradients came. So what was loaded waits
-until the first step that compresses, and is taken up by the buckets of the same parameters.
+DDP rebuilds its buckets after a job's first step, in the order in which gradients arrived. Loaded state is therefore
+held back until the first step that compresses, and then assigned to the buckets of the same parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BucketLayout:
-    """Parameters of each bucket, and what waits for it."""
+    """Parameters of each bucket, and the loaded state that is not yet assigned to it."""
 
     def __init__(self) -> None:
         self._parameters: dict[int, list[torch.Tensor]] = {}
@@ -27,13 +27,13 @@ class BucketLayout:
         self._names: Names = {}
 
     def see(self, bucket: GradBucket) -> dict[str, torch.Tensor]:
-        """Note a bucket in a step that compresses.
+        """Register a bucket in a step that compresses.
 
         Returns:
-            What was loaded for it, once.
+            The state loaded for the bucket, at the first call only.
 
         Raises:
-            WorkloadRejectedError: What was loaded is of other buckets.
+            WorkloadRejectedError: The loaded state belongs to other buckets.
         """
         index = bucket.index()
         if index in self._parameters:
@@ -54,7 +54,7 @@ class BucketLayout:
         return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
     def kept(self, tensors: Mapping[int, Mapping[str, torch.Tensor]], names: Names) -> dict[str, Any]:
-        """Names of the parameters and tensors of each bucket; or what was loaded and still waits."""
+        """Return the parameter names and tensors of each bucket, or the loaded state that is not yet assigned."""
         if self._names:
             return {"buckets": dict(self._awaited)}
         return {
@@ -68,7 +68,7 @@ class BucketLayout:
         }
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Wait for the buckets of what `kept` gave."""
+        """Load the result of `kept`, to be assigned to the buckets when they are known."""
         self._parameters = {}
         self._awaited = dict(kept["buckets"])
         self._names = names if self._awaited else {}

@@ -1,4 +1,4 @@
-"""Deep gradient compression: of every tensor only the largest elements are sent, the rest is kept for later.
+"""Deep gradient compression: only the largest elements of every tensor are sent; the rest is kept for later steps.
 
 On every rank, for each tensor of more than one dimension, with momentum m and the share that is sent (ratio):
 
@@ -45,7 +45,7 @@ Gradient = tuple[torch.Tensor, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one group of the optimizer."""
+    """Momentum and weight decay of one group of the optimizer."""
 
     momentum: float
     nesterov: bool
@@ -108,8 +108,9 @@ class DeepGradient(Compression):
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The optimizer's state with the options and the momentum that were taken over, that averaged over the ranks,
-        which all call it.
+        """Return the optimizer's state with the options and momentum that were taken over; every rank must call it.
+
+        The momentum is averaged over the ranks.
         """
         groups, values = [], dict(state["state"])
         for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
@@ -122,7 +123,7 @@ class DeepGradient(Compression):
         return {**state, "state": values, "param_groups": groups}
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take options and momentum over anew, from an optimizer that has loaded its state."""
+        """Take over options and momentum again, from an optimizer that has loaded its state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:
@@ -138,7 +139,7 @@ class DeepGradient(Compression):
 
     @property
     def ratio(self) -> float:
-        """The share that this step sends."""
+        """Share of the elements that this step sends."""
         if self.num_steps >= self._warm_up_steps:
             return self._final_ratio
         stage = (STAGES - 1) * self.num_steps // self._warm_up_steps
@@ -168,7 +169,7 @@ class DeepGradient(Compression):
         return [bucket.buffer() for bucket in buckets]
 
     def _send_all(self, pairs: list[Gradient]) -> None:
-        """Averages, then decay and momentum as SGD has them."""
+        """Average the whole gradients, then apply weight decay and momentum as SGD does."""
         if not pairs:
             return
         flat = average_dense(torch.cat([gradient.flatten() for gradient, _ in pairs]), self._lane.group)
@@ -202,7 +203,7 @@ class DeepGradient(Compression):
             gradient.copy_(part.view_as(gradient))
 
     def _taken(self, pairs: list[Gradient]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values that this rank sends, and their places in all tensors one after the other."""
+        """Return the values that this rank sends, and their indices in the concatenated tensors."""
         in_one = all(_is_for_kernel(gradient) for gradient, _ in pairs)
         if self._threshold_ratio != self.ratio:
             self._thresholds, self._threshold_ratio = {}, self.ratio
@@ -248,12 +249,12 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Places in the flattened tensor, as many on every rank."""
+        """Return the indices of the largest unsent values in the flattened tensor; every rank has the same number."""
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """Take the part that is sent, and is neither kept nor carried on by momentum."""
+        """Return the values at these places, and set the unsent values and the momentum there to zero."""
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0
@@ -271,10 +272,10 @@ def _is_for_kernel(gradient: torch.Tensor) -> bool:
 
 
 def take_over(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, Options]:
-    """Momentum and weight decay of every parameter, which the optimizer then has no more.
+    """Remove momentum and weight decay from the optimizer, and return them for every parameter.
 
     Raises:
-        UnsupportedError: It is no SGD, or one that momentum correction is not defined for.
+        UnsupportedError: The optimizer is not SGD, or momentum correction is not defined for its options.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         raise UnsupportedError(

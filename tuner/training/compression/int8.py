@@ -1,4 +1,4 @@
-"""Gradients in 8 bits, with a scale for every block: a quarter of the bytes.
+"""Gradient compression to 8 bits with a scale for every block: a quarter of the bytes.
 
 A number is rounded to a 127th of the largest in its block. Each is rounded twice, so that the error stays below 1/127
 of that, and nothing is kept for the next step. On a CUDA device encoding and the mean are one pass each.

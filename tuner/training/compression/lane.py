@@ -1,4 +1,4 @@
-"""Reductions of several steps beside the backward pass, one bucket after the other.
+"""Queue of multi-step reductions that run beside the backward pass, one bucket after the other.
 
 All ranks must enter the collectives of a group in one order. Callbacks of futures do not promise that: those of gloo
 run whenever a reduction ends. So what is submitted runs in the order of submission, which is DDP's order of buckets: on
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """A queue of reductions.
+    """A queue of reductions, run in the order of submission.
 
     Attributes:
-        group: Of all ranks, in the order in which rings go through them; None is the default one. Where a thread
-            reduces, nothing else does in it: DDP's own meanwhile adds up on its group which parameters were used.
+        group: Process group of all ranks, in ring order; None is the default group. Where a thread runs the reductions,
+            no other collective uses it: DDP meanwhile sums on its own group which parameters were used.
     """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
@@ -42,19 +42,19 @@ class Lane:
             weakref.finalize(self, self._tasks.put, None)
 
     def submit(self, function: Callable[[], torch.Tensor]) -> Future:
-        """Future of the function's result, for code that waits for its collectives."""
+        """Submit a function that waits for its collectives, and return the future of its result."""
         future = self.future()
         self.fulfil([future], lambda: [function()])
         return future
 
     def future(self) -> Future:
-        """One that a later submission fulfils."""
+        """Return a future for a later submission to fulfil."""
         import torch
 
         return torch.futures.Future(devices=None if self._stream is None else [self._device])
 
     def fulfil(self, futures: Sequence[Future], function: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Submit a function of several results."""
+        """Submit a function of several results, one for each future."""
         import torch
 
         if self._stream is None:

@@ -1,4 +1,4 @@
-"""Gradients as signs, with the mean magnitude of every block: a thirtieth of the bytes.
+"""Gradient compression to signs, with the mean magnitude of every block: a thirtieth of the bytes.
 
 What a sign times the mean leaves out is large, and is added to the next gradient (error feedback), both where gradients
 are sent and where they are averaged. The first two steps are averaged as they are.

@@ -1,4 +1,4 @@
-"""Own time of compression, without sending: measured, or else counted.
+"""Compute time of compression without sending: measured, or estimated from memory traffic and launches.
 
 `MEMORY_BYTES` is what the operators of a technique read and write of one FP32 element, over the measured bandwidth of a
 large copy; `LAUNCHES` is how many operators run for a bucket, each of which takes the host `LAUNCH_NS`. With their
@@ -16,12 +16,12 @@ from steptune.tuner.records import Calibration
 MEMORY_BYTES = {"fp16": 16.0, "bf16": 16.0, "int8": 41.0, "one_bit": 130.0, "powersgd": 48.0, "dgc": 36.0}
 LAUNCHES = {"fp16": 3, "bf16": 3, "int8": 8, "one_bit": 40, "powersgd": 136, "dgc": 60}
 LAUNCH_NS = 6_000.0
-"""Host time of one small operator on CUDA: 5 to 7 us were measured on hosts of H100 and H200."""
+"""Host time per small operator on CUDA, in nanoseconds: 5 to 7 us were measured on hosts of H100 and H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCost:
-    """Time of compressing without sending anything: so much an element, and a call."""
+    """Time of compressing without sending: a part per element and a part per call."""
 
     ns_per_element: float
     call_ns: float
@@ -31,7 +31,7 @@ class OwnCost:
 
 
 def own_costs(calibration: Calibration, measured: Mapping[str, OwnCost] | None = None) -> dict[str, OwnCost]:
-    """Own cost of each method: measured, or counted; without a measured bandwidth only the calls count."""
+    """Return each method's own cost: measured, or estimated; without a measured bandwidth only the launches count."""
     rate = calibration.copy_bytes_per_s
     counted = {
         method: OwnCost(ns_per_element=num_bytes / rate * 1e9 if rate else 0.0, call_ns=LAUNCHES[method] * LAUNCH_NS)

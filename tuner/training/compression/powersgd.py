@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix of gradients is sent as the product of two thin ones.
+"""PowerSGD: gradient compression that sends a matrix as two thin factors of its low-rank approximation.
 
 M (n x m) is approximated by P Q^T of a given rank, by one step of subspace iteration that starts from the Q of the step
 before (warm start). What the product leaves out is added to the next gradient (error feedback). Tensors for which that
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 _GROUPS: list[Any] = []
-"""Process groups kept until the process ends. Threads of gloo run the callbacks of PyTorch's hook, which hold the
-group, and release it after their result is out: a group released last by its own thread cannot wait for that thread,
-and aborts.
+"""Process groups kept alive until the process ends.
+
+Gloo's threads run the callbacks of PyTorch's hook, which hold the group and release it after their result is out: a
+group released last by its own thread cannot join that thread, and aborts.
 """
 
 
@@ -60,7 +61,7 @@ class PowerSgd(Compression):
 
     @property
     def _kept_by_torch(self) -> dict[str, dict[int, torch.Tensor]]:
-        """State that torch keeps for every bucket, by its kind."""
+        """State that torch keeps for every bucket, by kind of state."""
         state = self._state
         return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 

@@ -1,4 +1,4 @@
-"""Gradients in float16 or bfloat16: half the bytes, added up in 16 bits.
+"""Gradient compression to float16 or bfloat16: half the bytes, summed in 16 bits.
 
 Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks, which reduces whole buckets here
 """

@@ -1,4 +1,4 @@
-"""Averaging in fewer bits: each rank averages one part, which it receives from all and then sends to all.
+"""Averaging in fewer bits in two stages: each rank averages one part, received from all ranks, and sends it to all.
 
     encode my gradient, one part for each rank --all-to-all--> decode and average my part --encode, all-gather--> decode
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class TwoStages(FlatCompression):
-    """
+    """Compression with an encoding that is averaged in two stages.
+
     Attributes:
-        block: Numbers that share one scale.
-        feeds_back: What encoding loses is added to the next step's numbers, on the sender and on the one who averages.
+        block: Number of elements that share one scale.
+        feeds_back: Whether encoding errors are added to the next step's numbers, on the sending and the averaging rank.
     """
 
     block: int
@@ -59,14 +60,14 @@ class TwoStages(FlatCompression):
 
     @abstractmethod
     def encode(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The short form of rows of numbers: bytes, and one scale a row."""
+        """Encode rows of numbers: bytes, and one scale per row."""
 
     @abstractmethod
     def decode(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Rows of numbers in FP32."""
+        """Decode rows of numbers to FP32."""
 
     def mean_of(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """The mean of all ranks' rows (ranks, rows, bytes), with their scales (ranks, rows)."""
+        """Return the mean of all ranks' rows (ranks, rows, bytes) with their scales (ranks, rows)."""
         return self.decode(payload.flatten(0, 1), scales.flatten()).view(len(payload), -1, self.block).mean(0)
 
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:

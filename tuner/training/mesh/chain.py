@@ -1,4 +1,4 @@
-"""The repeated blocks of a model as a chain that can be entered and left between any two of them.
+"""Chain of a model's repeated blocks, which can be entered and left between any two blocks.
 
 A stage of a pipeline runs the workload's own loss on the whole model, whose blocks are steered: those before the
 stage are passed over, its first one takes what the stage before has sent, and behind its last one the model is left.
@@ -7,7 +7,7 @@ there on every stage: what comes before the blocks is computed on all of them, w
 
 That is the same training only if the blocks are called once each, in order, each on the output of the one before, and
 if nothing but the last output is used behind them; `examine` finds that out on a batch, and refuses everything else.
-What passed-over blocks return is not a number, so that whatever used it could not go unnoticed.
+Blocks that are passed over return NaN, so that any use of their output is noticed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Loss = Callable[[], "torch.Tensor"]
 
 
 def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], loss: Loss) -> str:
-    """Reason why blocks are not a chain; empty where they are. The model is as before afterwards."""
+    """Return why blocks do not form a chain; empty where they do. The model is unchanged afterwards."""
     chain = Chain(model, blocks)
     try:
         chain.examine(loss)
@@ -42,7 +42,7 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
 
 
 class _Left(BaseException):
-    """Signal that the model was left behind a block; not an error, so that no user code catches it as one."""
+    """Signal that execution left the model after a block; not an Exception, so that user code does not catch it."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
@@ -50,13 +50,13 @@ class _Left(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """Result of running one batch.
+    """Result of examining a chain on one batch.
 
     Attributes:
         calls: Arguments of every block.
-        dtypes: Of what goes into each block.
+        dtypes: Dtype of each block's input.
         front: Names of the parameters that the first block's input depends on.
-        back: Names of those that the loss depends on behind the last block.
+        back: Names of the parameters that the loss depends on after the last block.
     """
 
     calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
@@ -67,12 +67,12 @@ class Examined:
 
 @dataclass(kw_only=True)
 class _Run:
-    """Current execution mode of the model.
+    """Blocks that the current run of the model executes.
 
     Attributes:
-        first: Of the blocks that are run.
-        last: Behind which the model is left; None runs to the loss.
-        received: What the first one takes in the place of its input; None leaves that.
+        first: First block that is run.
+        last: Block after which the model is left; None runs to the loss.
+        received: Replacement for the first block's input; None leaves that.
         seen: Called with every block's number, arguments and output.
     """
 
@@ -83,10 +83,10 @@ class _Run:
 
 
 class Chain:
-    """The blocks of a model, which it steers from now on.
+    """A model's blocks with their forward passes replaced, so that runs can start and end at any block.
 
     Attributes:
-        on_leaving: Called with what a stage sends, within the contexts that it was computed in; or None.
+        on_leaving: Called with a stage's output, inside the contexts in which it was computed; or None.
     """
 
     def __init__(self, model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
@@ -99,14 +99,16 @@ class Chain:
             block.forward = self._steered(number)
 
     def release(self) -> None:
-        """Stop steering the blocks."""
+        """Restore the blocks' own forward functions."""
         for block, inner in zip(self.blocks, self._inner, strict=True):
             block.forward = inner
 
     # --- running ------------------------------------------------------------------------------
 
     def stage(self, loss: Loss, first: int, last: int, received: torch.Tensor | None) -> torch.Tensor:
-        """Run the blocks from `first` to `last`: gives the last one's output, or the loss behind the last of all."""
+        """Run the blocks from `first` to `last`; return the last one's output, or the loss after the model's final
+        block.
+        """
         import torch
 
         is_final = last == len(self.blocks) - 1
@@ -114,14 +116,14 @@ class Chain:
             return self._ran(loss, _Run(first=first, last=None if is_final else last, received=received))
 
     def entry(self, loss: Loss) -> torch.Tensor:
-        """The first block's input."""
+        """Return the first block's input."""
         return self._ran(loss, _Run(last=-1))
 
     def back(self, loss: Loss, hidden: torch.Tensor, *, around: bool = False) -> torch.Tensor:
-        """The loss of what the last block gave.
+        """Return the loss of a last block's output.
 
         Args:
-            around: With gradients of what comes before the blocks, should the loss depend on that too.
+            around: Whether to compute gradients of what comes before the blocks, on which the loss may depend too.
         """
         import torch
 
@@ -129,7 +131,7 @@ class Chain:
             return self._ran(loss, _Run(first=len(self.blocks), received=hidden))
 
     def block(self, number: int, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One block by itself."""
+        """Run one block by itself."""
         return self._inner[number](*args, **kwargs)  # type: ignore[no-any-return]
 
     def _ran(self, loss: Loss, run: _Run) -> torch.Tensor:
@@ -178,10 +180,10 @@ class Chain:
     # --- examining ----------------------------------------------------------------------------
 
     def examine(self, loss: Loss) -> Examined:
-        """Check that the blocks are a chain; gradients are as before afterwards.
+        """Check that the blocks form a chain; the gradients are unchanged afterwards.
 
         Raises:
-            UnsupportedError: They are not, and why.
+            UnsupportedError: The blocks are not a chain; the message has the reason.
         """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         kept = [p.grad for p in parameters]
@@ -210,7 +212,7 @@ class Chain:
         return Examined(calls=tuple(calls), dtypes=dtypes, front=front, back=back)
 
     def _calls(self, loss: Loss) -> tuple[list[Any], torch.Tensor]:
-        """Arguments of all blocks, detached, and the last output."""
+        """Return the arguments of all blocks, detached, and the last block's output."""
         calls: list[Any] = []
         outputs: list[Any] = []
 
@@ -242,7 +244,7 @@ class Chain:
             raise UnsupportedError(f"{name} takes a second tensor that has a gradient, which stages do not send")
 
     def _reached(self, value: torch.Tensor) -> frozenset[str]:
-        """Names of the parameters that a value depends on."""
+        """Return the names of the parameters that a value depends on."""
         for parameter in self.model.parameters():
             parameter.grad = None
         if value.requires_grad:
@@ -255,7 +257,7 @@ class Chain:
 
 
 def _hidden(args: Any, kwargs: Any) -> torch.Tensor:
-    """A block's first argument."""
+    """Return a block's first argument."""
     value = args[0] if args else kwargs.get("hidden_states")
     if not hasattr(value, "shape"):
         raise UnsupportedError("the blocks take no tensor as their first argument")

@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of a mixture sharded across ranks, and their tokens sent there and back.
+"""Expert parallelism: the experts of a mixture sharded across ranks, with an exchange of tokens and results.
 
 Every rank routes its own tokens, exactly as without: the same choices, the same capacity, the same dropped ones. An
 all-to-all then brings the slots of every expert to the rank that has it, which runs those of all ranks at once, and
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, Cut]:
-    """Leave on this rank its experts.
+    """Keep only this rank's experts in every layer whose experts can be moved.
 
     Args:
-        even: All ranks have equally many tokens.
+        even: Whether all ranks have equally many tokens.
 
     Returns:
-        How each part was cut, by the identity of its new parameter.
+        Each part's cut, by the identity of its new parameter.
 
     Raises:
-        UnsupportedError: No layer lets its experts be elsewhere, or they do not come out even.
+        UnsupportedError: No layer's experts can be moved, or their number is not divisible by that of the ranks.
     """
     import torch
     import torch.distributed as dist
@@ -52,7 +52,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
 
 
 class _Exchange:
-    """Runs the slots of all experts where these are."""
+    """Exchange of tokens: runs the slots of all experts on the ranks that hold these."""
 
     def __init__(self, experts: torch.nn.Module, group: Any, *, even: bool) -> None:
         import torch.distributed as dist
@@ -63,7 +63,7 @@ class _Exchange:
         self._even = even
 
     def __call__(self, slots: torch.Tensor) -> torch.Tensor:
-        """(E, C, D) to the same; C may differ from rank to rank."""
+        """Run the slots (E, C, D) and return their results in the same shape; C may differ from rank to rank."""
         import torch.nn.functional as F
 
         num_experts, capacity, width = slots.shape
@@ -86,7 +86,7 @@ class _Exchange:
 
 
 def _all_to_all() -> Any:
-    """Part k goes to rank k; its own gradient, the other way round."""
+    """Return an all-to-all function that sends part k to rank k; its gradient is exchanged the other way round."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Measuring what every block of a chain costs: time forward and backward, parameters, and what is kept between."""
+"""Measurement of every block's costs: forward and backward time, parameters, and activations kept in between."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
 
 REPEATS = 3
-"""The shortest counts: the first one warms up."""
+"""Number of repetitions, of which the shortest counts: the first one is a warm-up."""
 
 
 def measure(chain: Chain, examined: Examined, loss: Loss, device: torch.device) -> Costs:
-    """Measure one micro-batch; every block by itself, on the input that it had."""
+    """Measure the costs of one micro-batch, each block by itself on its recorded input."""
     named = dict(chain.model.named_parameters())
     blocks = []
     for number, block in enumerate(chain.blocks):

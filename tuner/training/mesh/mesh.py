@@ -1,6 +1,6 @@
-"""Model sharded across the ranks of a mesh: the interface for a training job.
+"""Model sharded across the ranks of a mesh, as one parameter layout of a training job.
 
-Every rank loads its share of a batch as ever; the ranks of a replica then put their shares together, so that all of
+Every rank loads its share of a batch as ever; the ranks of a replica then combine their shares, so that all of
 them compute on the same samples, augmented and transformed once. Nothing else of the loading changes.
 """
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 class Mesh(ParameterLayout):
-    """One rank's view.
+    """Parameter layout of one rank of a device mesh.
 
     Attributes:
         degrees: Ranks along each axis: "pipeline", "data", "tensor", "expert".
         replica: The ranks that hold one model together.
-        data_group: Ranks that hold the same parts, of other replicas; None where there are no others.
-        own_experts: Names of the parameters of experts, of which a rank has its own.
+        data_group: Ranks of all replicas that hold the same parts; None with a single replica.
+        own_experts: Names of the expert parameters, which differ between ranks.
     """
 
     has_every_parameter = False
@@ -79,7 +79,7 @@ class Mesh(ParameterLayout):
     # --- building -----------------------------------------------------------------------------
 
     def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]) -> None:
-        """Keep this rank's parts of the model, which becomes the first rank's."""
+        """Reduce the model, initialised as on the first rank, to this rank's parts."""
         import torch.distributed as dist
 
         for _, tensor in named_state(model):
@@ -123,10 +123,10 @@ class Mesh(ParameterLayout):
     def _lay_pipeline(
         self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Cut the blocks into stages and keep this rank's.
+        """Cut the blocks into stages, and keep only this rank's.
 
         Returns:
-            On which ranks of the pipeline each parameter is trained.
+            The ranks of the pipeline that train each parameter.
         """
         arguments, data = self.arguments, self.degrees["data"]
         length = max(1, workload.global_batch * plan.batches.factor // data // arguments.num_micro_batches)
@@ -155,7 +155,7 @@ class Mesh(ParameterLayout):
         return on_ranks
 
     def description(self) -> dict[str, Any]:
-        """The axes, and the share of the parameters that this rank has."""
+        """Return the axes of the mesh, and the share of the parameters that this rank holds."""
         assert self.replica is not None
         held = self.replica.held
         total = sum(math.prod(held[name].shape) for name in self._trained)
@@ -166,13 +166,15 @@ class Mesh(ParameterLayout):
     # --- the batch ----------------------------------------------------------------------------
 
     def shared_batch(self, batch: Any) -> Any:
-        """The shares of all ranks of the replica; those that have other experts compute on their own."""
+        """Return the combined batch of all ranks of the replica; with expert parallelism, this rank's own share."""
         return self._shares.together(batch) if self._shares else batch
 
     # --- gradients ----------------------------------------------------------------------------
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Bring together what DDP does not: gradients of experts, of stages, and of both ends of a pipeline."""
+        """Reduce the gradients that DDP does not: those of experts, of stages, and of parameters used at both ends of a
+        pipeline.
+        """
         if self.arguments.expert > 1:
             self._average_experts(parameters)
         if self.pipeline is None:
@@ -185,7 +187,7 @@ class Mesh(ParameterLayout):
             sum_over(tied, self._ends_group)
 
     def _average_experts(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Average gradients of experts, which already hold the sum over their replica."""
+        """Average the gradients of experts, which are already summed over their replica."""
         import torch.distributed as dist
 
         own = [p.grad for p in parameters if p.grad is not None and self._names[id(p)] in self.own_experts]
@@ -201,7 +203,7 @@ class Mesh(ParameterLayout):
         return float(self._norm(parameters, torch.float64))
 
     def _norm(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
-        """Norm of the gradients of the whole model, summed in this dtype."""
+        """Return the norm of the whole model's gradients, summed in this dtype."""
         assert self.replica is not None
         gradients = ((self._names[id(p)], p.grad) for p in parameters if p.grad is not None)
         return self.replica.total_norm(gradients, dtype)
@@ -214,7 +216,7 @@ class Mesh(ParameterLayout):
     # --- state --------------------------------------------------------------------------------
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the whole state under the user's names; every rank calls it."""
+        """Return the whole state under the user's names; every rank must call it."""
         assert self.replica is not None
         own = model.state_dict()
         return {name: self.replica.whole(name, own.get(name)) for name in self._state_names}
@@ -222,7 +224,7 @@ class Mesh(ParameterLayout):
     def whole_parameters(
         self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the trained parameters whole, one after the other; every rank takes part for all of them."""
+        """Yield the trained parameters whole, one after the other; every rank must iterate over all of them."""
         assert self.replica is not None
         own = dict(model.named_parameters())
         for name in self._trained:
@@ -231,8 +233,9 @@ class Mesh(ParameterLayout):
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """State as an optimizer over whole parameters has it, on the CPU, and these parameters' names in its order;
-        every rank calls it and gets all.
+        """Return the whole optimizer state, on the CPU, and the parameter names in its order; every rank must call it.
+
+        The state is that of an optimizer over whole parameters; every rank gets all of it.
         """
         assert self.replica is not None
         own_groups = self._group_names(optimizer)
@@ -252,7 +255,7 @@ class Mesh(ParameterLayout):
         return {**state, "state": found, "param_groups": options}, list(numbers)
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Part of a whole optimizer's state that is this rank's; every rank calls it."""
+        """Return this rank's part of a whole optimizer's state; every rank must call it."""
         assert self.replica is not None
         own_groups = self._group_names(optimizer)
         wholes = dict(
@@ -276,7 +279,9 @@ class Mesh(ParameterLayout):
         return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
-        """Groups of all ranks' parameters: in the order of the optimizer where that has all, else in the model's."""
+        """Return the names in each group over all ranks: in the optimizer's order if it has all parameters, else in the
+        model's.
+        """
         assert self.replica is not None
         of_ranks = self.replica.every(own)
         if all(groups == own for groups in of_ranks):
@@ -288,7 +293,7 @@ class Mesh(ParameterLayout):
 def lay_over_mesh(
     model: torch.nn.Module, workload: Workload, plan: Plan, device: torch.device, make_dataset: Callable[[], Any]
 ) -> tuple[Mesh, torch.nn.Module]:
-    """The mesh, and the model with this rank's parts; wrapped, where ranks of other replicas have the same ones."""
+    """Build the mesh; return it, and the model with this rank's parts, wrapped in DDP where DDP averages gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
     assert plan.wrap.mesh is not None
@@ -315,7 +320,7 @@ def _group(grid: torch.Tensor) -> Any:
 
 
 def _in_order(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The state of every parameter of a state dict, in the order of its groups."""
+    """Yield the state of each parameter in a state dict, in the order of its groups."""
     return (state["state"].get(number, {}) for group in state["param_groups"] for number in group["params"])
 
 
@@ -324,6 +329,6 @@ def _on_cpu(leaf: Any) -> Any:
 
 
 def _all_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers under all of their names."""
+    """Yield parameters and buffers under all of their names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""Parts of the user's tensors on the ranks of a replica, and reassembly of the whole.
+"""Parts of the user's tensors on the ranks of a replica, and their reassembly.
 
 Parts are plain tensors under the user's own names. A part of a parameter is cut along one dimension; a fused one
 (query, key and value in one product) is cut within each of its stretches, so that a rank has whole heads of all
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Equal parts along a dimension.
+    """Division of a tensor into equal parts along a dimension.
 
     Attributes:
-        stretches: Of the dimension, each of which is cut by itself.
+        stretches: Number of stretches of the dimension, each of which is cut by itself.
     """
 
     dim: int
@@ -31,14 +31,14 @@ class Cut:
     stretches: int = 1
 
     def part(self, whole: torch.Tensor, number: int) -> torch.Tensor:
-        """A copy of one part."""
+        """Return a copy of one part."""
         import torch
 
         pieces = [stretch.chunk(self.num_parts, self.dim)[number] for stretch in whole.chunk(self.stretches, self.dim)]
         return torch.cat(pieces, self.dim).clone(memory_format=torch.contiguous_format)
 
     def joined(self, parts: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The whole of all parts, in order."""
+        """Return the whole of all parts, given in order."""
         import torch
 
         by_stretch = zip(*(part.chunk(self.stretches, self.dim) for part in parts), strict=True)
@@ -50,13 +50,13 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Location of a tensor of the user's model in a replica.
+    """Placement of a tensor of the user's model within a replica.
 
     Attributes:
-        shape: Of the whole.
-        holders: Ranks of the replica whose parts make the whole, in order; of several copies the first.
-        ranks: All that train it.
-        copies: On how many ranks of the replica each element is.
+        shape: Shape of the whole tensor.
+        holders: Ranks of the replica whose parts make the whole, in order; the first of several copies.
+        ranks: All ranks that train it.
+        copies: Number of ranks of the replica that hold each element.
     """
 
     shape: tuple[int, ...]
@@ -68,11 +68,11 @@ class Held:
 
 
 class Replica:
-    """The ranks that hold one model together, and what each of them holds.
+    """The ranks that together hold one copy of the model, and the placement of its tensors on them.
 
     Args:
         group: Their process group.
-        held: By the user's names, the same on all of them.
+        held: Placements by the user's names, the same on all ranks.
     """
 
     def __init__(self, group: Any, held: Mapping[str, Held], device: torch.device) -> None:
@@ -85,11 +85,12 @@ class Replica:
         self._device = device
 
     def whole(self, name: str, own: torch.Tensor | None, *, of: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor, or one with its shape (a gradient, an optimizer's moment); every rank of the replica calls it.
+        """Return a tensor whole, or one of its shape (a gradient, an optimizer's moment); every rank of the replica
+        must call it.
 
         Args:
             own: This rank's part or copy; None where it has neither.
-            of: Its number format, where that is not the tensor's.
+            of: Dtype of the result, where that is not the tensor's.
         """
         import torch
         import torch.distributed as dist
@@ -111,16 +112,16 @@ class Replica:
         return held.cut.joined(parts) if held.cut else parts[0]
 
     def own_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of this rank's part or copy."""
+        """Return the shape of this rank's part or copy of a tensor."""
         held = self.held[name]
         return held.cut.part_shape(held.shape) if held.cut else held.shape
 
     def has(self, name: str) -> bool:
-        """Say whether this rank trains it."""
+        """Say whether this rank trains a parameter."""
         return self.rank in self.held[name].ranks
 
     def joined(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """An optimizer's state of a parameter, from those of its holders."""
+        """Return an optimizer's state of a whole parameter, from the states of the ranks that hold its parts."""
         cut, shape = self.held[name].cut, self.own_shape(name)
         if cut is None:
             return parts[0]
@@ -130,12 +131,12 @@ class Replica:
         }
 
     def own_part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a whole tensor, or all of it."""
+        """Return this rank's part of a whole tensor, or all of it if it is not cut."""
         held = self.held[name]
         return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 
     def total_norm(self, gradients: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
-        """Norm of the whole model's gradients; every rank of the replica calls it."""
+        """Return the norm of the whole model's gradients; every rank of the replica must call it."""
         import torch
         import torch.distributed as dist
 
@@ -146,7 +147,7 @@ class Replica:
         return squares.sqrt()
 
     def every(self, value: Any) -> list[Any]:
-        """Values of all ranks of the replica, in their order."""
+        """Return the values of all ranks of the replica, in rank order."""
         import torch.distributed as dist
 
         values = [None] * self.size

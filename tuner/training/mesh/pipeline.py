@@ -1,4 +1,4 @@
-"""A pipeline: stages of a chain of blocks on different ranks, and micro-batches that pass through them.
+"""Pipeline parallelism: stages of a chain of blocks on different ranks, through which micro-batches pass.
 
 The schedules are those of `torch.distributed.pipelining`. Its stages send one tensor, what is between two blocks; the
 micro-batches themselves are on every rank of the pipeline, so that torch is given their numbers only. The last stage
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 CHUNKS = 2
-"""Stages of a rank where they are interleaved."""
+"""Number of stages per rank in an interleaved schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """Cuts between the blocks.
+    """Division of the blocks into stages.
 
     Attributes:
         starts: The number of the first block of every stage.
@@ -47,7 +47,7 @@ class Stages:
     num_ranks: int
 
     def blocks(self, stage: int) -> tuple[int, int]:
-        """The first and the last."""
+        """Return the first and the last block of a stage."""
         ends = (*self.starts[1:], self.num_blocks)
         return self.starts[stage], ends[stage] - 1
 
@@ -67,11 +67,11 @@ def num_stages(schedule: str, num_ranks: int) -> int:
 
 
 class Pipeline:
-    """One rank's stages.
+    """Stages of the pipeline that one rank runs.
 
     Args:
-        dtypes: Of what goes into each block.
-        piece_length: Samples of a micro-batch.
+        dtypes: Dtype of each block's input.
+        piece_length: Samples per micro-batch.
         group: The ranks of the pipeline, in order.
     """
 
@@ -102,7 +102,7 @@ class Pipeline:
         self._weights: Sequence[float] = ()
 
     def pieces(self, workload: Workload, batch: Any) -> tuple[list[Any], list[float]]:
-        """Micro-batches, and their weights in the loss."""
+        """Return the micro-batches of a batch, and their weights in the loss."""
         length = batch_length(batch)
         if length is None:
             raise UnsupportedError("micro-batches require tensors with a common first dimension")
@@ -129,7 +129,9 @@ class Pipeline:
     def _pass(
         self, loss: Callable[[Any], torch.Tensor], pieces: Sequence[Any], weights: Sequence[float]
     ) -> torch.Tensor:
-        """Micro-batches of one shape, through all stages; their loss, or nothing where this rank has not the last."""
+        """Pass micro-batches of one shape through all stages; return their loss, or zero on a rank without the last
+        stage.
+        """
         import torch
 
         self._loss, self._pieces, self._weights = loss, pieces, weights
@@ -153,7 +155,7 @@ class Pipeline:
         )
 
     def _stage(self, stage: int, received: torch.Tensor, number: int) -> torch.Tensor:
-        """One micro-batch through one stage."""
+        """Run one micro-batch through one stage."""
         piece, weight, loss = self._pieces[number], self._weights[number], self._loss
         assert loss is not None
         if stage < self.stages.last:
@@ -164,7 +166,7 @@ class Pipeline:
         return (self.chain.stage(lambda: loss(piece), *self.stages.blocks(stage), received) * weight).reshape(1)
 
     def _schedule_of(self, loss: Callable[[Any], torch.Tensor], pieces: Sequence[Any]) -> Any:
-        """Torch's schedule for as many micro-batches of this shape."""
+        """Return torch's schedule for this number and shape of micro-batches."""
         import torch
 
         key = len(pieces), _shapes(pieces[0])
@@ -197,10 +199,10 @@ class Pipeline:
 
 
 def make_schedule(schedule: str, stages: list[Any], num_micro_batches: int, loss: Callable[..., Any]) -> Any:
-    """Torch's schedule of this name.
+    """Return torch's schedule of this name.
 
-    Those that need more micro-batches than a batch's rest has, or another multiple, give way to one that runs all
-    forward passes first.
+    A schedule that needs more micro-batches than there are, or a number divisible by its rounds, is replaced by
+    one that runs all forward passes first.
     """
     from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 
@@ -215,7 +217,7 @@ def make_schedule(schedule: str, stages: list[Any], num_micro_batches: int, loss
 
 
 def _stage_module(run: Callable[[int, torch.Tensor, int], torch.Tensor], stage: int) -> torch.nn.Module:
-    """Module that torch calls; parameters stay in the model."""
+    """Return the module that torch calls for a stage; the parameters stay in the model."""
     import torch
 
     class Stage(torch.nn.Module):
@@ -231,7 +233,7 @@ def _shapes(piece: Any) -> tuple[tuple[int, ...], ...]:
 
 @contextmanager
 def unchanged_generators(device: torch.device) -> Iterator[None]:
-    """Keep the generators that training draws from as they are, whatever runs within."""
+    """Restore, on exit, the random generators that training draws from."""
     import torch
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

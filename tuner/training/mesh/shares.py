@@ -1,4 +1,4 @@
-"""One batch from the shares that the ranks of a replica loaded."""
+"""Combination of the shares of a batch that the ranks of a replica loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
-    """Say whether every rank's share of every batch has the same number of samples, as far as is known beforehand."""
+    """Say whether all ranks' shares of every batch are known in advance to have equally many samples."""
     own = type(workload).batch_sampler is not Workload.batch_sampler
     whole = workload.global_batch * plan.batches.factor
     return workload.drop_last and not own and whole % num_ranks == 0
@@ -25,18 +25,18 @@ def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Combination of the shares of several ranks.
+    """Combination of several ranks' shares into one batch.
 
     Attributes:
         group: The ranks that compute on the same samples.
-        even: All shares are of one size, so that it need not be asked for.
+        even: Whether all shares have one size, which then need not be exchanged.
     """
 
     group: Any
     even: bool
 
     def together(self, batch: Any) -> Any:
-        """All samples, in the order of the ranks; the same on all of them.
+        """Return the samples of all ranks, in rank order; every rank gets the same batch.
 
         Raises:
             UnsupportedError: The batch's tensors have no common first dimension.

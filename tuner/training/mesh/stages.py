@@ -1,4 +1,4 @@
-"""Cuts of a chain of blocks into pipeline stages: from measured times and memory, not from counts.
+"""Division of a chain of blocks into pipeline stages, by measured times and memory rather than counts.
 
 The slowest stage paces the others, so its time is made as short as contiguous stages allow; before that comes what
 stages would need beyond the memory of their device. What comes before the blocks belongs to the first stage (and is
@@ -14,18 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATE_FACTOR = 4
-"""Memory of a parameter with its gradient and the two moments of Adam, in multiples of its own bytes."""
+"""Memory of a parameter with its gradient and Adam's two moments, in multiples of the parameter's own bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Cost of a block, or of what comes before or after them, for one micro-batch.
+    """Costs of one micro-batch in a block, or in what comes before or after the blocks.
 
     Attributes:
-        time_s: Forward and backward.
-        forward_s: Of that, forward.
-        parameter_bytes: Of what is trained.
-        kept_bytes: What the backward pass needs.
+        time_s: Time forward and backward.
+        forward_s: Forward part of that time.
+        parameter_bytes: Size of the trained parameters.
+        kept_bytes: Activations kept for the backward pass.
     """
 
     time_s: float
@@ -44,7 +44,7 @@ class Costs:
 
 
 def in_flight(schedule: str, stage: int, num_stages: int, num_ranks: int, num_micro_batches: int) -> int:
-    """Micro-batches whose activations a stage keeps at once, at most."""
+    """Return the maximum number of micro-batches whose activations a stage keeps at once."""
     if schedule == "gpipe":
         return num_micro_batches
     if schedule == "1f1b":
@@ -57,10 +57,10 @@ def in_flight(schedule: str, stage: int, num_stages: int, num_ranks: int, num_mi
 def cut_stages(
     costs: Costs, num_stages: int, *, num_ranks: int, schedule: str, num_micro_batches: int, memory_bytes: float
 ) -> tuple[int, ...]:
-    """The number of the first block of every stage.
+    """Return the number of the first block of every stage.
 
     Args:
-        memory_bytes: What a rank may use.
+        memory_bytes: Memory limit of a rank.
     """
     num_blocks, per_rank = len(costs.blocks), num_stages // num_ranks
 

@@ -1,4 +1,4 @@
-"""Laying the stages of a pipeline out: where the first rank's measurements cut, and what each rank keeps."""
+"""Placement of pipeline stages: cuts from the first rank's measurements, and the parts that each rank keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, device: torch.device) -> Any:
-    """A micro-batch of the data's first samples, on the device."""
+    """Return a micro-batch of the dataset's first samples, on the device."""
     from torch.utils.data import DataLoader
 
     options: dict[str, Any] = {} if workload.collate is None else {"collate_fn": workload.collate}
@@ -32,10 +32,10 @@ def first_piece(workload: Workload, plan: Plan, dataset: Any, length: int, devic
 
 
 def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.device) -> tuple[Stages, Examined]:
-    """Examine and measure a chain and cut it, as the first rank finds it.
+    """Examine, measure and cut a chain; every rank uses the first rank's cuts.
 
     Raises:
-        UnsupportedError: It is no chain, or too short.
+        UnsupportedError: The blocks are not a chain, or are too few.
     """
     import torch.distributed as dist
 
@@ -60,7 +60,7 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
 
 
 def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dict[str, tuple[int, ...]]:
-    """Find the ranks of the pipeline that train each parameter: two where it is used before and behind the blocks."""
+    """Return the pipeline ranks that train each parameter: two where it is used both before and after the blocks."""
     ids = {id(p): number for number, block in enumerate(chain.blocks) for p in block.parameters()}
     first_names = {id(parameter): name for name, parameter in chain.model.named_parameters()}
     found: dict[str, tuple[int, ...]] = {}
@@ -79,7 +79,8 @@ def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dic
 def keep_own(
     chain: Chain, examined: Examined, stages: Stages, on_ranks: dict[str, tuple[int, ...]], group: Any
 ) -> None:
-    """Free what this rank never computes with; what is before the blocks stays on every rank, trained on the first.
+    """Free the parameters that this rank never uses; those before the blocks stay on every rank and are trained on the
+    first.
 
     Raises:
         UnsupportedError: A rank would have nothing to train.

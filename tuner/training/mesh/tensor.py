@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Pair of matmuls as a family of models names them.
+    """Names that a family of models uses for a pair of matmuls.
 
     Attributes:
         columns: Children that read the input; their outputs are cut.
-        row: The product after them, below the same module or the one around it.
+        row: The matmul after them, below the same module or the one around it.
         heads: The attribute that counts heads; None where columns need not stay together.
-        widths: Further attributes that count columns of a rank.
-        stretches: Of the columns: 3 where one product makes query, key and value.
+        widths: Further attributes that count a rank's columns.
+        stretches: Parts of the columns: 3 where one matmul computes query, key and value.
     """
 
     columns: tuple[str, ...]
@@ -63,11 +63,11 @@ FEED_FORWARDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Pair of matmuls that was found.
+    """Pair of matmuls found in a block, to be sharded.
 
     Attributes:
-        core: The module whose input is that of the columns.
-        units: What can be shared out: heads, or inner columns.
+        core: Module whose input the columns read.
+        units: Number of units that ranks can share: heads, or inner columns.
     """
 
     pattern: Pattern
@@ -78,10 +78,10 @@ class Split:
 
 
 def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
-    """The pairs of all blocks.
+    """Return the pairs of matmuls of all blocks.
 
     Raises:
-        UnsupportedError: Names what is not known.
+        UnsupportedError: A block's structure is not known; the message names the part.
     """
     if not blocks:
         raise UnsupportedError("the model has no repeated blocks; name them in Workload.blocks")
@@ -99,7 +99,7 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """Number that a degree has to divide; 0, and the reason, where nothing is known to be sharded."""
+    """Return the number that the degree must divide, and ""; or 0 and the reason why nothing can be sharded."""
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""
     except UnsupportedError as error:
@@ -107,13 +107,13 @@ def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
 
 
 def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
-    """Leave on this rank its part of every pair.
+    """Keep only this rank's part of every pair of matmuls.
 
     Returns:
-        How each part was cut, by the identity of its new parameter.
+        Each part's cut, by the identity of its new parameter.
 
     Raises:
-        UnsupportedError: Heads or columns do not come out even.
+        UnsupportedError: The number of heads or columns is not divisible by that of the ranks.
     """
     import torch.distributed as dist
 
@@ -159,7 +159,9 @@ def _matches(block: torch.nn.Module, patterns: Sequence[Pattern]) -> Iterator[Sp
 
 
 def _checked(split: Split) -> Split:
-    """Check a split and count its units; the sizes must fit each other, and attention may have no other weights."""
+    """Check a split and return it with its units counted; sizes must be consistent, and attention may have no other
+    weights.
+    """
     pattern, name = split.pattern, type(split.core).__name__
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
@@ -197,7 +199,9 @@ def _is_product(module: Any) -> bool:
 
 
 def _column_dim(product: Any) -> int:
-    """Dimension of its weight's columns: (outputs, inputs) in torch, (inputs, outputs) in Conv1D."""
+    """Return the dimension of the weight's output columns: weights are (outputs, inputs) in torch, (inputs, outputs) in
+    Conv1D.
+    """
     return 1 if hasattr(product, "nf") else 0
 
 
@@ -220,7 +224,7 @@ def _part(module: Any, name: str, cut: Cut, rank: int) -> dict[int, Cut]:
 
 
 def _enter(split: Split, group: Any) -> None:
-    """Pass the input to the columns, equal on all ranks; its gradient is the sum of theirs."""
+    """Pass the input, equal on all ranks, to the columns; its gradient is summed over the ranks."""
     entering, _ = _exchanges()
     # Columns of one attention share an input: its gradient is summed once.
     module = split.core if split.pattern.heads else split.columns[0]
@@ -234,7 +238,7 @@ def _enter(split: Split, group: Any) -> None:
 
 
 def _leave(row: Any, group: Any) -> None:
-    """Sum the matmuls of all ranks, and add the bias once."""
+    """Sum the outputs of the row matmul over all ranks, and add the bias once."""
     import torch.nn.functional as F
 
     _, leaving = _exchanges()
@@ -248,7 +252,7 @@ def _leave(row: Any, group: Any) -> None:
 
 
 def _exchanges() -> Any:
-    """The pair of functions of which each is the other's gradient: identity, and the sum over ranks."""
+    """Return two functions, each the other's gradient: the identity, and the sum over ranks."""
     import torch
     import torch.distributed as dist
 

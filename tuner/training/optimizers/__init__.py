@@ -1,4 +1,4 @@
-"""Optimizers that torch does not have, one file each, on torch's multi-tensor operations.
+"""Optimizers that torch lacks, one file each, built on torch's multi-tensor operations.
 
-Only what trains imports them: they load torch.
+Only code that trains imports them, because they load torch.
 """

@@ -25,7 +25,7 @@ CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adafactor": torch.optim.Adafactor,
     "sm3": Sm3,
 }
-"""Classes by the names that the strategy `optimizer_algorithm` has for them."""
+"""Optimizer classes, by their names in the strategy `optimizer_algorithm`."""
 
 STATE: Mapping[str, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -34,7 +34,7 @@ STATE: Mapping[str, tuple[str, ...]] = {
     "adafactor": ("row_var", "variance"),
     "sm3": ("axis_0", "momentum"),
 }
-"""Names of the state that a step of the algorithm leaves, any of them for a parameter."""
+"""Names of the states that an algorithm's step creates; a parameter may have only some of them."""
 
 _SHARED: Mapping[str, tuple[str, ...]] = {
     "adamw": ("weight_decay", "betas", "amsgrad", "maximize", "differentiable"),
@@ -43,8 +43,10 @@ _SHARED: Mapping[str, tuple[str, ...]] = {
     "adafactor": ("weight_decay", "maximize"),
     "sm3": ("weight_decay",),
 }
-"""Options that are taken over from the user's optimizer. Its decay may have been coupled to the gradient: that is part
-of its algorithm, as the statistics are."""
+"""Options that are copied from the user's optimizer.
+
+Its weight decay may have been coupled to the gradient: that is part of its algorithm, as the statistics are.
+"""
 
 _BELONGS_TO: Mapping[str, str | None] = {
     "maximize": None,
@@ -53,16 +55,16 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that may not be dropped, where what they belong to is taken over; None: ever."""
+"""Options that may not be dropped when the option that they belong to is copied; None: they may never be dropped."""
 
 
 def exchanged(
     optimizer: torch.optim.Optimizer, algorithm: str, learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
-    """A new optimizer of another algorithm over the groups of one that was not stepped yet.
+    """Return a new optimizer of another algorithm, over the groups of one that has not stepped yet.
 
     Args:
-        learning_rate: Of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.
+        learning_rate: Rate of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.
 
     Raises:
         UnsupportedError: The optimizer has an option that the new algorithm lacks, and that is no part of the old one.
@@ -98,8 +100,9 @@ def _group(
 
 
 def algorithm_that_ran(optimizer: torch.optim.Optimizer) -> str | None:
-    """The algorithm that has updated an optimizer's parameters: by its class, and by the state that its step has left
-    there, which is not zero. None where none of them has.
+    """Return the algorithm that has updated an optimizer's parameters, or None.
+
+    It is known by the optimizer's class, and by nonzero state that a step of the algorithm leaves.
     """
     name = next((name for name, cls in CLASSES.items() if type(optimizer) is cls), None)
     held = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
@@ -108,5 +111,5 @@ def algorithm_that_ran(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that is here."""
+    """Return this rank's part of a DTensor, or the tensor itself."""
     return value.to_local() if hasattr(value, "to_local") else value

@@ -31,15 +31,15 @@ from steptune.tuner.training.optimizers.multi_tensor import (
 
 
 class Lamb(MultiTensorOptimizer):
-    """LAMB.
+    """LAMB optimizer.
 
     Args:
-        params: As of every torch optimizer.
+        params: As for every torch optimizer.
         lr: Multiplies the size of a layer's weights: 0.001 moves each layer by a thousandth of its norm.
         betas: Decay of the means of the gradient and of its square.
         eps: Added to the root of the second mean.
         weight_decay: Decoupled; part of the update that is scaled.
-        exclude_vectors: Parameters of fewer than two dimensions are neither decayed nor scaled.
+        exclude_vectors: Whether parameters of fewer than two dimensions are neither decayed nor scaled.
     """
 
     def __init__(

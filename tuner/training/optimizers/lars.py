@@ -31,15 +31,15 @@ from steptune.tuner.training.optimizers.multi_tensor import (
 
 
 class Lars(MultiTensorOptimizer):
-    """LARS.
+    """LARS optimizer.
 
     Args:
-        params: As of every torch optimizer.
+        params: As for every torch optimizer.
         lr: The global rate; much larger than SGD's, because `trust` is small.
         momentum: Share of the last step that is kept.
         weight_decay: Added to the gradient, times the weights.
         trust: The paper's eta: the part of a layer's norm that one step may move it, at lr 1.
-        exclude_vectors: Parameters of fewer than two dimensions are neither decayed nor scaled.
+        exclude_vectors: Whether parameters of fewer than two dimensions are neither decayed nor scaled.
     """
 
     def __init__(

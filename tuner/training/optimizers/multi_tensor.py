@@ -1,4 +1,4 @@
-"""Base of the optimizers of this folder: a step that hands over all parameters of one kind at once."""
+"""Base class of this folder's optimizers: a step passes all parameters of one kind to the update at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
-    """Calls `update` with the parameters of a group that have a gradient, by device, dtype and number of dimensions.
+    """Optimizer that passes each group's parameters with a gradient to `update`, by device, dtype and number of
+    dimensions.
 
     The number of dimensions matters to every optimizer here: vectors (biases, gains of normalisation) are treated
     otherwise than matrices.
@@ -20,7 +21,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Make one update of every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,7 +33,7 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Updates parameters in place. The gradients may not be changed."""
+        """Update parameters in place. The gradients must not be changed."""
 
 
 def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -47,7 +48,7 @@ def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def norms(tensors: Tensors) -> torch.Tensor:
-    """Euclidean norms, stacked; in FP32 at least."""
+    """Return the tensors' Euclidean norms, stacked, in FP32 or a wider dtype."""
     wide = torch.float32 if tensors[0].dtype in (torch.float16, torch.bfloat16) else None
     return torch.stack(torch._foreach_norm(tensors, 2, wide))
 
@@ -58,18 +59,18 @@ def scale_each(tensors: Tensors, factors: torch.Tensor) -> None:
 
 
 def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
-    """Element by element; 1 where either is zero, as where a layer's weights are still zero."""
+    """Divide element by element; the ratio is 1 where either is zero, such as for weights that are still zero."""
     usable = (numerators > 0) & (denominators > 0)
     return torch.where(usable, numerators / denominators, torch.ones_like(numerators))
 
 
 def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
-    """Say whether parameters of this kind are neither decayed nor given a rate of their own."""
+    """Say whether parameters of this kind are neither decayed nor scaled to a rate of their own."""
     return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
 
 
 def number(value: float | torch.Tensor) -> float:
-    """A learning rate, which may be a tensor."""
+    """Return a learning rate, which may be a tensor, as a number."""
     return float(value)
 
 
@@ -77,7 +78,7 @@ def check(name: str, value: float, *, below: float = float("inf")) -> None:
     """Refuse an option that is negative or too large.
 
     Raises:
-        ValueError: Names the option, its value and what it may be.
+        ValueError: The message names the option, its value and the allowed range.
     """
     if not 0 <= value < below:
         limit = "" if below == float("inf") else f" and below {below:g}"

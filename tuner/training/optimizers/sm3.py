@@ -23,10 +23,10 @@ from steptune.tuner.training.optimizers.multi_tensor import MultiTensorOptimizer
 
 
 class Sm3(MultiTensorOptimizer):
-    """SM3-II.
+    """SM3-II optimizer.
 
     Args:
-        params: As of every torch optimizer.
+        params: As for every torch optimizer.
         lr: The rate; not decayed by itself, but the accumulators only grow.
         momentum: Share of the last direction that is kept; 0 keeps none and takes no memory.
         weight_decay: Decoupled, as AdamW's.

@@ -24,14 +24,14 @@ from steptune.tuner.search.history import History, Proposal
 
 TRIES, NUM_PROPOSALS = 200, 20
 ASKS = {"tpe": 12, "gp": 3}
-"""Times that a sampler is asked for configurations that can be run."""
+"""Number of times that each sampler is asked for a configuration that can be run."""
 STARTUP_TRIALS = 5
 WORSE = 0.1
-"""Time beyond the slowest that a configuration that failed is told to take, as a logarithm."""
+"""Log time beyond the slowest configuration that is reported to a sampler for a failed one."""
 
 
 class RandomSearch:
-    """Configurations drawn uniformly."""
+    """Search that draws configurations uniformly."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
         """Keep nothing."""
@@ -45,7 +45,7 @@ class RandomSearch:
 
 
 class OptunaSearch:
-    """One of Optuna's samplers.
+    """Search by one of Optuna's samplers.
 
     Args:
         name: "tpe", multivariate, or "gp", which loads torch.
@@ -55,7 +55,7 @@ class OptunaSearch:
         self._name = name
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing: the history has it all."""
+        """Keep nothing: the history has all results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         import optuna
@@ -108,7 +108,7 @@ def _distributions(grid: Grid) -> dict[str, Any]:
 
 
 def _top(parameter: Parameter) -> int:
-    """The largest rank of an ordered parameter, whose values are distinct."""
+    """Return the largest rank of an ordered parameter, whose values are distinct."""
     return parameter.num_levels - 1
 
 

@@ -1,8 +1,8 @@
 """activation_checkpointing: recompute activations in the backward pass instead of keeping them.
 
 Mechanism: a checkpointed block keeps only its input and runs its forward pass again during the backward pass. `every`
-says that every k-th block is checkpointed; 1 checkpoints all. `save` keeps what is dear to recompute: the results of
-`attention`, or of matrix `products` (attention and convolutions included); the rest is recomputed.
+says that every k-th block is checkpointed; 1 checkpoints all. `save` keeps what is expensive to recompute: the results
+of `attention`, or of matrix `products` (attention and convolutions included); the rest is recomputed.
 
 Helps: memory, which can be spent on larger micro-batches or on running at all. Hurts: time, by up to the cost of one
 forward pass; with `save` by much less of it, for less memory saved.
@@ -47,7 +47,7 @@ _ATTENTION = (
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
 RECOMPUTED = 0.5
-"""Share of a step that recomputes every block, beyond which recomputation cannot be."""
+"""Maximum share of recomputation in a step that recomputes every block."""
 
 
 class ActivationCheckpointing(Strategy):
@@ -180,7 +180,7 @@ def _contexts_freezing_statistics(block: torch.nn.Module, save: str | None) -> C
 
 
 def saved_operators(save: str) -> frozenset[str]:
-    """Names in `torch.ops.aten`."""
+    """Return the names in `torch.ops.aten` of the operators whose results are saved."""
     return frozenset(_ATTENTION if save == "attention" else (*_ATTENTION, *_PRODUCTS))
 
 
@@ -197,7 +197,7 @@ def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kw
 
 
 def _argument(operator: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The value of an operator's argument in one call; None where it has none of this name."""
+    """Return the value of an operator's argument in one call; None where it has none of this name."""
     for place, argument in enumerate(operator._schema.arguments):
         if argument.name == name:
             return kwargs.get(name, args[place] if place < len(args) else argument.default_value)

@@ -92,8 +92,8 @@ class ModelRecipe(Strategy):
             plan.model.append(pool_tokens)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: padding brings matmuls of odd sizes to their roofline at best; with fewer tokens all compute may
-        shrink.
+        """Return the maximum savings: padding brings matmuls of odd sizes to their roofline at best; with fewer tokens
+        all compute may shrink.
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
@@ -106,8 +106,8 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: none where a compiler sees the whole model and pads by itself; little without tensor
-        cores.
+        """Return the expected saving: none where a compiler sees the whole model and pads by itself; little without
+        tensor cores.
         """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:
             return None

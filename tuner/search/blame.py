@@ -81,8 +81,8 @@ class Blame:
 
 
 class Room:
-    """Probability that configurations fit into memory, from the peaks of those that fitted and from those that ran out
-    of it.
+    """Probability that configurations fit into memory, from the peaks of those that fitted and from those that did not
+    fit.
 
     What choices add is a sum of independent normal amounts. A configuration that ran out of memory is only known to
     need more than the largest that fitted: moments are matched to that, one such configuration after another (Minka, "A

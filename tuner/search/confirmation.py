@@ -68,7 +68,7 @@ changes) to all of it. benchmarks/repeatability.py shows whether a half is enoug
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One start of the baseline and of each finalist."""
+    """Block of a confirmation: one start of the baseline and of each finalist."""
 
     number: int
     order: tuple[Candidate, ...]
@@ -93,9 +93,9 @@ class Finalist:
     """Finalist of a confirmation, with the results of its blocks.
 
     Attributes:
-        log_ratios: Over the baseline, by block.
+        log_ratios: Logarithms of its rate over the baseline's, by block.
         gain: Gain with the interval that holds if the confirmation ends here; None for fewer than two blocks.
-        standard_error: Of the mean log ratio.
+        standard_error: Standard error of the mean log ratio.
         is_proven: Whether it is proven faster so clearly that the confirmation may end early.
         is_hopeless: Whether the remaining blocks are unlikely to prove it faster.
     """
@@ -221,7 +221,7 @@ def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Se
     """Return the scatter of a block's log ratio, from all starts of both sides or from the blocks alone.
 
     Args:
-        log_ratios: By block, two at least.
+        log_ratios: Log ratios by block, at least two.
         one: Good starts of the one side.
         other: Good starts of the other side.
     """
@@ -281,7 +281,7 @@ def _f_quantile(probability: float, degrees: float, other_degrees: float) -> flo
 def all_starts(
     earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
 ) -> dict[str, list[TrialResult]]:
-    """Return the starts of the search and those of blocks, by candidate key."""
+    """Return the starts of the search and of the blocks, by candidate key."""
     starts = {key: list(results) for key, results in earlier.items()}
     for block in blocks:
         for key, result in block.items():
@@ -317,7 +317,7 @@ def gain_of(
     size.
 
     Args:
-        log_ratios: Over the baseline, by block.
+        log_ratios: Logarithms of the rate over the baseline's, by block.
         levels: Log rates of the baseline over the whole study, less the mean of their place.
         spread: Spread of a block's log ratio; None takes that of these blocks.
         alpha: Two-sided error probability of this interval; None without interim looks at the data.

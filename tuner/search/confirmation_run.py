@@ -49,7 +49,7 @@ class ConfirmationRun:
         self._view = view
         self._finalists: list[Candidate] = []
         self._short_of_time = False
-        """True where fewer blocks ran than were asked for."""
+        """True where the time sufficed for fewer blocks than requested."""
         self._planned = 0
         """Maximum number of blocks."""
         self._ended_early = ""

@@ -50,7 +50,7 @@ class ContributionRun:
         self._without: dict[str, Candidate] = {}
         """Answer without one part, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
-        """Configurations of which every run so far succeeded."""
+        """Configurations whose starts have all succeeded so far."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 

@@ -1,8 +1,8 @@
 """Choice of the next trial: the reference, then winners of similar studies, then proposals of a search.
 
-The designer asks a search (`searches.py`), runs the first proposal that can be run and paid for, judges what came of it
-and keeps the record. Whatever proposes, what ran is judged by one Gaussian model of everything measured
-(`gaussian.py`), and the measured configuration with the best expected step is the answer.
+The designer asks a search (`searches.py`), runs the first proposal that can be run within the budget, judges its
+outcome and keeps the record. Whichever search proposes, the outcome is judged by one Gaussian model of everything
+measured (`gaussian.py`), and the measured configuration with the best expected step is the answer.
 
 It is a pure function of the space, the settings and the results in order: it reads no clock, no file and no global
 state, so that a study can be replayed, resumed and run against modelled machines.

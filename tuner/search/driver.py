@@ -1,8 +1,8 @@
 """Run of a study, from its beginning or from where it was killed, to its recommendation.
 
-The driver joins the pure designer to a runner and a store. Everything that a trial showed is stored
-before the next one is asked for. On a resumed study the designer is told its story again: for each
-suggestion the stored result is looked up, and only what is missing is run.
+The driver joins the pure designer to a runner and a store. All results of a trial are stored before the designer is
+asked for the next one. On a resumed study all stored results are given to the designer again: for each suggestion the
+stored result is looked up, and only what is missing is run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StudyDriver:
         place: Returns the current place (the machine, and its devices in use), since a host can be replaced; empty
             where there is only one. Figures of different places are compared only by their ratios to the baseline of
             their place.
-        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
+        other_hardware: Whether a study begun on another hardware profile may continue on this one.
         clock: Returns the seconds of a monotonic clock.
     """
 
@@ -81,7 +81,7 @@ class StudyDriver:
         self._contributions: ContributionRun | None = None
 
     def run(self) -> Recommendation:
-        """Run what is left of the study.
+        """Run the rest of the study.
 
         A keyboard interrupt keeps everything that was measured and recommends the best so far, unconfirmed; so does a
         `StudyInterrupt` with `recommends`. Where nothing can be recommended, the interrupt is raised again.

@@ -110,7 +110,7 @@ class Observation:
     noisy: bool = True
     """True where the noise of process starts is added; False for evidence from profiles."""
     place: str = ""
-    """Place where a rate was measured; a ratio is always of one place."""
+    """Place where a rate was measured; both trials of a ratio are always in one place."""
     companion: bool = False
     """True for the rate of a trial whose ratio to another is observed too."""
 
@@ -143,7 +143,7 @@ class Difference:
 
 
 class EffectModel:
-    """The posterior of all gains given all observations."""
+    """Posterior of all gains, given all observations."""
 
     def __init__(self, observations: Sequence[Observation], like: EffectModel | None = None) -> None:
         """Fit the model to observations.
@@ -237,7 +237,7 @@ class EffectModel:
         return noise
 
     def _fit(self) -> tuple[Prior, float, float, Drift]:
-        """Fit the prior of choices first, without drift, lest one large effect make all trials look noisy."""
+        """Fit the prior of choices first, without drift, so one large effect does not make all trials look noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
         found = {(prior, share): self._fit_widths(prior, share) for prior, share in product(PRIORS, shares)}

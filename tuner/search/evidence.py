@@ -144,8 +144,8 @@ class Evidence:
         return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
     def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
-        """Return where a choice acts, the logarithm of its factor there if its expected savings come true (both by
-        category), and the most that it can save, as a part of the step.
+        """Return three facts about a choice: the categories it acts on, the log factor on each if its expected savings
+        are realised, and its maximum saving as a share of the step.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))

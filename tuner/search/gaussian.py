@@ -1,4 +1,4 @@
-"""A Gaussian model of a training step over configurations: the time of each category, and the step as their sum.
+"""Gaussian model of a training step over configurations: the time of each category, and the step as their sum.
 
 Effects multiply, so everything is in logarithms of times over the reference's. In a category the effect of a strategy
 has a Student distribution: wide on what the strategy declares to act on, narrow elsewhere; its true size is learned.
@@ -170,7 +170,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """A model's posterior of some configurations.
+    """Posterior of some configurations by a model.
 
     Attributes:
         levels: The configurations.

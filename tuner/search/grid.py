@@ -1,7 +1,7 @@
-"""The space of a study as whole numbers: one parameter for each strategy, one level for each of its choices.
+"""Space of a study as whole numbers: one parameter for each strategy, one level for each of its choices.
 
-Level 0 of every parameter is the reference's choice. Searches of any kind work on these numbers; what may be combined
-with what, and what a combination is normalised to, is asked of the space.
+Level 0 of every parameter is the reference's choice. Searches of any kind work on these numbers; the space says which
+combinations are legal, and how they are normalised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import Strategy
 
 Levels = tuple[int, ...]
-"""A configuration: the level of every parameter."""
+"""Configuration as the level of every parameter."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ NEEDED = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A configuration to start next, and why.
+    """Configuration to start next, with the reason.
 
     Attributes:
         reason: Human-readable reason, one line.
@@ -88,7 +88,7 @@ class History:
 
     @property
     def space(self) -> Space:
-        """Legal choices, and what may be combined."""
+        """Space of legal choices and combinations."""
         return self.grid.space
 
     def cost_s(self, candidate: Candidate) -> float:

@@ -20,7 +20,7 @@ from steptune.tuner.search.starts import cold_compile_s, usual_start_s, warm_com
 from steptune.tuner.strategies.situations import situation_of
 
 WORTHWHILE = 0.01
-"""Smallest gain that is worthwhile."""
+"""Smallest gain that a study looks for, as a share of the rate."""
 UNKNOWN_WINDOW_ERROR = 0.05
 
 
@@ -168,7 +168,7 @@ class Knowledge:
         )
 
     def is_calm(self, candidate: Candidate) -> bool:
-        """Say whether its profile shows a device that hardly ever waited for the host."""
+        """Say whether a candidate's profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
         return situation is not None and is_calm(situation)
 
@@ -191,11 +191,11 @@ class Knowledge:
         return candidate.key in self.results
 
     def failed(self, candidate: Candidate) -> bool:
-        """Say whether it was run and no start of it counted."""
+        """Say whether a candidate was run and none of its starts counted."""
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Say whether one of its choices was seen not to take effect, so that its rate is another configuration's."""
+        """Say whether a candidate's choice was seen not to take effect: then its rate is another configuration's."""
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 
     def measured(self) -> list[Candidate]:
@@ -248,8 +248,8 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Say whether it has choices that ran out of memory together, beside others that need no less memory than those
-        did then.
+        """Say whether a candidate has choices that ran out of memory together, while its other choices need no less
+        memory than the others did then.
         """
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
@@ -324,7 +324,7 @@ class Knowledge:
         return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
-        """Return the profile of this very candidate; None while it has none that can be trusted."""
+        """Return the situation from this candidate's own profile; None while it has no reliable one."""
         return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------
@@ -372,7 +372,7 @@ class Knowledge:
     # --- moves --------------------------------------------------------------------------------
 
     def was_tried(self, move: Move) -> bool:
-        """Say whether a candidate with this very choice was run, alone or in company."""
+        """Say whether a candidate with this choice was run, alone or with other choices."""
         return any(results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values())
 
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
@@ -385,6 +385,6 @@ def _without(candidate: Candidate, names: Container[str]) -> Candidate:
 
 
 def without_effect(result: TrialResult, candidate: Candidate) -> str:
-    """Return the candidate's choices that were not carried out, with what was seen instead; empty where all were."""
+    """Describe the candidate's choices that did not take effect, with the observation; empty where all did."""
     missing = (effect for effect in result.effects if not effect.took and effect.strategy in candidate.choices)
     return "; ".join(f"{effect.strategy} had no effect: {effect.detail}" for effect in missing)

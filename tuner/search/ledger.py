@@ -110,7 +110,7 @@ class Ledger:
         return self._arrival is None or self._arrival[candidate.key] >= starts
 
     def begin(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str, replicate: int) -> list[Trial]:
-        """Write rows of trials that are about to run."""
+        """Write the rows of trials that are about to run, and return them."""
         now = datetime.now(UTC).isoformat()
         trials = [
             Trial(

@@ -3,11 +3,11 @@
 With several ranks the fixed part depends on how the training is sharded across them, and is computed (`rank_memory`): a
 peak measured with one layout predicts all others, and a layout that does not fit even without activations is not tried.
 
-Candidates that differ in nothing but the number of micro-batches share a line. What is fixed is at least what is known
-to be there all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a margin, is
-not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed too, and
-their size is unknown. After one ran out of memory, no larger micro-batch on its line fits, and the capacity is less
-than the line predicted there.
+Candidates that differ in nothing but the number of micro-batches share a line. The fixed part is at least the memory
+that is known to be held all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a
+margin, is not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed
+too, and their size is unknown. After one ran out of memory, no larger micro-batch on its line fits, and the capacity is
+less than the line predicted there.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _is_turn_of_step(history: History) -> bool:
 
 
 class _Worth:
-    """A proposal with its expected improvement."""
+    """Proposal with its expected improvement."""
 
     def __init__(self, made: Proposal, worth: float) -> None:
         self.made, self.worth = made, worth
@@ -309,7 +309,7 @@ class Look:
         return [Proposal(candidate=candidate, reason="may be as fast, with fewer changes")]
 
     def _one_less(self, levels: Levels) -> Levels | None:
-        """Undo the change that is expected to lose least, where the loss is neither clear nor large."""
+        """Undo the change with the smallest expected loss; None where that loss is likely or large."""
         undone = [self._grid.candidate((*levels[:k], 0, *levels[k + 1 :])) for k in range(self._width) if levels[k]]
         legal = [other for c in undone if c is not None and (other := self._grid.levels_of(c)) is not None]
         if not legal:
@@ -321,8 +321,8 @@ class Look:
     # --- again, or not at all -----------------------------------------------------------------
 
     def repeats(self, most: float) -> list[Proposal]:
-        """Propose another start of the measured configuration that is worth it most, where that is worth more than
-        anything new.
+        """Propose another start of the measured configuration that gains most by it, where no new configuration
+        promises more.
         """
         if len(self._known) < 2:
             return []

@@ -1,8 +1,8 @@
 """Searches without a model of training: random ones, and Optuna's samplers.
 
-They are told configurations and rates alone: no profile, no bound, no expectation. Ordered parameters are told as whole
-numbers in the order of their values, others as categories. A sampler is built anew from everything measured each time
-(tens of milliseconds), so that the stored trials are the only truth.
+They see configurations and rates only: no profiles, bounds or expected savings. Ordered parameters are whole numbers in
+the order of their values, others are categories. A sampler is built anew from everything measured each time (tens of
+milliseconds), so that the stored trials are the only truth.
 
 Sources: Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011);
 https://optuna.readthedocs.io/en/stable/reference/samplers/generated/optuna.samplers.TPESampler.html,
@@ -34,7 +34,7 @@ class RandomSearch:
     """Search that draws configurations uniformly."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing."""
+        """Keep nothing: draws do not depend on results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         generator = np.random.default_rng([history.seed, len(history.starts)])

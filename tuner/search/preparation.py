@@ -42,9 +42,9 @@ SEARCH_SHARE = 0.62
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Share of the budget for the runs of the reference's twin on a GPU."""
+"""Maximum share of the budget for the runs of the reference's twin on a GPU."""
 REFERENCE_SHARE = 0.06
-"""Share of the budget that the guard's reference runs may take."""
+"""Maximum share of the budget for the guard's reference runs."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
 """Maximum share of the budget, and maximum seconds, for timing the links between ranks."""
 ROOM = 0.7
@@ -113,8 +113,8 @@ class Preparation:
     """Preparation of one study.
 
     Args:
-        has_trials: Whether something was measured already, before a restart.
-        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
+        has_trials: Whether trials were measured before a restart.
+        other_hardware: Whether a study begun on another hardware profile may continue on this one.
     """
 
     def __init__(
@@ -217,7 +217,9 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """Return the lessons of earlier studies, recorded when this one began so that a resumed study begins alike."""
+        """Return the lessons of earlier studies, recorded when this one began, so that a resumed study has the same
+        ones.
+        """
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
                 return msgspec.convert(event.data, Priors)

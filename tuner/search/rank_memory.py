@@ -50,7 +50,7 @@ from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.strategies.sharding.strategy import unit_key
 
 LAYOUTS = frozenset(kind.strategy for kind in (ShardingSetting, DdpBucketsSetting, MicroBatchSetting))
-"""Strategies that leave the activations of a micro-batch as they are."""
+"""Strategies that do not change the activations of a micro-batch."""
 COUNTED = LAYOUTS | {
     kind.strategy
     for kind in (
@@ -238,9 +238,9 @@ class RankMemory:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
-        """Largest activation memory seen, by the other choices and the samples of a micro-batch."""
+        """Largest measured activation memory, by the key of the other choices and the samples of a micro-batch."""
         self._too_many: dict[str, dict[float, float]] = {}
-        """Likewise, the lower bound of activation memory where memory ran out."""
+        """Largest lower bound of activation memory from runs that ran out of memory, by the same keys."""
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
         """Take in a measured peak, with `pieces` micro-batches of `samples` samples."""

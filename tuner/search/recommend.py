@@ -207,7 +207,7 @@ def _is_inconclusive(
     finalists: Sequence[Finalist],
     confirming: Sequence[TrialResult],
 ) -> bool:
-    """Return True where the claimed gain has a wide interval, or a busy machine may hide a gain that is worthwhile."""
+    """Return True where the claimed gain has a wide interval, or a busy machine may hide a worthwhile gain."""
     if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         return False
     if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):

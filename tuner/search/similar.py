@@ -23,7 +23,9 @@ SHIFTED = 0.35
 
 
 def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> float:
-    """Return the distance of a workload on its machine from an earlier study; infinite where that was not examined."""
+    """Return the distance of a workload on its machine from an earlier study; infinite where the study has no
+    inspection.
+    """
     if past.facts is None or past.environment is None:
         return math.inf
     other = past.facts
@@ -40,7 +42,7 @@ def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> flo
 
 
 def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """Compare where the time of two steps goes, by category; True where one of them is not known."""
+    """Say whether two steps spend their time in similar categories; True where one of them is not known."""
     if not shares or not others:
         return True
     moved = sum(abs(shares.get(name, 0.0) - others.get(name, 0.0)) for name in shares.keys() | others.keys()) / 2

@@ -168,7 +168,7 @@ class Space:
         )
 
     def is_same_model(self, candidate: Candidate, other: Candidate) -> bool:
-        """True where the code compiled for one candidate serves the other."""
+        """Say whether the code compiled for one candidate serves the other."""
         return not self.compiles_again(candidate, other)
 
     # --- bounds -------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class SpecMaker:
         self._phases_s: dict[str, float] = {}
 
     def learn(self, result: TrialResult) -> None:
-        """Take the duration of the reference's phases as what is usual."""
+        """Take the durations of the reference's phases as the usual ones."""
         for name, duration in result.phases_ns.items():
             self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
 

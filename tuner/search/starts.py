@@ -11,8 +11,8 @@ from steptune.tuner.records import Phase, TrialResult
 def warm_compile_s(cold_s: float) -> float:
     """Return the expected seconds of a compilation with a warm cache, from the seconds that it took with a cold one.
 
-    The longer it took the smaller the share: a power of it fits studies on an H200 (7 s: 2 to 3, 35 s: 6, 50 s: 6 to 8,
-    90 s: 5, 130 s: 8; `benchmarks/results/single_gpu_trials.jsonl`).
+    The longer the cold compilation, the smaller the share; a power law fits studies on an H200 (7 s: 2 to 3, 35 s: 6,
+    50 s: 6 to 8, 90 s: 5, 130 s: 8; `benchmarks/results/single_gpu_trials.jsonl`).
     """
     return min(cold_s, 1.3 * float(cold_s**0.4))
 

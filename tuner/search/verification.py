@@ -23,7 +23,7 @@ FALL_SHARE = 0.05
 
 
 class Verification(Record):
-    """Result of a side-by-side training."""
+    """Result of a side-by-side training of baseline and recommendation."""
 
     num_steps: int
     same: bool

@@ -12,7 +12,7 @@ from steptune.tuner.records import Decision, Finding, StudyState
 
 @dataclass
 class StudyView:
-    """Progress of a study, updated by the code that runs each part of it.
+    """Progress of a study, updated by the code that runs each part.
 
     Args:
         spent_before_s: Seconds of trials before a restart, which count against the budget but not in `elapsed_s`.
@@ -33,7 +33,7 @@ class StudyView:
     best_label: str = ""
     best_gain: float | None = None
     num_trials: int = 0
-    """Count of all trials, those that took turns with others for comparison included."""
+    """Number of all trials, including companions that took turns with others for comparison."""
     num_searched: int = 0
     """Number of trials that count against `max_trials`: trials that took turns with each other count as one."""
     max_trials: int | None = None

@@ -34,7 +34,7 @@ TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
 HARDLY = 0.005
-"""Share of the step that a change without an expected effect is assumed to save."""
+"""Saving assumed for a change without an expected effect, as a share of the step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ _S = TypeVar("_S", bound="Setting")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A complete choice of one strategy, typed. Subclasses have its parameters as fields.
+    """Complete choice of one strategy, typed; subclasses have its parameters as fields.
 
     The default of a field is what plain PyTorch runs. Its annotation says what it may be: `bool`, a `Literal`, or
     `Annotated` with values and ranges of whole numbers.
@@ -69,7 +69,7 @@ class Setting:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """Build the setting of a stored choice; missing parameters are plain PyTorch's."""
+        """Build the setting of a stored choice; missing parameters have plain PyTorch's values."""
         return cls(**choice)
 
     @classmethod
@@ -109,7 +109,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A combination that cannot be run.
+    """Combination of choices that cannot be run.
 
     Attributes:
         detail: Addition to the reason, from the workload.
@@ -180,7 +180,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class NeedsWorkload:
-    """Refusal of a choice in a training script's own loop, with the reason; a `Workload` can have it."""
+    """Refusal of a choice in a training script's own loop, with the reason; a `Workload` may allow it."""
 
     reason: str
 
@@ -252,7 +252,7 @@ class Strategy(ABC):
         """Return the complete choices worth trying here, the most promising first; may include the neutral one."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        """Say whether a choice can be tried here, from what is known without running it."""
+        """Say whether a choice can be tried here, judged without running it."""
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
@@ -265,7 +265,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Return the effect on the numbers of a choice other than the neutral one."""
+        """Return what a choice other than the neutral one does to the numbers."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Return the unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -279,7 +279,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Add to the plan what the choice asks for. The default choice adds nothing."""
+        """Add the choice's requests to the plan; the default choice adds nothing."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         """Return the application of a complete choice in a script's own loop, or the reason why it needs a workload."""

@@ -17,7 +17,7 @@ Choices = Mapping[str, Choice]
 
 
 RECURRENT = ("RNN", "LSTM", "GRU")
-"""Modules that cuDNN computes, as it does convolutions."""
+"""Recurrent modules, which cuDNN computes like convolutions."""
 CONFLICTS: tuple[Conflict, ...] = tuple(row for strategy in STRATEGIES for row in strategy.conflicts)
 DROPPED: tuple[Dropped, ...] = tuple(row for strategy in STRATEGIES for row in strategy.dropped)
 TOGETHER: tuple[Together, ...] = tuple(row for strategy in STRATEGIES for row in strategy.together)

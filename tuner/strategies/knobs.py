@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 KNOBS = "knobs"
-"""Name that stands for all knobs in lists of strategies."""
+"""Name for all knobs together in lists of strategies."""
 PREFIX = f"{KNOBS}."
 
 

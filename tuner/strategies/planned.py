@@ -30,12 +30,12 @@ STAGES = {
     "loader": "loader",
     "batch": "batch",
 }
-"""Stages of a plan, in the order in which they are carried out, as they are shown."""
+"""Stages of a plan with their displayed names, in the order in which they are carried out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """One step of a plan.
+    """Step of a plan.
 
     Attributes:
         stage: Stage in which it is carried out: one of `STAGES`, or before torch is imported.

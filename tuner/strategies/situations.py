@@ -1,4 +1,4 @@
-"""Situation of a trial, as bounds, expectations and findings see it."""
+"""Situation of a trial, from which bounds, expected savings and findings are computed."""
 
 from __future__ import annotations
 

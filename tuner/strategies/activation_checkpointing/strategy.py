@@ -126,7 +126,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
     """Make a block recompute itself in the backward pass, in place; its state keys stay the same.
 
     Args:
-        save: What is kept all the same: None, "attention" or "products".
+        save: Results that are kept all the same: None, "attention" or "products".
     """
     from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +149,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Make a new tensor in modules that would change a kept result in place; it is recomputed like others."""
+    """Switch off in-place operation of a block's modules, which would change kept results."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -185,7 +185,7 @@ def saved_operators(save: str) -> frozenset[str]:
 
 
 def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Choose the operators whose results are saved. Never those that draw random numbers: the recomputation would draw
+    """Choose the operators whose results are saved, never those that draw random numbers: the recomputation would draw
     the next ones too early.
     """
     from torch.utils.checkpoint import CheckpointPolicy

@@ -179,8 +179,8 @@ class Compile(Strategy):
         return jointly(fused, at_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: CUDA graphs remove most of the waiting for launches; where the model is compiled already,
-        they remove the rest.
+        """Return the expected saving: CUDA graphs remove most of the waiting for launches; where the model is compiled
+        already, they remove the rest.
         """
         waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
         graphs = choice["mode"] in MODES_WITH_GRAPHS
@@ -190,7 +190,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Expected saving of another way to compile than the incumbent's: from its additional parts only."""
+        """Return the expected saving of another compilation than the incumbent's, from its additional features only."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting
@@ -238,7 +238,7 @@ def _autotuned(choice: Choice) -> bool:
 
 
 def _mark_step() -> None:
-    """Mark the step: CUDA graphs of compiled regions reuse the memory of the previous one."""
+    """Mark the beginning of a step, so that CUDA graphs of compiled regions can reuse the previous step's memory."""
     import torch
 
     torch.compiler.cudagraph_mark_step_begin()

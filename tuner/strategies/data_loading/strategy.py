@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 WITHOUT_WORKERS_PART = 0.9
 """Share of its saving, estimated from the measured time of a sample, that loading without workers usually realises."""
 SHORT_EPOCH_STEPS = 1000
-"""Maximum steps of an epoch for which a faster beginning of epochs is worth a trial."""
+"""Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
-"""Share of copies, and of waiting for them, that pinned memory is expected to save; the rest stays exposed."""
+"""Share of the time of copies, and of waiting for them, that pinned memory is expected to save."""
 
 
 class DataLoading(Strategy):

@@ -120,7 +120,7 @@ class CachedDataset:
         return self.dataset.augment(sample) if self.splits else sample
 
     def fill(self, indices: Any) -> None:
-        """Store these samples now."""
+        """Load and store these samples now."""
         for index in indices:
             self._stored(int(index))
 

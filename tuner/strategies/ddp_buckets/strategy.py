@@ -78,7 +78,7 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Check that sizes which differ from today's, and from those tried, make other buckets of this model."""
+        """Check that bucket sizes group this model's gradients unlike today's and the other sizes tried."""
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_FACTOR = 1024
 FACTORS = (2, 4, 8, 16, 32, 64)
 LINEAR = ("SGD",)
-"""Optimizers whose update is in proportion to the gradient."""
+"""Optimizers whose update is proportional to the gradient."""
 
 PER_STEP = (
     Category.OPTIMIZER,

@@ -56,7 +56,7 @@ SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
 """NCCL's maximum number of channels, of threads and of sockets per thread, and of their product."""
 TCP_LIKELY = 0.5
-"""Probability that sockets serve a network of which only the speed is known: InfiniBand and RoCE use none."""
+"""Probability that a network of which only the speed is known uses sockets: InfiniBand and RoCE use none."""
 
 
 class NcclSettings(Strategy):
@@ -176,7 +176,7 @@ class NcclSettings(Strategy):
 
 
 def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
-    """Say whether NCCL's log shows that it followed a parameter, and what it shows."""
+    """Return whether NCCL's log shows that a parameter was followed, and a description of the log's evidence."""
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"

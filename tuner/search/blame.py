@@ -1,9 +1,9 @@
-"""Probability that a configuration runs, from those that did and those that did not.
+"""Probability that a configuration runs, from configurations that ran and configurations that failed.
 
-A failed start blames the set of its choices: each choice, and each pair, that never ran. How much blame one gets
-depends on who else is suspected; several failures add up. A choice that failed beside today's others may run beside
-different ones, so a pair with an untouched strategy is a suspect too, a small one. Memory is another matter: what
-choices need of it adds up, and what ran out of it needs more than whatever fitted.
+A failed start is blamed on those of its choices, and pairs of choices, that never ran. The blame of one depends on how
+many others are suspected; the blame of several failures adds up. A choice that failed beside today's others may run
+beside different ones, so a pair with an untouched strategy is a suspect too, a small one. Memory is modelled apart
+(`Room`): the needs of choices add up, and a configuration that ran out of memory needs more than any that fitted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from scipy.special import log_ndtr, ndtr
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 PAIR, PAIR_WITH_TODAY = 0.2, 0.05
-"""Weight of a pair of choices, and of a choice with an untouched strategy, over that of a choice."""
+"""Weights of a pair of choices, and of a choice paired with an untouched strategy, relative to a single choice."""
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
-"""Prior knowledge of choices in general, before any was tried: so many failed of so many that ran."""
+"""Prior counts for the failure rate of a choice: failures, and tries in all."""
 
 ADDED, SAVED, PEAK_NOISE, HALFWAY = 0.2, 0.1, 0.01, 0.02
-"""Parts of the smallest configuration's peak: what a choice may add, what one is expected to save that is there for it,
-what two starts differ by, and how much more than the largest that fitted there may be."""
+"""Shares of the smallest configuration's peak memory: standard deviation of what a choice adds, expected saving of a
+choice that saves memory, noise of a peak between starts, and headroom assumed above the largest peak that fitted.
+"""
 
 
 class Blame:
-    """Args:
-    ran, failed: Levels of configurations, one a row; level 0 is the reference's.
+    """Probability that configurations run, from the choices that failed starts are blamed on.
+
+    Args:
+        ran, failed: Levels of configurations, one a row; level 0 is the reference's.
     """
 
     def __init__(self, num_levels: list[int], ran: Ints, failed: Ints) -> None:
@@ -71,26 +74,27 @@ class Blame:
         return found
 
     def runs(self, levels: Ints) -> Floats:
-        """Probability that each configuration runs."""
+        """Return the probability that each configuration runs."""
         chosen = self._one_hot(levels)
         pairs = 0.5 * ((chosen @ self._pair) * chosen).sum(1)
         return np.asarray(np.exp(chosen @ self._single + pairs))
 
 
 class Room:
-    """Probability that configurations fit into memory, from peaks of those that did and from those that did not.
+    """Probability that configurations fit into memory, from the peaks of those that fitted and from those that did not
+    fit.
 
-    What choices add is a sum of independent normal amounts. Of a configuration that ran out of memory it is known only
-    that it needs more than the largest that fitted: moments are matched to that, one such configuration after another
-    (Minka, "A family of algorithms for approximate Bayesian inference", 2001, assumed-density filtering). That puts
-    probabilities off by about 0.1, depending on the order.
+    What choices add is a sum of independent normal amounts. A configuration that ran out of memory is only known to
+    need more than the largest that fitted: moments are matched to that, one such configuration after another (Minka, "A
+    family of algorithms for approximate Bayesian inference", 2001, assumed-density filtering). That puts probabilities
+    off by about 0.1, depending on the order.
 
     Args:
         ran: Levels of configurations that fitted, one a row; level 0 is the reference's.
         peaks: Their memory, in any unit; 0 where it is unknown.
         ran_out: Levels of those that did not fit.
-        directions: Of every parameter's levels: -1 where one is there to save memory, 1 where it gives up such a
-            saving of the reference, else 0.
+        directions: Of every parameter's levels: -1 for a level that saves memory, 1 for one that gives up such a saving
+            of the reference, else 0.
     """
 
     def __init__(
@@ -118,7 +122,9 @@ class Room:
             self._exceeded(features)
 
     def _features(self, levels: Ints) -> Floats:
-        """A constant, and each choice that is not the reference's."""
+        """Return the features of configurations: one for each choice that is not the reference's, and a constant (last
+        column).
+        """
         found = np.zeros((len(levels), self._size + 1))
         found[:, -1] = 1.0
         for row, number in enumerate(levels):
@@ -126,14 +132,14 @@ class Room:
         return found
 
     def _fitted(self, features: Floats, peaks: Floats) -> None:
-        """Take in the peaks of configurations that ran."""
+        """Update the posterior with the peaks of configurations that ran."""
         between = features @ self._spread
         gain = between.T @ np.linalg.inv(between @ features.T + PEAK_NOISE**2 * np.eye(len(peaks)))
         self._need = self._need + gain @ (peaks - features @ self._need)
         self._spread = self._spread - gain @ between
 
     def _exceeded(self, features: Floats) -> None:
-        """Take in that a configuration needs more than the largest that fitted."""
+        """Update the posterior with a configuration that needs more memory than the largest that fitted."""
         direction = self._spread @ features
         sd = math.sqrt(float(features @ direction) + PEAK_NOISE**2)
         z = (float(features @ self._need) - self._cap) / sd
@@ -142,7 +148,7 @@ class Room:
         self._spread = self._spread - np.outer(direction, direction) * (hazard * (hazard + z) / sd**2)
 
     def fits(self, levels: Ints) -> Floats:
-        """Probability that each configuration fits; 1 while nothing ran out of memory."""
+        """Return the probability that each configuration fits; 1 while none ran out of memory."""
         if not self.limits:
             return np.ones(len(levels))
         features = self._features(levels)

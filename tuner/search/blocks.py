@@ -1,4 +1,4 @@
-"""Blocks of starts: one of each candidate, in turns where they fit together, in one place."""
+"""Blocks of starts: one start of each candidate, in turns where they fit into memory together, all in one place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from steptune.tuner.search.preparation import MIN_CAP_S
 
 
 class BlockRunner:
-    """Runs blocks for one purpose, or finds them where they were measured before.
+    """Runner of blocks for one purpose; stored blocks are not run again.
 
     Args:
-        knowledge: Of the search: what starts took so far.
-        place: Tells which machine and devices of it this is.
+        knowledge: The search's, for the time that starts took so far.
+        place: Returns the current place: the machine, and its devices in use.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class BlockRunner:
     def run(
         self, order: Sequence[Candidate], number: int, left_s: Callable[[], float] | None = None
     ) -> dict[str, TrialResult]:
-        """One start of each; good results by candidate key, as the objective counts them.
+        """Run one start of each candidate, and return the good results by candidate key, as the objective counts them.
 
         Args:
             left_s: Seconds that are left: no phase of a trial may exceed them until its first window, and nothing is
@@ -51,26 +51,28 @@ class BlockRunner:
         return {key: result for key, result in counted.items() if result.ok}
 
     def numbers(self, candidates: Sequence[Candidate]) -> Iterator[int]:
-        """Numbers of blocks, in order. One that was begun before the budget was changed counts only where it is whole:
-        starts that lie hours apart make no block.
+        """Yield block numbers in order. A block begun before the budget was changed counts only if it is complete,
+        since starts hours apart make no block.
         """
         first = self._ledger.first_block(self._purpose)
         stored = (number for number in range(first) if self.is_stored(candidates, number))
         return itertools.chain(stored, itertools.count(first))
 
     def num_stored(self, candidates: Sequence[Candidate]) -> int:
-        """Blocks of these candidates that were complete before a restart."""
+        """Count the blocks of these candidates that were complete before a restart."""
         stored = (self.is_stored(candidates, number) for number in self.numbers(candidates))
         return sum(1 for _ in itertools.takewhile(bool, stored))
 
     def num_begun(self, candidate: Candidate) -> int:
-        """Blocks since the budget was set for which a start of this candidate is stored, good or not."""
+        """Count the blocks since the last change of the budget for which a start of this candidate is stored, good or
+        not.
+        """
         first = self._ledger.first_block(self._purpose)
         found = (self._ledger.find(candidate, self._purpose, number) for number in itertools.count(first))
         return sum(1 for _ in itertools.takewhile(lambda result: result is not None, found))
 
     def begun_s(self, candidates: Sequence[Candidate]) -> float:
-        """Seconds that the stored starts of the first block took."""
+        """Return the seconds that the stored starts of the first block took."""
         first = self._ledger.first_block(self._purpose)
         found = (self._ledger.find(candidate, self._purpose, first) for candidate in candidates)
         return sum(result.duration_ns for result in found if result is not None) / 1e9
@@ -82,20 +84,22 @@ class BlockRunner:
     # --- what a block takes -------------------------------------------------------------------
 
     def least_s(self, candidates: Sequence[Candidate]) -> float:
-        """Seconds of a block with the shortest windows."""
+        """Return the expected seconds of a block with the shortest windows."""
         return self._starts_s(candidates) + MIN_CAP_S * len(self._trials.together(candidates))
 
     def longest_cap_s(self, candidates: Sequence[Candidate], block_s: float) -> float:
-        """Cap of the windows with which a block takes so many seconds, the shortest one at least."""
+        """Return the window cap with which a block takes `block_s` seconds; at least `MIN_CAP_S`."""
         return max(MIN_CAP_S, (block_s - self._starts_s(candidates)) / len(self._trials.together(candidates)))
 
     def _starts_s(self, candidates: Sequence[Candidate]) -> float:
-        """Seconds until the first windows of all; of one that was never started as long as the others take."""
+        """Return the seconds until the first windows of all; a candidate that was never started counts as the slowest
+        other one.
+        """
         known = [self._knowledge.start_s(candidate) for candidate in candidates]
         return sum(seconds or max(known) for seconds in known)
 
 
 def _is_whole(found: Iterable[TrialResult | None]) -> bool:
-    """Return True where all of a block was measured, in one place."""
+    """Return True where all starts of a block were measured, in one place."""
     places = {None if result is None else result.place for result in found}
     return len(places) == 1 and None not in places

@@ -13,11 +13,11 @@ WAITING = (
     Category.DATA_WAIT,
 )
 CALM = 0.1
-"""Share of the step that a device may wait for its host, of a trial that does not feel the host."""
+"""Maximum share of the step that the device waits for its host in a trial that is insensitive to the host."""
 
 
 def has_device(situation: Situation) -> bool:
-    """Say whether the host is not itself the device: on a CPU there is nobody who could wait for it."""
+    """Say whether compute runs on an accelerator; on a CPU the host itself is the device."""
     return situation.environment.hardware.device_kind != "cpu"
 
 

@@ -1,4 +1,4 @@
-"""The confirmation: is the winner of the search really faster?
+"""Confirmation of the search's winner by new starts: is it really faster?
 
 The search chose its winner because it measured well, so its own figures flatter it. The confirmation measures the
 finalists and the baseline again, in fresh processes, in blocks: every block has one start of each, taking turns where
@@ -9,17 +9,17 @@ Blocks follow one after another until the gain is proven, cannot be proven any m
 done. `spending.py` says how sure each end must be; no end by itself makes a gain look proven or an interval too narrow.
 
 How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
-Two blocks are worth something by that. The start that selected the winner is a lucky one: where both sides scatter
-alike, it is left out. Where the sides clearly differ each has a scatter of its own (Welch). Where
-the blocks' ratios scatter clearly more or clearly less than that, their own scatter counts: they see something else
-than single starts do, as a load that both sides of a block share.
+That makes even two blocks informative. The start that selected the winner is a lucky one: where both sides scatter
+alike, it is left out. Where the sides clearly differ each has a scatter of its own (Welch). Where the blocks' ratios
+scatter clearly more or clearly less than that, their own scatter counts: they then reflect something that single starts
+do not, such as a load that both sides of a block share.
 
 Intervals are those of Student, widened for the number of finalists, so that they hold for all finalists at once and
 choosing the best of them is allowed. Finalists that are compared with the same starts of the baseline err together:
 that widens them less (Dunnett).
 
-Where a further confirmation would fall is said more carefully. Blocks taken within a minute do not see how a shared
-machine changes over an hour, and a machine that slows down seldom slows two configurations alike. So the scatter of the
+The prediction for another confirmation is more careful. Blocks taken within a minute do not see how a shared machine
+changes over an hour, and a machine that slows down seldom slows two configurations alike. So the scatter of the
 baseline over the whole study enters the prediction.
 
 Sources: Dunnett, "A multiple comparison procedure for comparing several treatments with a control", J. Am. Stat. Assoc.
@@ -43,21 +43,23 @@ from steptune.tuner.search.spending import looks, simultaneous_level
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
-"""Fewest and most blocks. Without two there is no interval; that of two is wide, and enough for a large gain."""
+"""Minimum and maximum number of blocks. Fewer than two give no interval; two give a wide one, enough for a large gain.
+"""
 LONGEST_OVERRUN = 0.15
-"""Share of the budget by which the fewest blocks may end late."""
+"""Maximum overrun by the minimum number of blocks, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Probabilities of the tests by which the blocks scatter more, or less, than single starts say. To scatter less makes
-the interval narrower: it takes more to believe it."""
+"""Significance levels of the tests whether blocks scatter more, or less, than single starts. Less scatter narrows the
+interval, so it takes stronger evidence.
+"""
 UNLIKE = 0.2
-"""Probability of the test by which the two sides have variances of their own."""
+"""Significance level of the test whether the two sides have different variances."""
 ALIKE = 0.5
-"""Share of each side in a difference of two that scatter alike."""
+"""Share of each side in the variance of a difference when both sides have the same variance."""
 HOPELESS = 0.1
-"""Probability of a proof in the blocks that are left from which on they are not run."""
+"""Smallest probability of proving a gain for which the remaining blocks are run."""
 HOPE = 0.67
-"""Standard errors above its estimate at which a gain is taken to be for that: the upper quartile."""
+"""Standard errors added to the estimated gain for that probability: its upper quartile."""
 UNSHARED = 0.5
 """Share of a change of the machine's speed that affects one configuration but not another: from none (the ratio never
 changes) to all of it. benchmarks/repeatability.py shows whether a half is enough.
@@ -66,7 +68,7 @@ changes) to all of it. benchmarks/repeatability.py shows whether a half is enoug
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One start of the baseline and of each finalist."""
+    """Block of a confirmation: one start of the baseline and of each finalist."""
 
     number: int
     order: tuple[Candidate, ...]
@@ -74,11 +76,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of logarithms, with the degrees of freedom that it is known by.
+    """Variance of logarithms, with its degrees of freedom.
 
     Attributes:
-        common: Least share of the variance that either side of a difference brings: by so much, at least, differences
-            that have a side in common are correlated. 0 where that is not known.
+        common: Smaller side's share of the variance of a difference: a lower bound of the correlation between
+            differences with a common side. 0 where it is unknown.
     """
 
     variance: float
@@ -88,14 +90,14 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A finalist with what its blocks showed.
+    """Finalist of a confirmation, with the results of its blocks.
 
     Attributes:
-        log_ratios: Over the baseline, by block.
-        gain: Its interval is that of a confirmation which ends here; None for fewer than two blocks.
-        standard_error: Of the mean log ratio.
+        log_ratios: Logarithms of its rate over the baseline's, by block.
+        gain: Gain with the interval that holds if the confirmation ends here; None for fewer than two blocks.
+        standard_error: Standard error of the mean log ratio.
         is_proven: Whether it is proven faster so clearly that the confirmation may end early.
-        is_hopeless: Whether the blocks that are left would hardly prove it faster.
+        is_hopeless: Whether the remaining blocks are unlikely to prove it faster.
     """
 
     candidate: Candidate
@@ -111,7 +113,7 @@ class Finalist:
 
 
 def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_finalists: int) -> int:
-    """Blocks after which an expected gain is told from none in eight of ten confirmations."""
+    """Return the number of blocks with which a confirmation proves an expected gain with a probability of 80 %."""
     effect = math.log1p(max(0.0, expected_gain))
     for count in range(at_least, MAX_BLOCKS):
         error = noise_sd * math.sqrt(2 / count)
@@ -122,7 +124,7 @@ def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_fina
 
 
 def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int, seed: int) -> list[Block]:
-    """Blocks in which every candidate starts once: in random order, then in the reverse of it, and so on."""
+    """Plan blocks in which every candidate starts once: one block in random order, the next in reverse, and so on."""
     generator = random.Random(seed)
     blocks: list[Block] = []
     for number in range(count):
@@ -139,16 +141,16 @@ def judge(
     earlier: Mapping[str, Sequence[TrialResult]] | None = None,
     planned: int | None = None,
 ) -> list[Finalist]:
-    """The gain of every finalist with its simultaneous interval.
+    """Return the gain of every finalist with its simultaneous interval.
 
     Args:
-        blocks: Of each block, the good results by candidate key.
+        blocks: Good results of each block, by candidate key.
         earlier: Good results of the search by candidate key.
-        planned: Blocks after which the confirmation ends at the latest; None where these were to be all from the first,
-            and nobody looked before they were done.
+        planned: Maximum number of blocks; None where the number was fixed beforehand, without interim looks at the
+            data.
 
     Returns:
-        The finalists, the best first; those of fewer than two complete blocks have no gain.
+        The finalists, the best first; those with fewer than two complete blocks have no gain.
     """
     starts = all_starts(earlier or {}, blocks)
     judged = [compare(c, reference, blocks, starts, len(finalists), planned) for c in finalists]
@@ -157,7 +159,7 @@ def judge(
 
 
 def early_end(judged: Sequence[Finalist]) -> str:
-    """Return the reason for which no further block is needed; empty where one is."""
+    """Return the reason why no further block is needed; empty while one is needed."""
     if judged and judged[0].is_proven:
         return "the gain was proven"
     if judged and all(finalist.is_hopeless for finalist in judged):
@@ -173,12 +175,12 @@ def compare(
     num_comparisons: int,
     planned: int | None,
 ) -> Finalist:
-    """The speed of one candidate over another, by the blocks that have both.
+    """Compare the speed of one candidate with another's, by the blocks that have both.
 
     Args:
-        starts: All good starts of both by candidate key, those of the blocks included: how much they scatter.
-        num_comparisons: Over which the interval is simultaneous.
-        planned: As of `judge`.
+        starts: All good starts of both by candidate key, those of the blocks included, for their scatter.
+        num_comparisons: Number of comparisons over which the interval is simultaneous.
+        planned: As in `judge`.
     """
     both = [b for b in blocks if reference.key in b and candidate.key in b]
     log_ratios = tuple(_block_log_ratio(b[candidate.key], b[reference.key]) for b in both)
@@ -204,7 +206,7 @@ def compare(
 
 
 def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float) -> float:
-    """Conditional power: probability that all planned blocks prove a gain which is a little better than it looks."""
+    """Return the conditional power: probability that all planned blocks prove a gain slightly above its estimate."""
     hoped = mean + HOPE * math.sqrt(spread.variance / count)
     needed = student_quantile(1 - alpha / 2, spread.degrees + planned - count) * math.sqrt(spread.variance / planned)
     expected = (count * mean + (planned - count) * hoped) / planned
@@ -216,10 +218,10 @@ def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float)
 
 
 def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Sequence[TrialResult]) -> Spread:
-    """Scatter of a block's log ratio, by all starts of both sides or by the blocks alone.
+    """Return the scatter of a block's log ratio, from all starts of both sides or from the blocks alone.
 
     Args:
-        log_ratios: By block, two at least.
+        log_ratios: Log ratios by block, at least two.
         one: Good starts of the one side.
         other: Good starts of the other side.
     """
@@ -238,7 +240,7 @@ def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Se
 
 
 def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """All but the start by which the search chose them, as long as there are two others."""
+    """Return all starts except the one that selected the candidate, if at least two others are left."""
     first = next((number for number, result in enumerate(results) if result.purpose is Purpose.EXPLORE), None)
     if first is None or len(results) < 3:
         return results
@@ -246,7 +248,7 @@ def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
 
 
 def _side(results: Sequence[TrialResult]) -> Spread:
-    """Spread of one side's log rates about the mean of their place."""
+    """Return the spread of one side's log rates about the mean of their place."""
     places = _by_place(results)
     degrees = sum(len(rates) - 1 for rates in places)
     squares = math.fsum(rate**2 for rates in places for rate in _centred(rates))
@@ -254,7 +256,7 @@ def _side(results: Sequence[TrialResult]) -> Spread:
 
 
 def _of_difference(one: Spread, other: Spread) -> Spread:
-    """Spread of a difference: with one variance for both sides where they do not differ clearly, else by Welch."""
+    """Return the spread of a difference: with a pooled variance unless the two clearly differ, else by Welch."""
     total = one.variance + other.variance
     low, high = (_f_quantile(share, one.degrees, other.degrees) for share in (UNLIKE / 2, 1 - UNLIKE / 2))
     if not total or low * other.variance < one.variance < high * other.variance:
@@ -279,7 +281,7 @@ def _f_quantile(probability: float, degrees: float, other_degrees: float) -> flo
 def all_starts(
     earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
 ) -> dict[str, list[TrialResult]]:
-    """Return the starts of the search and those of blocks, by candidate key."""
+    """Return the starts of the search and of the blocks, by candidate key."""
     starts = {key: list(results) for key, results in earlier.items()}
     for block in blocks:
         for key, result in block.items():
@@ -288,7 +290,7 @@ def all_starts(
 
 
 def _by_place(results: Sequence[TrialResult]) -> list[list[float]]:
-    """Log rates by place: how a machine changes, not how machines differ."""
+    """Group log rates by place, so that differences between machines do not count as scatter."""
     by_place: dict[str, list[float]] = {}
     for result in results:
         by_place.setdefault(result.place, []).append(log_rate(result).mean)
@@ -311,13 +313,14 @@ def gain_of(
     spread: Spread | None = None,
     alpha: float | None = None,
 ) -> Gain | None:
-    """Ratio, simultaneous interval, and where a further confirmation of the same size would fall.
+    """Return the ratio, its simultaneous interval, and the prediction interval for another confirmation of the same
+    size.
 
     Args:
-        log_ratios: Over the baseline, by block.
+        log_ratios: Logarithms of the rate over the baseline's, by block.
         levels: Log rates of the baseline over the whole study, less the mean of their place.
-        spread: Of a block; None takes that of these blocks.
-        alpha: Two-sided error probability of this interval; None where nobody looked before.
+        spread: Spread of a block's log ratio; None takes that of these blocks.
+        alpha: Two-sided error probability of this interval; None without interim looks at the data.
     """
     if len(log_ratios) < 2:
         return None
@@ -344,7 +347,7 @@ def _interval(centre: float, half_width: float) -> Interval:
 
 
 def _block_log_ratio(result: TrialResult, reference: TrialResult) -> float:
-    """Paired by round where both took turns, else the ratio of the two rates."""
+    """Return a block's log ratio: paired by round where both took turns, else from the two rates."""
     paired = log_ratio(result, reference)
     if paired is not None:
         return paired.mean

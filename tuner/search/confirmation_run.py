@@ -1,4 +1,4 @@
-"""Running the confirmation: how many finalists and blocks the time that is left allows, then block by block."""
+"""Run of the confirmation: as many finalists and blocks as the remaining time allows, block by block."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from steptune.tuner.search.specs import measure_settings
 from steptune.tuner.search.view import StudyView
 
 CONFIRM_CAPS = 1.5
-"""Longest windows of the confirmation, in those of the search."""
+"""Maximum length of the confirmation's windows, as a multiple of the search's."""
 
 
 class ConfirmationRun:
-    """Measures the finalists of a search and its reference again, until the answer is clear or the planned blocks are
-    done. What an interrupted one measured can be judged.
+    """Confirmation of a search's finalists, measured again beside the reference until the answer is clear or the
+    planned blocks are done. An interrupted one can be judged by the blocks that it has.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class ConfirmationRun:
         self._view = view
         self._finalists: list[Candidate] = []
         self._short_of_time = False
-        """True where fewer blocks ran than were asked for."""
+        """True where the time sufficed for fewer blocks than requested."""
         self._planned = 0
-        """Blocks after which it ends at the latest."""
+        """Maximum number of blocks."""
         self._ended_early = ""
         """Reason why no further block was needed."""
         self.blocks: list[dict[str, TrialResult]] = []
         """Good results of each block by candidate key, as the objective counts them."""
 
     def run(self) -> None:
-        """Run what is missing."""
+        """Run the missing blocks."""
         self._choose_finalists()
         if not self._finalists:
             return
@@ -91,7 +91,7 @@ class ConfirmationRun:
                     break
 
     def judged(self) -> list[Finalist]:
-        """The finalists, the best first; none before the first block."""
+        """Return the finalists, the best first; none before the first block."""
         if not self.blocks:
             return []
         results = self.designer.knowledge.results
@@ -99,7 +99,7 @@ class ConfirmationRun:
         return judge(self.designer.reference, self._finalists, self.blocks, earlier, self._planned)
 
     def decisions(self, judged: Sequence[Finalist]) -> list[Decision]:
-        """One a finalist, after those of the search."""
+        """Return one decision for each finalist, numbered after those of the search."""
         first = len(self.designer.decisions) + 1
         return [
             Decision(
@@ -120,20 +120,20 @@ class ConfirmationRun:
         return f"{num_starts} starts against the baseline in random order{short}"
 
     def no_time_for(self) -> list[str]:
-        """Blocks that were asked for and not run."""
+        """Describe the requested blocks that were not run; empty if there are none."""
         missing = self._settings.confirm_blocks - len(self.blocks)
         if not self._finalists or missing <= 0 or self._ended_early:
             return []
         return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
 
     def _too_late(self, num_missing: int) -> bool:
-        """Say whether so many blocks would end long after the budget."""
+        """Say whether the missing blocks would overrun the budget by more than `LONGEST_OVERRUN`."""
         return num_missing * self._least_block_s() > self._view.left_s + LONGEST_OVERRUN * self._view.budget_s
 
     # --- how much -----------------------------------------------------------------------------
 
     def _choose_finalists(self) -> None:
-        """Fewer finalists rather than fewer blocks: an interval needs its replicates."""
+        """Choose the finalists: fewer of them rather than fewer blocks, because an interval needs replicates."""
         self._finalists = self.designer.finalists(self._settings.num_finalists)
         while len(self._finalists) > 1:
             missing = self._settings.confirm_blocks - self._block_runner.num_stored(self._all())
@@ -142,7 +142,7 @@ class ConfirmationRun:
             self._finalists.pop()
 
     def _num_wanted(self) -> int:
-        """Blocks that the gain, as the search saw it, needs beside the noise."""
+        """Return the number of blocks that the gain estimated by the search needs at this noise."""
         knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,
@@ -152,7 +152,9 @@ class ConfirmationRun:
         )
 
     def _set_windows(self, num_missing: int) -> None:
-        """Make windows as long as the time that is left allows; starts differ more than windows of one start."""
+        """Set windows as long as the remaining time allows, up to a cap, since starts differ more than windows of one
+        start.
+        """
         cap_s = self._block_runner.longest_cap_s(self._all(), self._view.left_s / max(1, num_missing))
         cap_s = min(cap_s, CONFIRM_CAPS * self._trials.measure.cap_s)
         self._trials.measure = measure_settings(self._settings.measure, cap_s)
@@ -161,5 +163,5 @@ class ConfirmationRun:
         return [self.designer.reference, *self._finalists]
 
     def _least_block_s(self) -> float:
-        """Seconds of a block with the shortest windows."""
+        """Return the expected seconds of a block with the shortest windows."""
         return self._block_runner.least_s(self._all())

@@ -1,9 +1,9 @@
-"""Contribution of each part to the answer: the answer once more beside the answer without that part.
+"""Contribution of each part of the answer, measured as the answer beside the answer without that part.
 
 It is measured as the confirmation measures gains: new starts of all, in turns, in blocks that follow one after another,
-with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, parts in
-which the search saw least are not measured, and their contribution is not stated. What is left of the answer without a
-part is not recommended, so it is neither guarded nor profiled.
+with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, the parts
+with the smallest gains in the search are not measured, and their contribution is not stated. The answer without a part
+is not recommended, so it is neither guarded nor profiled.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from steptune.tuner.search.view import StudyView
 
 
 class ContributionRun:
-    """Measures an answer and what is left of it without each part, in the time that is left.
+    """Measurement of an answer beside the answer without each part, in the remaining time.
 
     Args:
-        confirmed: Good results of the confirmation's blocks, which tell how much starts of the answer scatter.
+        confirmed: Good results of the confirmation's blocks, for the scatter of the answer's starts.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class ContributionRun:
         self._runner = BlockRunner(trials, ledger, designer.knowledge, purpose=Purpose.CONTRIBUTION, place=place)
         self._answer = designer.reference
         self._without: dict[str, Candidate] = {}
-        """Rest of the answer, by the strategy that is left out."""
+        """Answer without one part, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
-        """Configurations of which every run so far succeeded."""
+        """Configurations whose starts have all succeeded so far."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
     def run(self, answer: Candidate) -> None:
-        """Run what there is time for; nothing where today's settings and the answer differ in one part, which then
-        contributes the whole gain.
+        """Run the blocks that there is time for; none where the answer has a single part, which then contributes the
+        whole gain.
         """
         self._answer = answer
         if self._designer.reference.is_baseline and len(answer.choices) == 1:
@@ -89,7 +89,7 @@ class ContributionRun:
                 return
 
     def gains(self) -> dict[str, Gain]:
-        """Contribution by strategy, each with its simultaneous interval."""
+        """Return the contributions by strategy, each with its simultaneous interval."""
         return {name: finalist.gain for name, finalist in self._judged().items() if finalist.gain is not None}
 
     def _judged(self) -> dict[str, Finalist]:
@@ -105,15 +105,16 @@ class ContributionRun:
         }
 
     def _is_clear(self) -> bool:
-        """Return True where more blocks would hardly make another contribution known."""
+        """Return True where more blocks are unlikely to prove another contribution."""
         judged = self._judged()
         return all(judged[n].gain is not None and (judged[n].is_proven or judged[n].is_hopeless) for n in self._started)
 
     # --- how much -----------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Leave parts out, those first that seem to contribute least, until the fewest blocks fit; of a study that goes
-        on after its first block, those of which no start is stored: starts that lie hours apart make no block.
+        """Leave parts out, those with the smallest estimated contribution first, until the minimum number of blocks
+        fits. A study resumed after its first block leaves out those without a stored start, since starts hours apart
+        make no block.
         """
         begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
         if max(self._runner.num_begun(candidate) for candidate in self._all()) > 1:
@@ -129,7 +130,7 @@ class ContributionRun:
                 del self._started[name]
 
     def _left_s(self) -> float:
-        """Seconds that are left for blocks: less than the budget's by what is compiled for the first time."""
+        """Return the seconds left for blocks: those of the budget less the time of first compilations."""
         knowledge = self._designer.knowledge
         usual_s = knowledge.expected_cost_s(self._answer, self._answer)
         new = [c for c in self._all() if not knowledge.results.get(c.key) and not self._has_begun(c)]
@@ -148,7 +149,7 @@ class ContributionRun:
 
 
 def without_parts(designer: Designer, answer: Candidate) -> dict[str, Candidate]:
-    """Return the answer without each of its parts, by strategy, where that is legal and nothing says that it fails."""
+    """Return the answer without each of its parts, by strategy, where that is legal and not known to fail."""
     found = {}
     for name, choice in answer.choices.items():
         before = designer.reference.choices.get(name, {})

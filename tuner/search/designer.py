@@ -1,8 +1,8 @@
 """Choice of the next trial: the reference, then winners of similar studies, then proposals of a search.
 
-The designer asks a search (`searches.py`), runs the first proposal that can be run and paid for, judges what came of it
-and keeps the record. Whatever proposes, what ran is judged by one Gaussian model of everything measured
-(`gaussian.py`), and the measured configuration with the best expected step is the answer.
+The designer asks a search (`searches.py`), runs the first proposal that can be run within the budget, judges its
+outcome and keeps the record. Whichever search proposes, the outcome is judged by one Gaussian model of everything
+measured (`gaussian.py`), and the measured configuration with the best expected step is the answer.
 
 It is a pure function of the space, the settings and the results in order: it reads no clock, no file and no global
 state, so that a study can be replayed, resumed and run against modelled machines.
@@ -40,17 +40,19 @@ from steptune.tuner.search.similar import is_alike
 from steptune.tuner.search.space import Space
 
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
-"""Part of the budget that is kept for the confirmation."""
+"""Minimum and maximum share of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
-"""Seconds of a start of the confirmation, beside the start itself."""
+"""Seconds of windows for each start of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
-"""Probability of a worthwhile gain over the best from which another comes before it, and is a finalist at all."""
+"""Probabilities of a worthwhile gain over the incumbent above which a candidate ranks before it, and becomes a
+finalist.
+"""
 HARDLY = 0.1
-"""Probability of being faster below which a configuration has no gain."""
+"""Probability of being faster below which a configuration counts as having no gain."""
 EVEN = 0.5
 NEEDED_CANDIDATES = 3
-"""Candidates that a search should have time to try."""
+"""Minimum number of candidates that a search should have time to try."""
 BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT = "budget spent", "interrupted", "no bound above noise"
 """Reason why a search ended."""
 
@@ -58,7 +60,7 @@ Story = Generator[Suggestion, Outcome, None]
 
 
 class Designer:
-    """Suggests trials and takes in their outcomes.
+    """Designer of a study's trials: suggests the next one, and takes in its outcome.
 
     Args:
         search: Proposes configurations.
@@ -66,7 +68,7 @@ class Designer:
             feasible one where that does not fit into memory.
         budget_s: Seconds of trials that the search and the confirmation may spend.
         confirm_blocks: Blocks of the confirmation, for which a part of the budget is kept; 0 keeps nothing.
-        max_trials: Suggestions that the search may make.
+        max_trials: Maximum number of suggestions.
         ran_out: Trials of configurations nearer to today's that ran out of memory.
     """
 
@@ -116,25 +118,25 @@ class Designer:
         return self.knowledge.reference
 
     def baseline_results(self) -> list[TrialResult]:
-        """The good ones of the reference."""
+        """Return the good results of the reference."""
         return [result for result in self.knowledge.results.get(self.reference.key, []) if result.ok]
 
     def suggest(self) -> Suggestion | None:
-        """The next trial, or None when the search has ended. Does not change anything."""
+        """Return the next trial, or None when the search has ended; changes nothing."""
         return self._next
 
     def update(self, outcome: Outcome) -> None:
-        """Takes in what came of the suggestion."""
+        """Take in the outcome of the suggestion."""
         assert self._next is not None, "the search has ended"
         self._hear([result for result in (outcome.companion, outcome.result) if result is not None])
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
     def stop(self, why: str, ended: str) -> None:
-        """Ends a search before its story does; what it would have tried is recorded as not tried.
+        """End the search early; what it would have tried is recorded as not tried.
 
         Args:
-            why: Why that was not tried.
+            why: Reason why the rest was not tried.
             ended: `BUDGET_SPENT` or `INTERRUPTED`.
         """
         if self._next is not None:
@@ -142,7 +144,7 @@ class Designer:
             self._conclude(why, ended)
 
     def learn(self, result: TrialResult) -> None:
-        """Takes in a trial that was not suggested: the story waits for the outcome of its suggestion as before."""
+        """Take in a trial that was not suggested; the current suggestion stays open."""
         self._hear([result])
         self.knowledge.take_in_beside(result)
 
@@ -153,7 +155,7 @@ class Designer:
 
     @property
     def history(self) -> History:
-        """History that a search is told now."""
+        """Current history, as given to the search."""
         if self._history is None:
             self._history = History(
                 grid=self.grid,
@@ -168,11 +170,13 @@ class Designer:
         return self._history
 
     def best(self) -> Candidate:
-        """Candidate that the search would recommend without a confirmation."""
+        """Return the candidate that the search would recommend without a confirmation."""
         return self.incumbent
 
     def finalists(self, count: int) -> list[Candidate]:
-        """The incumbent and others that may well be better than it, the incumbent first unless another clearly is."""
+        """Return the incumbent and candidates that may be better; the incumbent comes first unless one is clearly
+        better.
+        """
         found = [(CLEARLY, self.incumbent)] if self.incumbent != self.reference else []
         for candidate in self.knowledge.measured() if self.baseline_results() else []:
             if candidate != self.incumbent and not self.knowledge.had_no_effect(candidate):
@@ -182,7 +186,7 @@ class Designer:
         return [candidate for _, candidate in found][:count]
 
     def difference(self, candidate: Candidate, other: Candidate) -> Difference:
-        """Posterior of the logarithm of a configuration's rate over another's."""
+        """Return the posterior of the logarithm of a configuration's rate over another's."""
         levels = [self.grid.levels_of(c) for c in (candidate, other)]
         if None in levels:
             return self.knowledge.difference(candidate, other)
@@ -195,15 +199,15 @@ class Designer:
 
     @property
     def has_searched(self) -> bool:
-        """Say whether a candidate was judged, or none promised a gain above the noise. One that ran out of the time
-        that was left says nothing.
+        """True where a candidate was judged, or none promised a gain above the noise. A candidate that timed out in the
+        remaining time does not count.
         """
         others = (r for results in self.knowledge.results.values() for r in results if r.candidate != self.reference)
         late = {FailureKind.TIMEOUT} if self.ended in (BUDGET_SPENT, INTERRUPTED) else set()
         return self.ended == NOTHING_LEFT or any(r.failure is None or r.failure.kind not in late for r in others)
 
     def no_time_for(self) -> list[str]:
-        """Parts that the search left out because its time was up, each as a phrase."""
+        """Describe what the search left out for lack of time, one phrase each."""
         missed = []
         if self._num_left_out and self.ended in (BUDGET_SPENT, INTERRUPTED):
             most = max(bound for _, bound in self.knowledge.untried(self.incumbent))
@@ -212,7 +216,7 @@ class Designer:
         return missed
 
     def needed_s(self) -> float:
-        """Seconds of trials that the baseline took and that a short search and its confirmation would take."""
+        """Return the seconds that the baseline's trials took, and that a short search and confirmation would take."""
         baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
         promising = [
             m for m, b in self.knowledge.untried(self.incumbent) if b > self.knowledge.threshold(self.incumbent)
@@ -223,7 +227,7 @@ class Designer:
         return baseline_s + searching_s + RESERVE_MARGIN * self._confirm_blocks * self._block_s()
 
     def certificate(self) -> Certificate:
-        """Certificate of everything that was not tried."""
+        """Return the certificate of everything that was not tried."""
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="estimated",
@@ -237,7 +241,7 @@ class Designer:
 
     @property
     def _probability_left(self) -> float | None:
-        """Probability that something else is worth going on for; None where the search says nothing of it."""
+        """Probability that another configuration has a gain above `WORTH`; None where the search has no estimate."""
         return getattr(self.search, "probability_left", None)
 
     # --- what next ----------------------------------------------------------------------------
@@ -267,7 +271,7 @@ class Designer:
         self._end()
 
     def _suggestions(self) -> Iterator[Suggestion]:
-        """Suggestions: what won before, then those of the search, until it proposes nothing more that can be run."""
+        """Yield suggestions: winners of similar studies, then the search's, until none of those can be run."""
         for winner in self._alike_winners():
             wanted = {move.key for move in winner.moves}
             moves = [move for move in self.space.moves if move.key in wanted]
@@ -283,7 +287,7 @@ class Designer:
             yield self._suggestion(chosen, "search")
 
     def _alike_winners(self) -> list[Candidate]:
-        """Winners of earlier studies whose time went where that of this step goes."""
+        """Return winners of earlier studies whose steps spent their time in the same categories as this one."""
         situation = self.knowledge.own_situation(self.reference)
         now = situation.shares if situation is not None else {}
         winners = self._priors.past_winners
@@ -311,13 +315,13 @@ class Designer:
         )
 
     def _runner_up(self) -> Candidate | None:
-        """The best measured configuration beside the incumbent."""
+        """Return the best measured configuration other than the incumbent."""
         levels, beliefs = self.history.measured
         found = (self.grid.candidate(levels[n]) for n in np.argsort(beliefs.mean))
         return next((candidate for candidate in found if candidate not in (None, self.incumbent)), None)
 
     def _changes(self, candidate: Candidate) -> tuple[Move, ...]:
-        """Moves by which a candidate differs from the incumbent."""
+        """Return the moves by which a candidate differs from the incumbent."""
         ours, theirs = candidate.choices, self.incumbent.choices
         names = dict.fromkeys([*ours, *theirs])
         changed = [name for name in names if ours.get(name, {}) != theirs.get(name, {})]
@@ -338,8 +342,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """Seconds for the confirmation of what is best so far; 0 while that is hardly faster than the reference, or
-        where the time for the fewest blocks that say something is gone already.
+        """Return the seconds kept for confirming the best so far; 0 while it is hardly faster than the reference, or
+        where too little time is left for the minimum number of blocks.
         """
         if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0
@@ -350,14 +354,14 @@ class Designer:
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
 
     def _has_something_to_confirm(self) -> bool:
-        """Compare rates alone: what the search is told, and so its model, depends on the time that is left."""
+        """Say whether the best so far is worth confirming, by rates alone: the model depends on the time left."""
         best = self.best()
         if best == self.reference:
             return False
         return self.knowledge.difference(best, self.reference).probability_above(WORTHWHILE) > EVEN
 
     def _block_s(self) -> float:
-        """Seconds of a block of the confirmation: a start of the reference and one of the incumbent."""
+        """Return the seconds of a block of the confirmation: a start of the reference and one of the incumbent."""
         return sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
 
     # --- what came of it ----------------------------------------------------------------------
@@ -370,7 +374,9 @@ class Designer:
             self.incumbent, self._history = incumbent, None  # what is expected of choices is so beside the incumbent
 
     def _judge(self, suggestion: Suggestion, outcome: Outcome) -> None:
-        """Judge a suggestion by all that is known now: the incumbent is whatever has the best expected step."""
+        """Judge a suggestion by all results so far, and make the configuration with the best expected step the
+        incumbent.
+        """
         result, candidate, before = outcome.result, suggestion.candidate, self.incumbent
         why, difference = suggestion.reason, None
         if not result.ok:
@@ -425,8 +431,8 @@ class Designer:
             self._conclude("the budget was spent", BUDGET_SPENT)
 
     def _conclude(self, why_left_out: str, ended: str) -> None:
-        """Settle the answer; write down every choice that was not tried, with how likely it would have paid, and why
-        the search ended.
+        """Settle the answer, and record every choice that was not tried, with its probability of a gain, and why the
+        search ended.
         """
         self._choose_incumbent()
         for move, bound in self.knowledge.untried(self.incumbent):
@@ -445,7 +451,7 @@ class Designer:
         self.ended = ended if left or ended == INTERRUPTED else NOTHING_LEFT
 
     def _chance(self, move: Move) -> float:
-        """Probability that a change alone makes the incumbent faster by what is worth going on for."""
+        """Return the probability that a change alone saves more than `WORTH` of the incumbent's step."""
         moved = self.space.combine(self.incumbent, [move])
         if moved is None or self.grid.levels_of(moved) is None or not self.baseline_results():
             return 1.0
@@ -458,7 +464,7 @@ class Designer:
 
 
 def why_not(result: TrialResult) -> str:
-    """Reason why a result does not count."""
+    """Return the reason why a result does not count."""
     if result.failure is not None:
         return f"{result.failure.kind.value} in {result.failure.phase.value}: {result.failure.message}"
     if result.guard is not None and not result.guard.passed:
@@ -469,7 +475,7 @@ def why_not(result: TrialResult) -> str:
 
 
 def _remedy(void: str) -> str:
-    """Advice about a machine whose windows are void."""
+    """Return advice for a machine whose windows are void, by the reason."""
     if void.endswith("of the cores"):
         return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"

@@ -1,8 +1,8 @@
-"""Running a study from its beginning, or from where it was killed, to its recommendation.
+"""Run of a study, from its beginning or from where it was killed, to its recommendation.
 
-The driver joins the pure designer to a runner and a store. Everything that a trial showed is stored
-before the next one is asked for. On a resumed study the designer is told its story again: for each
-suggestion the stored result is looked up, and only what is missing is run.
+The driver joins the pure designer to a runner and a store. All results of a trial are stored before the designer is
+asked for the next one. On a resumed study all stored results are given to the designer again: for each suggestion the
+stored result is looked up, and only what is missing is run.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from steptune.tuner.strategies import STRATEGIES, Strategy
 
 
 class StudyDriver:
-    """Runs one study.
+    """Driver of one study.
 
     Args:
         store: Holds the study already.
         runner: For the study's workload and directory.
         on_change: Called with the view whenever it has changed.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
-        place: Tells which machine and devices of it this is: a host can be replaced. Figures of different places are
-            compared by their ratios to the baseline of their place only. Empty where there is but one.
-        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
-        clock: Seconds that only grow.
+        place: Returns the current place (the machine, and its devices in use), since a host can be replaced; empty
+            where there is only one. Figures of different places are compared only by their ratios to the baseline of
+            their place.
+        other_hardware: Whether a study begun on another hardware profile may continue on this one.
+        clock: Returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class StudyDriver:
     ) -> None:
         self.study = study
         self.prepared: Prepared | None = None
-        """Preparation that the search began with, once that is known."""
+        """Preparation from which the search began; None before it is done."""
         self._store = store
         self._runner = runner
         self._before_trials = before_trials
@@ -80,10 +81,10 @@ class StudyDriver:
         self._contributions: ContributionRun | None = None
 
     def run(self) -> Recommendation:
-        """Run what is left of the study.
+        """Run the rest of the study.
 
-        A keyboard interrupt keeps everything that was measured and recommends the best so far,
-        unconfirmed; so does a `StudyInterrupt` that says so. Where there is no recommendation it goes on up.
+        A keyboard interrupt keeps everything that was measured and recommends the best so far, unconfirmed; so does a
+        `StudyInterrupt` with `recommends`. Where nothing can be recommended, the interrupt is raised again.
 
         Raises:
             BaselineError: The user's own configuration could not be measured.
@@ -121,7 +122,7 @@ class StudyDriver:
         return self._finish(designer, StudyState.COMPLETED)
 
     def _confirm(self, designer: Designer, trials: GroupRunner) -> None:
-        """Measures finalists anew, and then, where one is proven faster, what each part of it contributes."""
+        """Measure the finalists again, and then, where one is proven faster, the contribution of each of its parts."""
         begun = designer, trials, self._ledger, self.study.settings, self.view
         self._confirmation = ConfirmationRun(*begun, place=self._place)
         self._confirmation.run()
@@ -131,7 +132,7 @@ class StudyDriver:
             self._contributions.run(chosen.candidate)
 
     def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineError) -> Prepared:
-        """Start of a search whose reference ran out of memory: with the nearest one that may not."""
+        """Return the preparation with the nearest reference that may fit, after the previous one ran out of memory."""
         if not error.out_of_memory or designer.failed is None:
             raise error
         nearer = prepared.after(designer.failed)
@@ -204,10 +205,11 @@ class StudyDriver:
         return recommendation
 
     def _log_rates(self, designer: Designer, candidate: Candidate, *, counted: bool) -> list[float]:
-        """Results of the confirmation where it had the candidate; those that selected it are not mixed in.
+        """Return a candidate's log rates: from the confirmation where it had the candidate, else from the search, never
+        mixed.
 
         Args:
-            counted: As the objective counts them, or as they were measured.
+            counted: Whether results are as the objective counts them; else as they were measured.
         """
         blocks = self._confirmation.blocks if self._confirmation else []
         searched = [result for result in designer.knowledge.results.get(candidate.key, []) if result.ok]
@@ -216,7 +218,7 @@ class StudyDriver:
         return [log_rate(result if counted else self._ledger.as_measured(result)).mean for result in here]
 
     def _finish_interrupted(self, state: StudyState) -> Recommendation:
-        """The best so far, where a baseline was measured; else nothing can be said."""
+        """Recommend the best so far where a baseline was measured; else raise KeyboardInterrupt."""
         self._store.lose_running_trials(self.study.study_id)
         designer: Designer | None = None
         if self._confirmation is not None:
@@ -233,8 +235,8 @@ class StudyDriver:
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
-        """A designer that knows all that is stored: the interrupt may have come between storing and telling, or while
-        a resumed study told its story again.
+        """Return a new designer with all stored results: the interrupt may have come after a result was stored and
+        before the designer had it, or while a resumed study repeated its results.
         """
         self._ledger = Ledger(self._store, self.study.study_id, self._objective)
         self._ledger.same_model = prepared.space.is_same_model

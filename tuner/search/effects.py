@@ -36,19 +36,19 @@ Floats = npt.NDArray[np.float64]
 
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
-"""Noise that is expected before replicates show it, with the weight of two of them."""
+"""Prior standard deviation between process starts, with the weight of two replicates."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
-"""Noise of trials in which the device hardly waited, in that of those in which it did."""
+"""Noise of trials whose device hardly waited for its host, relative to other trials: values that the fit compares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Effects that choices are thought to have before anything is measured: standard deviations of logarithms.
+    """Prior scales of effects, before anything is measured: standard deviations of logarithms.
 
     Attributes:
-        main_sd: Of what a choice changes wherever it is made.
-        own_sd: Of what is a candidate's own.
+        main_sd: Of the main effect of a choice.
+        own_sd: Of a candidate's interaction, beyond the main effects of its choices.
     """
 
     main_sd: float
@@ -56,14 +56,14 @@ class Prior:
 
 
 SURPRISING = 1.5
-"""Widths of its prior from which the effect of a choice is looked at: has this one a wider prior than the others?"""
+"""Prior standard deviations beyond which the effect of a choice is tested for a wider prior."""
 WIDENING = 2.0
-"""Log-likelihood that a wider prior must gain."""
+"""Minimum gain in log-likelihood for which a choice gets a wider prior."""
 MOST_WIDENED = 6
-"""Choices with a wider prior, that the fit of one model looks for."""
+"""Maximum number of choices with a wider prior in one model."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
 """Prior scales of effects: on CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five.
-Taken for an unlikely fifth, such a factor would look like noise that all the other trials do not show.
+Under a prior for fifths alone, such a factor would look like noise that no other trial shows.
 """
 
 
@@ -96,27 +96,28 @@ DRIFTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One measured logarithm. `reference` is None for a rate."""
+    """One measured logarithm: of a ratio, or of a rate where `reference` is None."""
 
     candidate: Candidate
     value: float
     order: int
     reference: Candidate | None = None
     standard_error: float = 0.0
-    """Known part of the error: of the windows within the process."""
+    """Known part of the error: that of the windows within the process."""
     calm: bool = False
-    """The device was hardly ever without work, so that the host's moods did not matter."""
+    """True where the device hardly ever waited for its host."""
     reference_calm: bool = False
     noisy: bool = True
-    """The noise of process starts comes on top; not so for what profiles say."""
+    """True where the noise of process starts is added; False for evidence from profiles."""
     place: str = ""
-    """Place where a rate was measured; a ratio is always of one place."""
+    """Place where a rate was measured; both trials of a ratio are always in one place."""
     companion: bool = False
-    """The rate of a trial whose ratio to another is observed too."""
+    """True for the rate of a trial whose ratio to another is observed too."""
 
 
 CONTRADICTS = 3.0
-"""Standard errors between a profile and what was measured from which the profile does not count."""
+"""Maximum distance, in standard errors, between a profile's evidence and the measured effect for the profile to count.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class Difference:
 
     @property
     def expected_improvement(self) -> float:
-        """Mean of what the candidate gains where it is better, counting nothing where it is not."""
+        """Expected improvement: the mean gain, with a loss counted as 0."""
         z = self.mean / max(self.sd, 1e-12)
         density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return self.mean * self.probability_above() + self.sd * density
@@ -142,13 +143,14 @@ class Difference:
 
 
 class EffectModel:
-    """The posterior of all gains given all observations."""
+    """Posterior of all gains, given all observations."""
 
     def __init__(self, observations: Sequence[Observation], like: EffectModel | None = None) -> None:
-        """
+        """Fit the model to observations.
+
         Args:
-            like: A model of fewer observations, of which widths, noise and drift are taken: fitting them takes a
-                hundred times as long as the posterior.
+            like: A model of fewer observations whose widths, noise and drift are reused: fitting them takes a hundred
+                times as long as the posterior.
         """
         self._observations = list(observations)
         self._candidates = _distinct(self._observations)
@@ -166,7 +168,7 @@ class EffectModel:
             self._weights = cho_solve(self._factor, self._values)
 
     def difference(self, candidate: Candidate, reference: Candidate) -> Difference:
-        """Posterior of one difference; the prior's where neither was observed."""
+        """Return the posterior of one difference; the prior where neither candidate was observed."""
         contrast = self._features(candidate) - self._features(reference)
         own = {c.key: sign for sign, c in ((1.0, candidate), (-1.0, reference)) if not c.is_baseline}
         if candidate.key == reference.key:
@@ -180,11 +182,11 @@ class EffectModel:
         return Difference(mean=float(cross @ self._weights), sd=math.sqrt(max(variance - explained, 1e-12)))
 
     def noise_of(self, *, calm: bool) -> float:
-        """Standard deviation between process starts."""
+        """Return the standard deviation between process starts."""
         return self.noise_sd * (self.calm_share if calm else 1.0)
 
     def smallest_detectable(self, starts: int = 2, *, calm: bool = False) -> float:
-        """Gain that two candidates of so many starts each are told apart at, 95 times in a hundred."""
+        """Return the smallest gain that `starts` starts of each candidate tell from none with 95 % confidence."""
         return math.exp(1.64 * self.noise_of(calm=calm) * math.sqrt(2 / starts)) - 1
 
     # --- pieces -------------------------------------------------------------------------------
@@ -208,13 +210,13 @@ class EffectModel:
         return covariance
 
     def _features(self, candidate: Candidate) -> Floats:
-        """1 for each of the known choices that a candidate makes."""
+        """Return an indicator for each known choice: 1 where the candidate makes it."""
         made = {move.key for move in candidate.moves}
         features: Floats = np.array([float(key in made) for key in self._choices])
         return features
 
     def _unseen(self, candidate: Candidate, reference: Candidate) -> int:
-        """Choices in which both differ, of which nothing is known."""
+        """Count the choices in which both differ and that no observation has."""
         ours, theirs = ({move.key for move in c.moves} for c in (candidate, reference))
         return len((ours ^ theirs) - set(self._choices))
 
@@ -224,7 +226,7 @@ class EffectModel:
         return covariance
 
     def _noise(self, calm_share: float) -> Floats:
-        """Variances of the starts of each observation; a ratio carries that of two."""
+        """Return each observation's variance in units of the start noise; a ratio has that of two starts."""
         calm = calm_share**2
         noise: Floats = np.array(
             [
@@ -235,7 +237,7 @@ class EffectModel:
         return noise
 
     def _fit(self) -> tuple[Prior, float, float, Drift]:
-        """The prior of choices first, without drift: what is far from the others is no reason to take all for noisy."""
+        """Fit the prior of choices first, without drift, so one large effect does not make all trials look noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
         found = {(prior, share): self._fit_widths(prior, share) for prior, share in product(PRIORS, shares)}
@@ -246,14 +248,16 @@ class EffectModel:
         return prior, share, noise_sd, drift
 
     def _as_in(self, like: EffectModel) -> tuple[Prior, float, float, Drift]:
-        """Prior and noise as in another model; choices that it does not know have the width of the prior."""
+        """Take prior and noise from another model; choices that it does not know get the prior's width."""
         widths = dict(zip(like._choices, like._widths, strict=True))
         self._widths = np.array([widths.get(choice, like.prior.main_sd) for choice in self._choices])
         self._gains, self._noise_of_starts = self._explained_by(like.prior, self._widths), self._noise(like.calm_share)
         return like.prior, like.calm_share, like.noise_sd, like.drift
 
     def _fit_widths(self, prior: Prior, share: float) -> tuple[float, Floats]:
-        """The score of a prior, once the choices whose effect is far out of it have a wider one; and all widths."""
+        """Return the score of a prior after widening it for choices with surprising effects, and the widths of all
+        choices.
+        """
         widths = np.full(len(self._choices), prior.main_sd)
         self._noise_of_starts = self._noise(share)
         score, noise_sd = self._best_noise(prior, widths)
@@ -270,12 +274,12 @@ class EffectModel:
         return score, widths
 
     def _best_noise(self, prior: Prior, widths: Floats) -> tuple[float, float]:
-        """The score with the noise that fits best, without drift, and that noise; leaves the gains of these widths."""
+        """Return the best score without drift, and its noise; sets `_gains` for these widths."""
         self._gains = self._explained_by(prior, widths)
         return max((self._score(noise_sd, DRIFTS[0]), noise_sd) for noise_sd in NOISE_GRID)
 
     def _most_surprising(self, widths: Floats, noise_sd: float) -> int | None:
-        """The choice whose expected effect is most of its prior's widths, if that is many."""
+        """Return the choice with the largest effect in prior standard deviations, if that exceeds `SURPRISING`."""
         factor = cho_factor(self._covariance(noise_sd, DRIFTS[0]), lower=True)
         surprise = np.abs(widths * (self._by_choice.T @ cho_solve(factor, self._values)))
         return int(surprise.argmax()) if surprise.max(initial=0.0) > SURPRISING else None
@@ -285,7 +289,7 @@ class EffectModel:
 
 
 def uncontradicted(observations: Sequence[Observation]) -> list[Observation]:
-    """All that was measured, and of what profiles say what agrees with it."""
+    """Return all measured observations, and the evidence from profiles that agrees with them."""
     measured = [o for o in observations if o.noisy]
     if len(measured) == len(observations):
         return measured
@@ -309,14 +313,14 @@ def _distinct(observations: Sequence[Observation]) -> list[Candidate]:
 
 
 def _same_place(observations: Sequence[Observation]) -> Floats:
-    """1 where two observations are of one place, else 0."""
+    """Return a matrix with 1 where two observations are of the same place, else 0."""
     places = np.array([o.place for o in observations])
     same: Floats = (places[:, None] == places[None, :]).astype(float)
     return same
 
 
 def _centred(observations: Sequence[Observation]) -> Floats:
-    """Values, rates less the first rate of their place, so that the level's prior need not know the unit."""
+    """Return the values, rates relative to the first of their place: the level's prior must not depend on the unit."""
     first: dict[str, float] = {}
     for observation in observations:
         if observation.reference is None:
@@ -337,6 +341,6 @@ def _log_likelihood(covariance: Floats, values: Floats) -> float:
 
 
 def _log_prior(noise_sd: float, drift: Drift) -> float:
-    """Log-prior as if two replicates had shown the usual noise; drift needs evidence."""
+    """Return the log-prior, as if two replicates had shown the usual noise; drift has a penalty."""
     spread = math.log(noise_sd / NOISE_PRIOR_SD) / math.log(3)
     return -0.5 * spread**2 - (1.0 if drift.sd else 0.0)

@@ -1,4 +1,4 @@
-"""Numbers of the Gaussian model from trials and profiles: what was measured, and what is expected of choices."""
+"""Inputs of the Gaussian model from trials and profiles: measurements, and expected effects of choices."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from steptune.tuner.search.grid import Grid, Levels
 from steptune.tuner.search.knowledge import Knowledge
 
 SMALLEST = 0.004
-"""Share of the step below which, in every profile, a category is left out."""
+"""Minimum share of the step, in at least one profile, for which a category is modelled."""
 PROMISES_NOTHING = 0.01
-"""Expected logarithm of the factor of a change that its bound allows no gain: it rather costs."""
+"""Expected log factor on a category's time of a change whose bound allows no gain: a small cost."""
 MOST = 0.95
-"""Part of a category that a choice may be expected to save."""
+"""Maximum share of a category that a choice is expected to save."""
 UNKNOWN_ERROR = 0.05
-"""Standard error of a start with too few windows to tell."""
+"""Standard error assumed for a start with too few windows."""
 HOST = "host"
 TOGETHER = {Category.HOST: HOST, Category.LAUNCH_LATENCY: HOST, Category.OPTIMIZER_HOST: HOST, Category.DISPATCH: HOST}
-"""Categories that move together are one."""
+"""Categories that change together, merged into one."""
 WHOLE = "the step"
 """The only category while nothing was profiled."""
 
 
 def grouped(times: Mapping[Any, float]) -> dict[str, float]:
-    """Times with the categories that move together added up."""
+    """Return times with the categories of `TOGETHER` merged."""
     found: dict[str, float] = {}
     for name, value in times.items():
         key = TOGETHER.get(Category(name), str(name))
@@ -42,12 +42,12 @@ def grouped(times: Mapping[Any, float]) -> dict[str, float]:
 
 
 class Evidence:
-    """All that a search knows, by numbers.
+    """Knowledge of a search as arrays.
 
     Args:
-        starts: In the order of measuring; those that do not count are left out here.
-        realisation: By strategy: part of its bound that earlier studies saw it realise.
-        by_category: Whether profiles count, and with them bounds and expectations; else the step is all that is known.
+        starts: Starts in the order of measuring; those that do not count are left out.
+        realisation: Share of its bound that each strategy realised in earlier studies.
+        by_category: Whether profiles, bounds and expected savings are used; else only step times.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Evidence:
         self.categories = self._choose_categories()
 
     def _profile(self, result: TrialResult) -> dict[str, float] | None:
-        """Shares of the step by category; None of a start without a profile that can be believed."""
+        """Return the shares of the step by category; None for a start without a reliable profile."""
         if not result.breakdowns or result.breakdowns[0].quality.problems:
             return None
         times = grouped(result.breakdowns[0].per_step_ns)
@@ -91,7 +91,7 @@ class Evidence:
     # --- what was measured --------------------------------------------------------------------
 
     def measured(self) -> Measured:
-        """Every start that counts, the reference's first among the profiled ones."""
+        """Return every start that counts, with a start of the reference first among the profiled ones."""
         rates = [log_rate(result) for _, result in self.counted]
         log_s = np.array([-rate.mean for rate in rates])
         profiled = self._profiled()
@@ -126,7 +126,9 @@ class Evidence:
     # --- what is expected ---------------------------------------------------------------------
 
     def prior(self, incumbent: Candidate) -> Prior:
-        """Prior from bounds and expectations on the incumbent; on the reference for what the incumbent has changed."""
+        """Return the prior from bounds and expected savings: on the reference for strategies that the incumbent
+        changes, else on the incumbent.
+        """
         kernels, acts, means, most = [], [], [], []
         for k, parameter in enumerate(self._grid.parameters):
             shape = (parameter.num_levels, len(self.categories))
@@ -142,8 +144,8 @@ class Evidence:
         return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
     def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
-        """Return where a choice acts, the logarithm of its factor there if its expected savings come true (both by
-        category), and the most that it can save, as a part of the step.
+        """Return three facts about a choice: the categories it acts on, the log factor on each if its expected savings
+        are realised, and its maximum saving as a share of the step.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))
@@ -164,8 +166,8 @@ class Evidence:
         return acts, mean, min(MOST, sum(savings.values()))
 
     def _hoped(self, index: int, level: int, situation: Situation, bound: float) -> float:
-        """Part of its bound that a choice is expected to realise; below 0 where it is expected to cost: then of what it
-        acts on. Nothing is expected of another choice where the user has made one already, unless it is known.
+        """Return the share of its bound that a choice is expected to realise; negative for an expected cost, as a share
+        of the categories that it acts on. 0 where the user has set the strategy already, unless the saving is known.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         if bound <= 0:
@@ -186,15 +188,15 @@ class Evidence:
     # --- what ran -----------------------------------------------------------------------------
 
     def ran(self) -> dict[Levels, int]:
-        """Configurations that ran and took effect, with their largest peak of memory in bytes."""
+        """Return the configurations that ran and took effect, with their largest memory peak in bytes."""
         peaks: dict[Levels, int] = {}
         for levels, result in self.counted:
             peaks[levels] = max(result.peak_memory_bytes, peaks.get(levels, 0))
         return peaks
 
     def did_not_run(self, starts: Sequence[TrialResult], *, out_of_memory: bool) -> list[Levels]:
-        """Configurations that ran out of memory, or that failed otherwise or had no effect. That others used the
-        machine says neither.
+        """Return the configurations that ran out of memory, or those that failed otherwise or had no effect. Starts
+        void by other load count as neither.
         """
         ran = self.ran()
         found = set()

@@ -1,4 +1,4 @@
-"""A Gaussian model of a training step over configurations: the time of each category, and the step as their sum.
+"""Gaussian model of a training step over configurations: the time of each category, and the step as their sum.
 
 Effects multiply, so everything is in logarithms of times over the reference's. In a category the effect of a strategy
 has a Student distribution: wide on what the strategy declares to act on, narrow elsewhere; its true size is learned.
@@ -33,44 +33,44 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WIDTH, SIDE = 0.35, 0.08
-"""Usual size of an effect on a category that its strategy declares to act on, and on another, in logarithms."""
+"""Usual size of an effect, in logarithms, on a category that the strategy declares to act on, and on any other."""
 FREEDOM = 1.0
-"""Degrees of freedom of the sizes' distribution: the fewer, the further the data may move them."""
+"""Degrees of freedom of the sizes' distribution: with fewer, the data may move sizes further."""
 PAIRS = 0.15
-"""Variance of the interaction of two choices, over the product of their own variances."""
+"""Variance of the interaction of two choices, relative to the product of their own variances."""
 SCATTER = 0.02
-"""Standard deviation of what no choice explains in a category."""
+"""Standard deviation of a category's log time that no choice explains."""
 HOPE, HOPE_SD = 0.3, 0.3
-"""Part of the expected savings that comes true."""
+"""Prior mean and standard deviation of the realised share of expected savings."""
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
 LENGTH = 0.3
-"""Length over which effects of ordered choices stay alike, as a part of the range of ranks."""
+"""Length scale over which effects of ordered choices are similar, as a share of the range of ranks."""
 SMOOTH = 0.85
-"""Part of an ordered choice's effect that its neighbours share."""
+"""Share of the variance of an ordered choice's effect that its neighbours share."""
 PROFILE_NOISE, LEAST_ERROR = 0.05, 0.003
-"""Noise of the time of one category in one profile."""
+"""Relative noise of a category's time in one profile, and the minimum error of its logarithm."""
 FLOOR = 0.004
-"""Part of the reference's step below which a category's time is not told apart from none."""
+"""Share of the reference's step below which a category's time is indistinguishable from zero."""
 BY_ITSELF = 0.0002
-"""Logarithm of the factor of any change: of two configurations that seem alike, the one that changes less."""
+"""Penalty on the log step time for each change, so that of two equal configurations the one with fewer changes wins."""
 IN_ORDER = 1e-5
-"""Logarithm of the factor of each place in the order of choices: of those that promise the same, the first."""
+"""Penalty on the log step time for each place in the order of choices, so that of equal choices the first wins."""
 LEVEL = 1.0
-"""Standard deviation of a category's time at the reference, about its first measurement: the data decide."""
+"""Prior standard deviation of a category's log time at the reference, wide enough that the data decide."""
 NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
-"""Standard deviations between starts that are compared."""
+"""Standard deviations between starts: values that the fit compares."""
 USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
-"""Parts of that noise in a step that never waits for its host."""
+"""Noise of a step that hardly ever waits for its host, relative to others: values that the fit compares."""
 DRIFTS = (0.0, 0.006, 0.02)
-"""Standard deviations of a machine's drift from one start to the next."""
+"""Standard deviations of a machine's drift from one start to the next: values that the fit compares."""
 DRIFT_PENALTY = 1.5
 GROUP = 0.2
-"""Standard deviation of what trials that take turns have in common: only their ratio counts."""
+"""Standard deviation of the log time shared by trials that take turns, so large that only their ratio counts."""
 PLACE = 0.5
 ROUNDS, LONGEST_STEP = 8, 0.5
-"""Rounds of learning the sizes of effects and what sums are about, and how far a category may move in each."""
+"""Number of rounds that learn effect sizes and linearisation points, and maximum move of a category in each."""
 JITTER = 1e-9
 
 
@@ -80,7 +80,7 @@ def _blas() -> ThreadpoolController:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Limit linear algebra to one thread: some hundred rows are done sooner so, and on a busy machine several threads
+    """Limit linear algebra to one thread: that is faster for a few hundred rows, and on a busy machine several threads
     wait for each other forty times as long.
     """
     limited: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
@@ -88,7 +88,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
-    """Correlations of the effects of a parameter's levels; 0 for level 0, which has no effect.
+    """Return the correlations of the effects of a parameter's levels; 0 for level 0, which has no effect.
 
     Args:
         ranks: From 0 to 1, of ordered levels; None for unordered ones.
@@ -108,13 +108,13 @@ def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
 
 @dataclass(frozen=True)
 class Prior:
-    """Expectations of every level before it was measured.
+    """Prior of the effects of every level, before it was measured.
 
     Attributes:
         kernels: By parameter: correlations of its levels.
-        acts: By parameter, of level and category: whether the choice declares to act there.
-        means: By parameter, of level and category: logarithm of the factor if the expected savings come true.
-        most: By parameter, of level: logarithm of the largest factor of the rate that its bound allows.
+        acts: By parameter, level and category: whether the choice declares to act there.
+        means: By parameter, level and category: logarithm of the factor if the expected savings come true.
+        most: By parameter and level: logarithm of the largest factor of the rate that its bound allows.
     """
 
     kernels: Sequence[Floats]
@@ -127,7 +127,7 @@ class Prior:
         return int(self.means[0].shape[1])
 
     def correlations(self, a: Ints, b: Ints) -> Floats:
-        """Correlations of every parameter (first axis), between two sets of configurations."""
+        """Return the correlations of every parameter (first axis) between two sets of configurations."""
         return np.stack([kernel[np.ix_(a[:, k], b[:, k])] for k, kernel in enumerate(self.kernels)])
 
     def mean(self, levels: Ints) -> Floats:
@@ -140,11 +140,11 @@ class Measured:
     """Starts of configurations, in order.
 
     Attributes:
-        levels: Of each start.
-        log_s: Logarithm of the seconds of a unit.
-        errors: Standard errors of that within the start.
-        calm: Whether its step hardly ever waits for its host.
-        groups, places: By number; trials of one group took turns.
+        levels: Levels of each start.
+        log_s: Logarithm of the seconds per unit.
+        errors: Standard errors of `log_s` within the start.
+        calm: Whether the step hardly ever waits for its host.
+        groups, places: Number of the group and of the place; trials of one group took turns.
         profiles: Seconds by category, of the starts that `profiled` lists.
     """
 
@@ -158,7 +158,7 @@ class Measured:
     profiled: Ints
 
     def common(self, drift: float) -> Floats:
-        """Covariance of what starts have in common beside their configuration: drift, group, place."""
+        """Return the covariance that starts share beyond their configuration: drift, group and place."""
         order = np.arange(len(self.log_s))
         walk = drift**2 * np.minimum(order[:, None], order[None, :])
         together = self.groups[:, None] == self.groups[None, :]
@@ -170,12 +170,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """A model's posterior of some configurations.
+    """Posterior of some configurations by a model.
 
     Attributes:
         levels: The configurations.
-        mean: Of the logarithm of the seconds of a unit.
-        variance: Of the same.
+        mean: Mean of the logarithm of the seconds per unit.
+        variance: Variance of the same logarithm.
         categories_s: Expected seconds by category, one row a configuration.
     """
 
@@ -189,20 +189,20 @@ class Beliefs:
 
     @classmethod
     def joined(cls, parts: Sequence[Beliefs]) -> Beliefs:
-        """Put what the same model said of several sets together."""
+        """Join the posteriors of several sets by the same model."""
         rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__}
         return cls(**rows)
 
 
 @dataclass
 class _Rows:
-    """Observations: each the sum of the categories of one start by some weights.
+    """Observations, each a weighted sum of the categories of one start.
 
     Attributes:
-        starts: Of each row.
-        weights: Of the categories (second axis).
-        values: Logarithms over the reference's.
-        noise: Covariance of their own errors, without that of starts.
+        starts: Start of each row.
+        weights: Weights of the categories (second axis).
+        values: Logarithms relative to the reference's.
+        noise: Covariance of measurement errors, without the noise of starts.
     """
 
     starts: Ints
@@ -237,7 +237,7 @@ class StepModel:
     # --- what was observed --------------------------------------------------------------------
 
     def _observed(self) -> _Rows:
-        """A row for each category of every profiled start, then one for each other start."""
+        """Return a row for each category of every profiled start, then one for each other start."""
         measured, count = self.measured, self.prior.num_categories
         times = measured.profiles
         shares = times / times.sum(1, keepdims=True)
@@ -257,7 +257,7 @@ class StepModel:
         """Linearise the sums of starts without a profile.
 
         Args:
-            about: By start and category: logarithms over the reference's.
+            about: Linearisation points by start and category, as logarithms relative to the reference's.
         """
         rows = slice(self.measured.profiles.size, None)
         starts = self._rows.starts[rows]
@@ -267,13 +267,13 @@ class StepModel:
         self._rows.values[rows] = off + (weights * about[starts]).sum(1)
 
     def _seconds(self, about: Floats) -> tuple[Floats, Floats]:
-        """Times of categories, and what a change of each one's logarithm changes in the logarithm of their sum."""
+        """Return the times of categories, and the derivative of the log of their sum by each one's logarithm."""
         above = np.exp(about + self._reference)
         times = np.maximum(above - self._floor_s, 1e-3 * self._floor_s)
         return times, above / times.sum(1, keepdims=True)
 
     def _as_profiled(self) -> Floats:
-        """Categories of every start as a profile of its configuration showed them; the reference's without one."""
+        """Return the categories of every start from a profile of its configuration; the reference's without one."""
         count = self.prior.num_categories
         seen = self._rows.values[: self.measured.profiles.size].reshape(-1, count)
         found = np.zeros((len(self.measured.levels), count))
@@ -284,24 +284,24 @@ class StepModel:
     # --- the prior ----------------------------------------------------------------------------
 
     def _wide(self, levels: Ints) -> Floats:
-        """Sizes of the effects of configurations: parameter, configuration, category."""
+        """Return the effect sizes of configurations; axes: parameter, configuration, category."""
         return np.stack([size[levels[:, k]] for k, size in enumerate(self._sizes)])
 
     def _covariance(self, a: Ints, b: Ints, correlations: Floats) -> Floats:
-        """Prior covariance of the categories between two sets of configurations: a, b, category."""
+        """Return the prior covariance of the categories between two sets of configurations; axes: a, b, category."""
         both = self._wide(a)[:, :, None] * self._wide(b)[:, None] * correlations[..., None]
         same = np.all(a[:, None] == b[None], axis=2)[..., None]
         return np.asarray(_with_pairs(both) + SCATTER**2 * same)
 
     def _variance(self, levels: Ints) -> Floats:
-        """Prior variance of the categories of configurations."""
+        """Return the prior variance of the categories of configurations."""
         own = np.stack([np.diag(kernel)[levels[:, k]] for k, kernel in enumerate(self.prior.kernels)])
         return np.asarray(_with_pairs(self._wide(levels) ** 2 * own[..., None]) + SCATTER**2)
 
     # --- the posterior ------------------------------------------------------------------------
 
     def _condition(self, *, choose_noise: bool) -> None:
-        """Condition the model on what was observed; the noise by the largest posterior where it is to be chosen."""
+        """Condition the model on the observations, with the noise of the largest posterior if `choose_noise`."""
         rows, measured = self._rows, self.measured
         covariance = self._covariance(measured.levels, measured.levels, self._correlations)
         between = covariance[np.ix_(rows.starts, rows.starts)]
@@ -324,12 +324,12 @@ class StepModel:
         return list(itertools.product(NOISES, calm_parts, DRIFTS))
 
     def _noise_of_starts(self, noise: float, calm_part: float, drift: float) -> Floats:
-        """Covariance of what starts have beside their configuration."""
+        """Return the covariance of starts beyond their configuration: their own noise, and what they share."""
         own = np.where(self.measured.calm, calm_part * noise, noise) ** 2 + self.measured.errors**2
         return np.diag(own) + self.measured.common(drift)
 
     def _learn_sizes(self) -> None:
-        """Move the size of every strategy's effect on every category towards what the data say of it.
+        """Update the size of every strategy's effect on every category from the data.
 
         A variational step for effects with a Student prior: the expected square of the effects, in units of their usual
         size, replaces the usual one as far as `FREEDOM` lets it.
@@ -349,7 +349,7 @@ class StepModel:
             self._sizes[k] = np.concatenate([self._sizes[k][:1], (usual * grown[:, None]).T])
 
     def _categories(self, levels: Ints, means: Floats) -> Floats:
-        """Posterior mean of the logarithm of every category over the reference's."""
+        """Return the posterior mean of the logarithm of every category relative to the reference's."""
         correlations = self.prior.correlations(self.measured.levels, levels)
         return self._project(self._covariance(self.measured.levels, levels, correlations), means)
 
@@ -360,7 +360,7 @@ class StepModel:
         return np.asarray(np.einsum("sc,sqc->qc", weighted, covariance) + hope * means)
 
     def believe(self, levels: Ints) -> Beliefs:
-        """Posterior of the step of configurations."""
+        """Return the posterior of the step times of configurations."""
         rows, means = self._rows, self.prior.mean(levels)
         correlations = self.prior.correlations(self.measured.levels, levels)
         covariance = self._covariance(self.measured.levels, levels, correlations)
@@ -377,19 +377,19 @@ class StepModel:
         return Beliefs(levels, mean, variance, times, shares, hoped, white.T)
 
     def covariance(self, a: Beliefs, b: Beliefs) -> Floats:
-        """Posterior covariance between the steps of two sets of configurations."""
+        """Return the posterior covariance between the step times of two sets of configurations."""
         prior = self._covariance(a.levels, b.levels, self.prior.correlations(a.levels, b.levels))
         total = np.einsum("ac,bc,abc->ab", a._shares, b._shares, prior) + HOPE_SD**2 * np.outer(a._hoped, b._hoped)
         return np.asarray(total - a._white @ b._white.T)
 
     def start_noise(self, calm: bool) -> float:
-        """Standard deviation between starts."""
+        """Return the standard deviation between starts."""
         noise, calm_part, _ = self._noise
         return noise * (calm_part if calm else 1.0)
 
 
 def _with_pairs(both: Floats) -> Floats:
-    """Main effects (by parameter on the first axis) and their pairs, and the reference's own level."""
+    """Add up main effects (by parameter on the first axis), their pairs, and the reference's level."""
     main = both.sum(0)
     return np.asarray(main + 0.5 * PAIRS * (main**2 - (both**2).sum(0)) + LEVEL**2)
 
@@ -399,6 +399,6 @@ def _log_prior(noise: float, calm_part: float, drift: float) -> float:
 
 
 def draws(mean: Floats, covariance: Floats, count: int, generator: np.random.Generator) -> Floats:
-    """Joint samples, one a row."""
+    """Draw joint samples, one per row."""
     factor = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(mean)))
     return np.asarray(mean + generator.standard_normal((count, len(mean))) @ factor.T)

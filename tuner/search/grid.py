@@ -1,7 +1,7 @@
-"""The space of a study as whole numbers: one parameter for each strategy, one level for each of its choices.
+"""Space of a study as whole numbers: one parameter for each strategy, one level for each of its choices.
 
-Level 0 of every parameter is the reference's choice. Searches of any kind work on these numbers; what may be combined
-with what, and what a combination is normalised to, is asked of the space.
+Level 0 of every parameter is the reference's choice. Searches of any kind work on these numbers; the space says which
+combinations are legal, and how they are normalised.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from steptune.tuner.search.space import Space
 from steptune.tuner.strategies import Strategy
 
 Levels = tuple[int, ...]
-"""A configuration: the level of every parameter."""
+"""Configuration as the level of every parameter."""
 
 
 @dataclass
 class Parameter:
-    """A strategy with the choices that may be made of it.
+    """Strategy with the choices that the study may make.
 
     Attributes:
         options: Choices; the reference's first. The empty one is what the user runs today.
-        ranks: Place of each option in the order of its values, from 0 to 1; None where they have no order.
+        ranks: Rank of each option in the order of its values, from 0 to 1; None where they have no order.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Parameter:
 
     @property
     def memory_directions(self) -> list[int]:
-        """Direction of every option: -1 where it is there to save memory, 1 where it gives up such a saving."""
+        """Memory effect of every option: -1 if it saves memory, 1 if it gives up the reference's saving, else 0."""
         if not self.strategy.memory:
             return [0] * self.num_levels
         return [bool(self.options[0]) - bool(option) for option in self.options]
 
 
 class Grid:
-    """Configurations of a space by number."""
+    """Configurations of a space as levels of parameters."""
 
     def __init__(self, space: Space, reference: Candidate) -> None:
         self.space = space
@@ -72,7 +72,7 @@ class Grid:
 
     @property
     def origin(self) -> Levels:
-        """The reference's."""
+        """Levels of the reference: all 0."""
         return (0,) * len(self.parameters)
 
     @property
@@ -80,7 +80,7 @@ class Grid:
         return [parameter.num_levels for parameter in self.parameters]
 
     def candidate(self, levels: Levels) -> Candidate | None:
-        """The configuration with these levels, or None where that cannot be run."""
+        """Return the configuration with these levels, or None where it cannot be run."""
         if levels not in self._made:
             moves = [
                 Move(strategy=parameter.name, choice=parameter.options[level])
@@ -95,7 +95,7 @@ class Grid:
         return self._made[levels]
 
     def levels_of(self, candidate: Candidate) -> Levels | None:
-        """The levels of a configuration; None where it has a choice that is none of the space."""
+        """Return the levels of a configuration; None where one of its choices is not in the space."""
         if candidate.key not in self._levels:
             levels = self._canonical(candidate, None)
             if levels is None:
@@ -104,8 +104,8 @@ class Grid:
         return self._levels[candidate.key]
 
     def _canonical(self, candidate: Candidate, made_of: Levels | None) -> Levels | None:
-        """Levels of the choices that are left after normalising; of one that is no option, the level that it was made
-        of.
+        """Return the levels of a normalised candidate's choices; a choice that is not an option has its level in
+        `made_of`.
         """
         if candidate.choices.keys() - self._index.keys():
             return None
@@ -121,13 +121,13 @@ class Grid:
         return tuple(found)
 
     def move(self, index: int, level: int) -> Move:
-        """The change that sets one parameter."""
+        """Return the move that sets one parameter to a level."""
         parameter = self.parameters[index]
         return Move(strategy=parameter.name, choice=parameter.options[level])
 
 
 def order_of(strategy: Strategy, complete: list[Choice]) -> NDArray[np.float64] | None:
-    """Ranks of choices, from 0 to 1, where they differ in one numeric parameter; None where that is not so."""
+    """Return the ranks of choices, from 0 to 1, where they differ in one numeric parameter; else None."""
     differing = [name for name in strategy.defaults if len({repr(choice.get(name)) for choice in complete}) > 1]
     if len(complete) < 3 or len(differing) != 1 or not strategy.has_order:
         return None

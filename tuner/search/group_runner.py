@@ -1,4 +1,4 @@
-"""Groups of trials that live at the same time and take turns: run, diagnosed, stored."""
+"""Groups of trials that are alive at the same time and take turns: their run, diagnosis and storage."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from steptune.tuner.search.view import StudyView
 from steptune.tuner.strategies.situations import situation_of
 
 UNSEEN = 1.3
-"""Times the largest known peak of a group that a candidate is expected to need that was never measured."""
+"""Memory assumed for a candidate that was never measured, as a multiple of the largest known peak in its group."""
 MIN_TURN_S = 3.0
-"""A companion that starts within this time is always worth its start."""
+"""Start time in seconds up to which a companion is always worth its start."""
 
 
 class GroupRunner:
-    """Runs groups of trials of one study.
+    """Runner of one study's groups of trials.
 
     Args:
-        knowledge: Of the search: what trials of each candidate took so far.
+        knowledge: The search's, for start times and memory peaks of candidates.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
-        place: Tells which machine and devices of it this is.
+        place: Returns the current place: the machine, and its devices in use.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GroupRunner:
         place: Callable[[], str],
     ) -> None:
         self.measure: MeasureSettings = prepared.measure()
-        """Windows of the trials to come."""
+        """Window settings of further trials."""
         self.specs = prepared.specs()
         self._study_id = prepared.study.study_id
         self._space = prepared.space
@@ -71,9 +71,9 @@ class GroupRunner:
         self._before_trials = before_trials
         self._place = place
         self._crowds: set[frozenset[str]] = set()
-        """Keys of candidates that ran out of memory beside each other."""
+        """Sets of candidate keys that ran out of memory together."""
         self._crowded_bytes = math.inf
-        """The least sum of peaks that did."""
+        """Smallest sum of peaks that ran out of memory."""
 
     def run(
         self,
@@ -84,7 +84,7 @@ class GroupRunner:
     ) -> list[TrialResult]:
         """Run candidates in turns and store their results; no phase takes longer than `longest_s`.
 
-        Memory that runs out beside another trial says nothing about a candidate: it runs once more, alone.
+        A candidate that runs out of memory beside another trial runs once more, alone.
         """
         self._before_trials()
         specs = [self.specs.spec(c, p, replicate, longest_s) for c, p in zip(candidates, purposes, strict=True)]
@@ -103,7 +103,7 @@ class GroupRunner:
         return results
 
     def _run(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str) -> list[TrialResult]:
-        """Run trials in turns; that some were repeated is an event."""
+        """Run trials in turns, and record an event for each repeated one."""
         results = self._runner.run(specs, purposes, self.measure, group, self._view.on_progress)
         for result in results:
             for attempt in result.repeated:
@@ -113,9 +113,9 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, one by one, what ran out of memory beside others or could not be measured because of that.
+        """Run again, one by one, trials that ran out of memory beside others or could not be measured because of that.
 
-        Of a companion nobody asks but beside its trial.
+        A companion is not repeated: it is of use beside its trial only.
         """
         repeated = []
         for spec, result in zip(specs, results, strict=True):
@@ -145,16 +145,16 @@ class GroupRunner:
     # --- memory -------------------------------------------------------------------------------
 
     def together(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Groups of candidates to measure at the same time: all in turns where they are known to fit, else one each."""
+        """Group candidates to measure at the same time: all in turns where they are known to fit, else each alone."""
         return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
-        """Say whether both are expected to fit, and starting the companion again costs no more than it is worth."""
+        """Say whether both are expected to fit, and the companion starts fast enough to be worth another start."""
         usual_s = usual_start_s(self._knowledge.results.get(companion.key, []))
         return usual_s <= max(MIN_TURN_S, 2 * self.measure.cap_s) and self._fit_together([companion, candidate])
 
     def _fit_together(self, candidates: Sequence[Candidate]) -> bool:
-        """Say whether trials can live together, by measured peaks or estimates; alone where nothing is known."""
+        """Say whether trials fit into memory together, by measured or estimated peaks; False where none is known."""
         if not candidates or frozenset(c.key for c in candidates) in self._crowds:
             return False
         known = [self._knowledge.likely_peak_bytes(candidate) for candidate in candidates]
@@ -171,7 +171,7 @@ class GroupRunner:
         return any(result.peak_memory_bytes for result in self._knowledge.results.get(candidate.key, []))
 
     def _note_crowd(self, candidates: Sequence[Candidate], results: Sequence[TrialResult]) -> None:
-        """Record a combination that ran out of memory: larger ones do not fit either."""
+        """Record a combination of candidates that ran out of memory together, so that larger ones are not tried."""
         self._crowds.add(frozenset(candidate.key for candidate in candidates))
         peaks = {r.candidate.key: r.peak_memory_bytes for r in results if r.peak_memory_bytes}
         known = [peaks.get(c.key) or self._knowledge.likely_peak_bytes(c) for c in candidates]
@@ -179,8 +179,8 @@ class GroupRunner:
             self._crowded_bytes = min(self._crowded_bytes, sum(peak for peak in known if peak is not None))
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
-        """Result with its place and the findings of its profile; an error of the workload under a candidate is the
-        candidate's, because the reference ran.
+        """Return the result with its place and the findings of its profile. A workload error under a candidate is the
+        candidate's (unsupported), because the reference ran.
         """
         failure = result.failure
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
@@ -192,7 +192,7 @@ class GroupRunner:
 
 
 def _beside(result: TrialResult, num_beside: int) -> Failure:
-    """Reason why a trial of a group is repeated alone."""
+    """Return the reason why a trial of a group is repeated alone."""
     others = "another trial was" if num_beside == 1 else f"{num_beside} other trials were"
     if result.failure is None:
         return Failure(

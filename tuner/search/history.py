@@ -1,4 +1,4 @@
-"""History that a search is told: everything that was measured, what may still be tried, and what that costs.
+"""History given to a search: all measurements, what may still be tried, and its cost.
 
 A search proposes configurations; the designer asks it, runs what can be run, judges, and keeps the record. Searches are
 chosen by name (`steptune tune --search NAME`): see `searches.py`.
@@ -23,19 +23,19 @@ from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
-"""Part of the step below which a difference is none: the configuration that changes less is the better one."""
+"""Share of the step below which two configurations count as equal, and the one with fewer changes is better."""
 NEEDED = 0.8
-"""Probability of a loss beyond that from which the answer is not tried without a choice."""
+"""Probability of a loss above `IDLE` from which a choice counts as needed: the answer is not tried without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A configuration to start next, and why.
+    """Configuration to start next, with the reason.
 
     Attributes:
-        reason: For people; one line.
-        gain: Its expected rate over that of the best so far, where the search knows one.
-        likely: Probability that it is the best so far, where the search knows one.
+        reason: Human-readable reason, one line.
+        gain: Expected rate relative to the best so far; None where the search has none.
+        likely: Probability that it is the best so far; None where the search has none.
     """
 
     candidate: Candidate
@@ -45,24 +45,24 @@ class Proposal:
 
 
 class Search(Protocol):
-    """Chooses what to try next.
+    """Interface of a search, which chooses what to try next.
 
-    A search may keep what it was told in `update`; a resumed study tells it all of it again, in order. The same history
-    must lead to the same proposals: chance comes from the history's seed.
+    A search may keep the results given to `update`; a resumed study gives it all of them again, in order. The same
+    history must lead to the same proposals: chance comes from the history's seed.
     """
 
     def suggest(self, history: History) -> Sequence[Proposal]:
-        """Propose what to start next, the best first: the first that can be run and paid for is. One that was measured
-        before is started again. Nothing ends the search.
+        """Propose configurations to start next, the best first: the first one that can be run within the budget is
+        started, again if it was measured before. An empty sequence ends the search.
         """
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Takes in starts that have ended since the last call, failed ones too."""
+        """Take in starts that have ended since the last call, failed ones included."""
 
 
 @dataclass(frozen=True)
 class History:
-    """Knowledge at the moment when a search is asked.
+    """Knowledge of a study at the time when its search is asked for proposals.
 
     Attributes:
         knowledge: Results, costs and profiles by configuration.
@@ -70,8 +70,8 @@ class History:
         incumbent: The best measured configuration, by everything measured.
         left_s: Seconds that the search may still take.
         num_left: Trials that the search may still make.
-        seed: For whatever is random.
-        realisation: By strategy: part of its bound that earlier studies saw it realise.
+        seed: Seed of all random choices.
+        realisation: Share of its bound that each strategy realised in earlier studies.
         by_category: Whether the model is of categories; else of the step alone, without profiles, bounds and
             expectations.
     """
@@ -88,12 +88,12 @@ class History:
 
     @property
     def space(self) -> Space:
-        """Legal choices, and what may be combined."""
+        """Space of legal choices and combinations."""
         return self.grid.space
 
     def cost_s(self, candidate: Candidate) -> float:
-        """Seconds that a start of a configuration is expected to take: without compiling where some measured
-        configuration has the same compiled model.
+        """Return the expected seconds of a start, without compilation where a measured configuration has the same
+        compiled model.
         """
         knowledge = self.knowledge
         bases = {self.incumbent.key: self.incumbent}
@@ -101,7 +101,7 @@ class History:
         return min(knowledge.expected_cost_s(candidate, base) for base in bases.values())
 
     def may_work(self, candidate: Candidate) -> bool:
-        """Say whether nothing is known by which a configuration fails or has no effect."""
+        """Say whether a configuration is not known to fail or to have no effect."""
         knowledge = self.knowledge
         if knowledge.failed(candidate) or knowledge.had_no_effect(candidate):
             return False
@@ -120,12 +120,12 @@ class History:
 
     @cached_property
     def model(self) -> StepModel:
-        """The Gaussian model of everything measured."""
+        """Gaussian model of everything measured."""
         return StepModel(self.evidence.prior(self.incumbent), self.evidence.measured())
 
     @cached_property
     def measured(self) -> tuple[list[Levels], Beliefs]:
-        """Configurations that ran and took effect, with what the model says of them now."""
+        """Configurations that ran and took effect, with the model's current posterior of them."""
         levels = sorted({tuple(map(int, row)) for row in self.model.measured.levels})
         return levels, self.model.believe(np.array(levels, dtype=np.int64))
 
@@ -143,14 +143,16 @@ class History:
         return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), directions)
 
     def runs(self, levels: Ints) -> Floats:
-        """Probability that each of these configurations runs."""
+        """Return the probability that each of these configurations runs."""
         return self._blame.runs(levels) * self._room.fits(levels)
 
     def _rows(self, levels: Sequence[Levels]) -> Ints:
         return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
 
     def loses(self, levels: Ints) -> tuple[Floats, Floats]:
-        """Expected loss of configurations against the answer, in logarithms, and the probability that it is one."""
+        """Return the expected loss of configurations against the answer, in logarithms, and the probability that it
+        exceeds `IDLE`.
+        """
         best = self.grid.levels_of(self.answer())
         both = self.model.believe(np.concatenate([np.array([best], dtype=np.int64), levels]))
         covariance = self.model.covariance(both, both)
@@ -159,8 +161,8 @@ class History:
         return mean, np.asarray(ndtr((mean - IDLE) / np.sqrt(np.maximum(variance[1:], 1e-10))))
 
     def answer(self) -> Candidate:
-        """The measured configuration with the lowest expected step time; of those that are as good, the one that
-        changes least.
+        """Return the measured configuration with the lowest expected step time; among equals, the one with the fewest
+        changes.
         """
         levels, beliefs = self.measured
         good = [n for n, mean in enumerate(beliefs.mean) if mean < beliefs.mean.min() + IDLE]

@@ -20,7 +20,7 @@ from steptune.tuner.search.starts import cold_compile_s, usual_start_s, warm_com
 from steptune.tuner.strategies.situations import situation_of
 
 WORTHWHILE = 0.01
-"""A gain below one per cent is not looked for."""
+"""Smallest gain that a study looks for, as a share of the rate."""
 UNKNOWN_WINDOW_ERROR = 0.05
 
 
@@ -47,15 +47,15 @@ class Priors:
 
     past_winners: tuple[Candidate, ...] = ()
     past_shares: tuple[dict[str, float], ...] = ()
-    """Shares by category of the step of each winner's study, as it was before."""
+    """Shares of the step by category in each winner's study, with its settings before tuning."""
     realisation: dict[str, float] = field(default_factory=dict)
-    """Measured gain over bound, averaged, by strategy."""
+    """Mean ratio of measured gain to bound, by strategy."""
     audits: int = 0
     audit_violations: int = 0
 
 
 class Knowledge:
-    """Takes in outcomes and answers questions about candidates and moves."""
+    """Outcomes of a study's trials, and what they imply for candidates and moves."""
 
     def __init__(self, space: Space, reference: Candidate) -> None:
         self.space = space
@@ -95,13 +95,15 @@ class Knowledge:
             self._observe_profiles(result.candidate, compared_with)
 
     def _note_cost(self, outcome: Outcome) -> None:
-        """Note the cost as it would be with what was compiled found in the cache; and what compiling it took."""
+        """Record the cost as it would be with a warm compilation cache, and the seconds of the cold compilation."""
         key, cold_s = outcome.result.candidate.key, cold_compile_s(outcome.result)
         self._costs.setdefault(key, []).append(outcome.spent_s - cold_s + warm_compile_s(cold_s))
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
 
     def take_in_beside(self, result: TrialResult) -> None:
-        """A start that the search did not ask for: it costs time and tells a rate, and counts for no limit."""
+        """Take in a start that the search did not ask for: its time and rate count, but not against the limit of
+        trials.
+        """
         self.spent_s += result.duration_ns / 1e9
         self.results.setdefault(result.candidate.key, []).append(result)
         self._memory.take_in(result, pieces_of(self.space, result.candidate))
@@ -122,8 +124,8 @@ class Knowledge:
         self._observe(result.candidate, rate.mean, error, None, place=result.place, companion=companion)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
-        """Learn from the profiles of a pair, once: profiles of further runs say the same again, and those of two
-        machines say nothing.
+        """Learn from the profiles of a pair, once: further profiles add nothing, and those of two machines are not
+        comparable.
         """
         if not self.objective.is_rate:  # profiles are of the step's time
             return
@@ -166,7 +168,7 @@ class Knowledge:
         )
 
     def is_calm(self, candidate: Candidate) -> bool:
-        """Say whether its profile shows a device that hardly ever waited for the host."""
+        """Say whether a candidate's profile shows a device that hardly ever waited for the host."""
         situation = self._situations.get(candidate.key)
         return situation is not None and is_calm(situation)
 
@@ -174,8 +176,8 @@ class Knowledge:
 
     @property
     def model(self) -> EffectModel:
-        """The rates of companions tie those of trials that were measured alone to the ratios; without such trials they
-        would only add the drift that ratios are free of. Profiles that contradict what was measured do not count.
+        """Effect model of all observations. Rates of companions count only if some trials were measured alone, which
+        they tie to the ratios; else they would only add drift. Profiles that contradict measurements do not count.
         """
         if self._model is None:
             alone = any(o.reference is None and not o.companion for o in self._observations)
@@ -189,21 +191,21 @@ class Knowledge:
         return candidate.key in self.results
 
     def failed(self, candidate: Candidate) -> bool:
-        """Say whether it was run and no start of it counted."""
+        """Say whether a candidate was run and none of its starts counted."""
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Say whether a choice of it was seen not to be carried out: its rate is that of something else."""
+        """Say whether a candidate's choice was seen not to take effect: then its rate is another configuration's."""
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 
     def measured(self) -> list[Candidate]:
-        """Candidates other than the reference with at least one good result."""
+        """Return the candidates other than the reference with at least one good result."""
         good = [results for results in self.results.values() if any(result.ok for result in results)]
         return [results[0].candidate for results in good if results[0].candidate != self.reference]
 
     def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
-        """Candidates that ran out of memory, with those of their choices that never ran: one of these or all together
-        are too much.
+        """Return the candidates that ran out of memory, each with those of its choices that never ran, which need too
+        much memory alone or together.
         """
         every = [result for results in self.results.values() for result in results]
         ran = [result.candidate.choices for result in every if result.ok]
@@ -214,21 +216,23 @@ class Knowledge:
         ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
-        """Say whether earlier failures imply that this candidate fails: one of its choices is to blame for a failure,
-        or some ran out of memory beside no more than they are beside here; or its micro-batches will not fit.
+        """Say whether earlier results imply that this candidate fails: one of its choices is to blame for a failure,
+        some ran out of memory beside choices that need no more than here, or its micro-batches will not fit.
         """
         if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
         return any(self._to_blame(move) for move in candidate.moves)
 
     def will_not_fit(self, candidate: Candidate) -> str | None:
-        """Reason why a candidate's micro-batches do not fit into memory; None where they may fit, or did."""
+        """Return the reason why a candidate's micro-batches do not fit into memory; None where they may fit, or did."""
         if any(result.ok for result in self.results.get(candidate.key, [])):
             return None
         return self._memory.why_not(candidate, pieces_of(self.space, candidate))
 
     def _to_blame(self, move: Move) -> bool:
-        """Failed, not for lack of memory, where everything beside it is known to run; and never ran."""
+        """Say whether a move never ran, and failed other than by lack of memory where all choices beside it are known
+        to run.
+        """
         with_it = self._results_with(move)
         if any(result.ok for result in with_it):
             return False
@@ -244,7 +248,9 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Say whether it has all that ran out of memory together, beside no less than was beside that."""
+        """Say whether a candidate has choices that ran out of memory together, while its other choices need no less
+        memory than the others did then.
+        """
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
             if not suspects or any(candidate.choices.get(name) != choice for name, choice in suspects.items()):
@@ -264,16 +270,16 @@ class Knowledge:
         return [result for result in every if result.candidate.choices.get(move.strategy) == move.choice]
 
     def peak_memory_bytes(self, candidate: Candidate) -> int:
-        """Largest measured peak of a candidate; 0 while it was not measured."""
+        """Return the largest measured peak of a candidate; 0 while it was not measured."""
         return max((r.peak_memory_bytes for r in self.results.get(candidate.key, []) if r.ok), default=0)
 
     def likely_peak_bytes(self, candidate: Candidate) -> float | None:
-        """Peak on one rank: the largest that any run showed, or what is expected; None while too little is known."""
+        """Return the peak on one rank: the largest measured, else the expected one; None if too little is known."""
         seen = max((r.peak_memory_bytes for r in self.results.get(candidate.key, [])), default=0)
         return seen or self._memory.expected_bytes(candidate, pieces_of(self.space, candidate))
 
     def expected_memory_bytes(self, candidate: Candidate) -> float:
-        """Memory as measured, or the reference's plus what its choices added where they were measured."""
+        """Return the measured memory, or the reference's plus what its choices were measured to add."""
         measured = self.peak_memory_bytes(candidate)
         if measured:
             return measured
@@ -281,7 +287,9 @@ class Knowledge:
         return base + sum(self._added_memory_bytes(name, choice) for name, choice in candidate.choices.items())
 
     def _added_memory_bytes(self, name: str, choice: Choice) -> float:
-        """Memory that a choice adds, from two measured candidates that differ in it alone."""
+        """Return the memory that a choice adds, from two measured candidates that differ in it alone; 0 without such a
+        pair.
+        """
         for results in self.results.values():
             candidate = results[0].candidate
             without = candidate.with_choice(name, {})
@@ -291,8 +299,8 @@ class Knowledge:
         return 0.0
 
     def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
-        """Expected time of one trial: as measured for this candidate, or the incumbent's plus what its choices add:
-        compiling again where the model is another one.
+        """Return the expected seconds of one trial: as measured for this candidate, or the incumbent's plus what its
+        choices add, with compilation where the model changes.
         """
         own = self._costs.get(candidate.key)
         if own:
@@ -304,34 +312,38 @@ class Knowledge:
         return sum(base) / len(base) + added * max(1.0, self._slowness(incumbent))
 
     def _slowness(self, incumbent: Candidate) -> float:
-        """Ratio of measured to expected compilation time here, from the incumbent or the reference."""
+        """Return the ratio of measured to expected compilation time on this machine, from the incumbent or the
+        reference.
+        """
         expected_s = {c.key: self.space.trial_cost_s(c) for c in (incumbent, self.reference)}
         ratios = (self._cold_s.get(key, 0.0) / seconds for key, seconds in expected_s.items() if seconds)
         return max(ratios, default=1.0)
 
     def start_s(self, candidate: Candidate) -> float:
-        """Seconds from the request of a trial to its first window, without a guard, once compiled."""
+        """Return the seconds from the request of a trial to its first window, without a guard, once compiled."""
         return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
-        """Return the profile of this very candidate; None while it has none that can be trusted."""
+        """Return the situation from this candidate's own profile; None while it has no reliable one."""
         return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------
 
     def situation(self, candidate: Candidate) -> Situation | None:
-        """Situation of a candidate, or of the reference while the candidate has no profile."""
+        """Return the situation of a candidate, or of the reference while the candidate has no profile."""
         return self._situations.get(candidate.key) or self._situations.get(self.reference.key)
 
     def bound(self, move: Move, incumbent: Candidate) -> float:
-        """The most that a move could save on the incumbent; all of it while nothing was profiled."""
+        """Return the maximum share of the incumbent's step that a move could save; 1 while nothing was profiled."""
         situation = self.situation(incumbent)
         if not situation:
             return 1.0
         return min(1.0, self.space.bound(move, situation) + self._compile_share([move], incumbent))
 
     def joint_bound(self, moves: Iterable[Move], incumbent: Candidate) -> float:
-        """The most that several moves together could save; all of it while nothing was profiled."""
+        """Return the maximum share of the incumbent's step that several moves together could save; 1 while nothing was
+        profiled.
+        """
         situation = self.situation(incumbent)
         if not situation:
             return 1.0
@@ -339,32 +351,32 @@ class Knowledge:
         return min(1.0, self.space.joint_bound(moves, situation) + self._compile_share(moves, incumbent))
 
     def _compile_share(self, moves: Iterable[Move], incumbent: Candidate) -> float:
-        """Time that moves could save of the incumbent's compilation, where the objective counts that."""
+        """Return the share that moves could save of the incumbent's compilation, if the objective counts it; else 0."""
         if self.objective.is_rate or not any(self.space.strategy(move.strategy).recompiles for move in moves):
             return 0.0
         good = [result for result in self.results.get(incumbent.key, []) if result.ok and result.startup]
         return max((self.objective.compile_share(result) for result in good), default=0.0)
 
     def noise(self, incumbent: Candidate) -> float:
-        """Smallest gain over an incumbent that is told from none with two starts of each."""
+        """Return the smallest gain over an incumbent that two starts of each can tell from none."""
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
-        """Noise between starts of these candidates: the root of their mean variance."""
+        """Return the noise between starts of these candidates: the root of their mean variance."""
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:
-        """A bound below this is not worth a trial: half the noise, but at least what is worthwhile."""
+        """Return the smallest bound that is worth a trial: half the noise, at least `WORTHWHILE` and at most 5 %."""
         return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------
 
     def was_tried(self, move: Move) -> bool:
-        """Say whether a candidate with this very choice was run, alone or in company."""
+        """Say whether a candidate with this choice was run, alone or with other choices."""
         return any(results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values())
 
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
-        """Legal single moves that were never run, with their bound on the incumbent."""
+        """Return the legal single moves that were never run, each with its bound on the incumbent."""
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
 
 
@@ -373,6 +385,6 @@ def _without(candidate: Candidate, names: Container[str]) -> Candidate:
 
 
 def without_effect(result: TrialResult, candidate: Candidate) -> str:
-    """Return the candidate's choices that were not carried out, with what was seen instead; empty where all were."""
+    """Describe the candidate's choices that did not take effect, with the observation; empty where all did."""
     missing = (effect for effect in result.effects if not effect.took and effect.strategy in candidate.choices)
     return "; ".join(f"{effect.strategy} had no effect: {effect.detail}" for effect in missing)

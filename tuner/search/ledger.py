@@ -1,4 +1,4 @@
-"""The trials of one study between the driver and its store: what is there is never run again."""
+"""Trials of one study between its driver and its store: a stored trial is never run again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steptune.tuner.store_rules import BUDGET_CHANGED
 from steptune.tuner.trials.failures import repeats_after
 
 SEARCHING = (Purpose.BASELINE, Purpose.EXPLORE, Purpose.REPLICATE, Purpose.AUDIT, Purpose.SENTINEL)
-"""Purposes of the starts that a search asked for."""
+"""Purposes of starts that a search asks for."""
 
 
 class Ledger:
-    """Results by what was asked for, and the rows that are written."""
+    """Results by candidate, purpose and replicate, and the rows of trials that are written."""
 
     def __init__(self, store: StudyStore, study_id: str, objective: Objective = PLAIN) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class Ledger:
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
         """True where the code compiled for one candidate is in the cache for another."""
         self._compiled: list[tuple[Candidate, int]] = []
-        """Time that the first start of each candidate compiled, in order."""
+        """Candidate and compilation time in nanoseconds of each start, in order."""
         self._raw: dict[str, TrialResult] = {}
         self._study_id = study_id
         store.lose_running_trials(study_id)
@@ -39,9 +39,9 @@ class Ledger:
         self.num_moved = 0
         self._last_place: str | None = None
         self._arrival: Counter[str] | None = None
-        """Starts by candidate since the study came to its last place; None once its search goes on there."""
+        """Starts by candidate since the study moved to its latest place; None once its search continues there."""
         self._came_with = ""
-        """Group within which the study came there."""
+        """Group of trials during which the study moved there."""
         self.spent_s = 0.0
         self.num_trials = 0
         changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
@@ -54,15 +54,15 @@ class Ledger:
                 self._remember(trial, trial.result)
 
     def find(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialResult | None:
-        """The result of this start of this candidate, if it is complete."""
+        """Return the result of this start of this candidate, or None where it is not complete."""
         return self._found.get((candidate.key, purpose, replicate))
 
     def first_block(self, purpose: Purpose) -> int:
-        """The first block of a purpose that was not begun before the budget was changed."""
+        """Return the number of a purpose's first block that was not begun before the budget was changed."""
         return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
-        """A stored result as the objective of the study counts it."""
+        """Return a stored result as the objective of the study counts it."""
         candidate = result.candidate
         # The first start of its model, or its own, which may have recorded graphs of it.
         first = (took_ns for other, took_ns in self._compiled if self.same_model(other, candidate))
@@ -70,15 +70,15 @@ class Ledger:
         return self._objective.counted(result, max(next(first, 0), next(own, 0)))
 
     def as_measured(self, result: TrialResult) -> TrialResult:
-        """A counted result as it was stored."""
+        """Return a counted result as it was stored."""
         return self._raw.get(result.trial_id, result)
 
     def companion_of(self, result: TrialResult) -> TrialResult | None:
-        """The trial that took turns with it for comparison, if one did."""
+        """Return the trial that took turns with this one for comparison, if any."""
         return self._companions.get(result.group)
 
     def take_moved(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Trials that were run because the study had moved, each once, in order.
+        """Return the trials that were run because the study had moved, in order; each is returned once.
 
         Args:
             before: Only those that were begun before this trial; None takes all.
@@ -89,7 +89,7 @@ class Ledger:
         return taken
 
     def searched(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Return what searches asked for of what is stored, in order.
+        """Return the stored results that searches asked for, in order.
 
         Args:
             before: Only what was begun before this trial; None takes all.
@@ -100,8 +100,8 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Say whether trials in this place can be compared with what was measured before: there is nothing else, the
-        search has gone on here already, or this candidate was started so often since the study came here.
+        """Say whether trials in this place can be compared with earlier ones: there are none, the search has continued
+        here already, or this candidate had at least `starts` starts here since the study moved.
         """
         if self._last_place is None:
             return True
@@ -110,7 +110,7 @@ class Ledger:
         return self._arrival is None or self._arrival[candidate.key] >= starts
 
     def begin(self, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], group: str, replicate: int) -> list[Trial]:
-        """Write rows of trials that are about to run."""
+        """Write the rows of trials that are about to run, and return them."""
         now = datetime.now(UTC).isoformat()
         trials = [
             Trial(
@@ -131,7 +131,7 @@ class Ledger:
         return trials
 
     def complete(self, trials: Sequence[Trial], results: Sequence[TrialResult]) -> None:
-        """Write the results of a group in one transaction: then the group is complete."""
+        """Write the results of a group in one transaction, which completes the group."""
         self._store.complete_trials(results)
         for trial, result in zip(trials, results, strict=True):
             self._remember(trial, result)
@@ -164,7 +164,7 @@ class Ledger:
 
 
 def _says_nothing(trial: Trial, result: TrialResult) -> bool:
-    """Say whether its environment or deadline ended a baseline: a study that is resumed measures it again."""
+    """Say whether a baseline was ended by its environment or deadline, so that a resumed study measures it again."""
     is_baseline = trial.purpose is Purpose.BASELINE or trial.candidate.is_baseline
     if not is_baseline or result.failure is None:
         return False

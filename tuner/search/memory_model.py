@@ -1,13 +1,13 @@
-"""Memory that a candidate will need, from those that were run: peak = fixed + per sample · micro-batch.
+"""Memory that a candidate will need, predicted from those that were run: peak = fixed + per sample · micro-batch.
 
-With several ranks what is fixed depends on how the training is laid over them, and is counted (`rank_memory`): what was
-measured of one layout tells of all others, and one that does not fit without any activation is not tried.
+With several ranks the fixed part depends on how the training is sharded across them, and is computed (`rank_memory`): a
+peak measured with one layout predicts all others, and a layout that does not fit even without activations is not tried.
 
-Candidates that differ in nothing but the number of micro-batches share a line. What is fixed is at least what is known
-to be there all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a margin, is
-not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed too, and
-how much they are nobody knows. One that ran out says that no larger micro-batch of its line fits, and that the device
-holds less than the line said there.
+Candidates that differ in nothing but the number of micro-batches share a line. The fixed part is at least the memory
+that is known to be held all the time: parameters and the optimizer's state. A candidate whose line does not fit, with a
+margin, is not tried, once two sizes are measured: gradients, workspaces and what an update needs for a moment are fixed
+too, and their size is unknown. After one ran out of memory, no larger micro-batch on its line fits, and the capacity is
+less than the line predicted there.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from steptune.tuner.trials.memory import CONTEXT_BYTES
 
 MICRO_BATCH = MicroBatchSetting.strategy
 MARGIN = 0.05
-"""Share of the capacity kept for what the allocator cannot use and what is not its own."""
+"""Share of the capacity kept free for fragmentation and for memory outside the allocator."""
 LAYOUT_ERROR = 0.1
-"""Share by which a peak that was predicted from another layout may be wrong."""
+"""Maximum relative error assumed for a peak predicted from another layout."""
 INPUT_STRATEGIES = frozenset(
     kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting, CpuThreadsSetting)
 )
-"""Strategies that change nothing that a step keeps in memory."""
+"""Strategies that do not change the memory of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Bytes for a micro-batch of so many samples."""
+    """Peak memory in bytes as a line over the samples of a micro-batch."""
 
     fixed: float
     per_sample: float
@@ -48,9 +48,10 @@ class Line:
 
 
 def fitted(points: Sequence[tuple[float, float]], known_bytes: float) -> Line | None:
-    """The line through measured (samples, bytes): by least squares, rising, and with no less fixed than is known.
+    """Fit a line to measured (samples, bytes) by least squares, with no negative slope and at least the known fixed
+    bytes.
 
-    One size of micro-batch says something only where it is known what is fixed, and then the most that others need.
+    A single size is of use only where the fixed part is known, and then gives an upper bound for larger sizes.
     """
     if not points:
         return None
@@ -71,14 +72,14 @@ def fitted(points: Sequence[tuple[float, float]], known_bytes: float) -> Line | 
 
 
 class MemoryModel:
-    """Lines by what candidates have besides micro-batches.
+    """Lines of peak memory, one for each set of choices other than micro-batches.
 
     Args:
-        capacity_bytes: What a rank may use.
-        known_bytes: What every rank holds all the time; 0 where measured peaks include what nobody knows (on a CPU),
+        capacity_bytes: Memory that a rank may use.
+        known_bytes: Memory that every rank holds all the time; 0 on a CPU, where measured peaks include other memory,
             and with several ranks, where it depends on the layout.
         per_rank: Samples of a step on one rank.
-        layouts: What is known of layouts over several ranks; None with one rank, and where peaks are not of tensors.
+        layouts: Memory of layouts over several ranks; None with one rank, and where peaks are not of tensors.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class MemoryModel:
         self._layouts = layouts
         self._peaks: dict[str, list[tuple[float, float]]] = {}
         self._failed: dict[str, float] = {}
-        """The smallest micro-batch of each line that ran out of memory."""
+        """Smallest micro-batch of each line that ran out of memory."""
 
     def learn(self, rest: str, samples: float, peak_bytes: float) -> None:
         """Take in a measured peak."""
@@ -100,18 +101,18 @@ class MemoryModel:
         self._failed[rest] = min(samples, self._failed.get(rest, samples))
 
     def predict(self, rest: str, samples: float) -> float | None:
-        """Bytes, or None while too little is known."""
+        """Return the predicted peak in bytes, or None while too little is known."""
         line = fitted(self._peaks.get(rest, ()), self._known)
         return None if line is None else line.at(samples)
 
     @property
     def capacity_bytes(self) -> float:
-        """Capacity as given, or less where something ran out that should have fitted."""
+        """Capacity as given, or less where a micro-batch ran out of memory that was predicted to fit."""
         seen = [self.predict(rest, samples) for rest, samples in self._failed.items()]
         return min([self._capacity, *(peak for peak in seen if peak is not None)])
 
     def refusal(self, rest: str, samples: float) -> str | None:
-        """Reason why a micro-batch of so many samples will not fit, or None where it may."""
+        """Return the reason why a micro-batch of `samples` samples will not fit, or None where it may."""
         failed = self._failed.get(rest)
         if failed is not None and samples >= failed:
             return f"micro-batches of {failed:g} samples ran out of memory"
@@ -126,7 +127,7 @@ class MemoryModel:
         )
 
     def is_unlikely(self, rest: str, samples: float) -> bool:
-        """Say whether a micro-batch of so many samples will not fit, or would not if only what is known were fixed."""
+        """Say whether a micro-batch of `samples` samples will not fit, or is predicted not to."""
         if any(size >= samples for size, _ in self._peaks.get(rest, ())):
             return False
         peak = self.predict(rest, samples)
@@ -134,7 +135,7 @@ class MemoryModel:
         return expected or self.refusal(rest, samples) is not None
 
     def _least(self, rest: str, samples: float) -> float | None:
-        """Bytes that it takes for certain: with one size measured, all of them may be there whatever the size."""
+        """Return the bytes needed for certain; with one size measured its whole peak, all of which may be fixed."""
         points = self._peaks.get(rest, ())
         if len({size for size, _ in points}) == 1:
             return max(peak for _, peak in points)
@@ -143,7 +144,7 @@ class MemoryModel:
     # --- candidates -----------------------------------------------------------------------------
 
     def take_in(self, result: TrialResult, pieces: int) -> None:
-        """Add the result of a trial with so many micro-batches."""
+        """Take in the result of a trial with `pieces` micro-batches."""
         rest, samples = self._place(result.candidate, pieces)
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             self.ran_out_with(result.candidate, pieces)
@@ -154,14 +155,14 @@ class MemoryModel:
                 self._layouts.learn(result.candidate, pieces, samples, peak)
 
     def ran_out_with(self, candidate: Candidate, pieces: int) -> None:
-        """A candidate with so many micro-batches ran out of memory."""
+        """Record that a candidate with `pieces` micro-batches ran out of memory."""
         rest, samples = self._place(candidate, pieces)
         self.ran_out(rest, samples)
         if self._layouts is not None:
             self._layouts.ran_out(candidate, pieces, samples, self._capacity)
 
     def why_not(self, candidate: Candidate, pieces: int) -> str | None:
-        """Reason why a candidate with so many micro-batches will not fit, or None where it may."""
+        """Return the reason why a candidate with `pieces` micro-batches will not fit, or None where it may."""
         reason = self.refusal(*self._place(candidate, pieces))
         if reason is not None or self._layouts is None or self._fitted(candidate, pieces):
             return reason
@@ -180,7 +181,9 @@ class MemoryModel:
         return None
 
     def expected_bytes(self, candidate: Candidate, pieces: int) -> float | None:
-        """Peak of a candidate with so many micro-batches on one rank, or None while too little is known."""
+        """Return the expected peak on one rank of a candidate with `pieces` micro-batches, or None while too little is
+        known.
+        """
         if self._layouts is not None:
             found = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
             if found is not None:
@@ -188,7 +191,7 @@ class MemoryModel:
         return self.predict(*self._place(candidate, pieces))
 
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
-        """Say whether a candidate with so many micro-batches is better tried after others."""
+        """Say whether a candidate with `pieces` micro-batches may not fit, and is better tried after others."""
         if self._layouts is not None and not self._fitted(candidate, pieces):
             peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
             peak = peak or self._layouts.least(candidate, pieces, self._per_rank / pieces) or 0.0
@@ -197,7 +200,7 @@ class MemoryModel:
         return self.is_unlikely(*self._place(candidate, pieces))
 
     def _fitted(self, candidate: Candidate, pieces: int) -> bool:
-        """Say whether as many samples or more were measured on its line."""
+        """Say whether a micro-batch of at least this size was measured on its line."""
         rest, samples = self._place(candidate, pieces)
         return any(size >= samples for size, _ in self._peaks.get(rest, ()))
 
@@ -206,7 +209,7 @@ class MemoryModel:
 
 
 def memory_model(space: Space, settings: StudySettings) -> MemoryModel:
-    """The model of a study, with what the look at the workload showed."""
+    """Return the memory model of a study, with the peak from the inspection of the workload."""
     facts, environment = space.workload, space.environment
     on_device = environment.hardware.device_kind == "cuda"
     free = environment.hardware.devices[0].memory_bytes - CONTEXT_BYTES if on_device else environment.free_memory_bytes
@@ -232,5 +235,5 @@ def memory_model(space: Space, settings: StudySettings) -> MemoryModel:
 
 
 def pieces_of(space: Space, candidate: Candidate) -> int:
-    """Micro-batches of a step."""
+    """Return the number of micro-batches of a step."""
     return int(space.complete(candidate).get(MICRO_BATCH, {}).get("num_micro_batches") or 1)

@@ -1,9 +1,10 @@
-"""One model proposes: the whole configuration of highest expected improvement, whatever it changes.
+"""Search by one model, which proposes the whole configuration with the highest expected improvement.
 
 The Gaussian model (`gaussian.py`) is asked about single, double and triple changes of the best configurations, about
-random ones, and then about the neighbours of what it likes best. What a configuration promises is weighed by how likely
-it runs and, when time is short, by what it costs. A measured configuration is started again where knowing it better is
-worth more than anything new (knowledge gradient). The search ends when a better configuration is unlikely to be left.
+random ones, and then about the neighbours of the most promising ones. The expected improvement is weighted by the
+probability that a configuration runs and, when time is short, by its cost. A measured configuration is started again
+where knowing it better is worth more than anything new (knowledge gradient). The search ends when a better
+configuration is unlikely to be left.
 
 Sources: Jones et al., "Efficient Global Optimization" (1998); Frazier, Powell, Dayanik, "The Knowledge-Gradient Policy
 for Correlated Normal Beliefs" (2009); Wilson, "Stopping Bayesian Optimization with Probabilistic Regret Bounds" (2024).
@@ -27,47 +28,51 @@ from steptune.tuner.search.history import NEEDED, History, Proposal
 from steptune.tuner.search.knowledge import WORTHWHILE
 
 NUM_BASES = 3
-"""Best configurations of which all single changes are looked at."""
+"""Number of best configurations whose single changes are all evaluated."""
 NUM_SEVERAL, NUM_RANDOM = 120, 60
-"""Double and triple changes of the best, and random configurations, that are looked at."""
+"""Numbers of double and triple changes of the best, and of random configurations, that are evaluated."""
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
-"""Rounds of the local search, and how many configurations it goes on from in each."""
+"""Number of rounds of the local search, and of configurations from which each round continues."""
 SHORT = 0.15
-"""Part of the time left that a start may cost before what it promises is weighed by the second."""
+"""Share of the remaining time at which the cost of a start halves its weight."""
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 CAME_TRUE = -1.56
-"""Added to the logarithm of the odds of those draws (decision 62): 20 % becomes 5 %."""
+"""Correction of the log odds that a better configuration is left, which draws overestimate (decision 62): 20 % becomes
+5 %.
+"""
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
-"""Factor of a bound, since some are wrong; gain beyond it that any change may have, and that undoing one may have."""
+"""Factor on a bound, since some are wrong; log gain beyond it that is allowed for any change, and for undoing one."""
 NO_LIKELIER = 0.02
 """Difference in the probability to run that counts as none."""
 LATE, LATE_AT_LEAST = 0.75, 8
-"""Starts for each choice, and starts, from which every second proposal is by the step alone (decision 63)."""
+"""Starts per choice, and minimum number of starts, after which every second proposal uses only the step-time model
+(decision 63).
+"""
 WORTH = 0.02
-"""Gain, of the step, that is worth going on for."""
+"""Smallest gain, as a share of the step, for which the search continues."""
 UNLIKELY = 0.05
 """Probability of such a gain below which the search ends."""
 MAX_STARTS = 4
-"""Most starts of one configuration."""
+"""Maximum number of starts of one configuration."""
 LEAST_WORTH = 2e-4
-"""Expected gain of the answer, of the step, for which a configuration is started again."""
+"""Smallest expected gain of the answer, as a share of the step, for which a configuration is started again."""
 TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "the host and its launches"}
 
 
 def expected_improvement(better: Floats, sd: Floats) -> Floats:
-    """Mean of a normal gain where it is positive, nothing where it is not."""
+    """Return the expected improvement: the mean of a normal gain, with losses counted as 0."""
     z = better / sd
     return np.asarray(better * ndtr(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi))
 
 
 def as_it_came_true(probability: float) -> float:
-    """Return how often something better was left where so many draws of the model had it: they say too much."""
+    """Correct the probability that a better configuration is left, which the model's draws overestimate."""
     return float(expit(logit(probability) + CAME_TRUE))
 
 
 class ModelSearch:
-    """The search by the Gaussian model.
+    """Search by the Gaussian model.
 
     Args:
         ends_below: Probability of a gain of 2 % in something else below which the search ends.
@@ -76,10 +81,12 @@ class ModelSearch:
     def __init__(self, ends_below: float = UNLIKELY) -> None:
         self._ends_below = ends_below
         self.probability_left: float | None = None
-        """Probability that something else is faster than the answer by more than 2 %, when it was asked last."""
+        """Probability that another configuration is faster than the answer by more than 2 %, at the last call of
+        `suggest`.
+        """
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keeps nothing: the history has it all."""
+        """Keep nothing: the history has all results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         generator = np.random.default_rng([history.seed, len(history.starts)])
@@ -101,8 +108,8 @@ class ModelSearch:
 
 
 def _is_turn_of_step(history: History) -> bool:
-    """Say whether the next proposal is by the step alone. What was declared wrongly keeps the model of categories from
-    configurations that this one finds, and it needs about as many starts as there are choices.
+    """Say whether the next proposal uses only the step-time model. It finds configurations that wrong declarations hide
+    from the model of categories, and needs about as many starts as there are choices.
     """
     num_choices = sum(history.grid.num_levels) - len(history.grid.num_levels)
     late = len(history.starts) - max(LATE_AT_LEAST, int(LATE * num_choices))
@@ -110,7 +117,7 @@ def _is_turn_of_step(history: History) -> bool:
 
 
 class _Worth:
-    """A proposal with its expected improvement."""
+    """Proposal with its expected improvement."""
 
     def __init__(self, made: Proposal, worth: float) -> None:
         self.made, self.worth = made, worth
@@ -120,7 +127,7 @@ class Look:
     """State of the model at one moment, and the configurations that it is asked about.
 
     Args:
-        bounds: By parameter and level: the most that it can save, where that is not what the model knows of it.
+        bounds: Maximum log gain by parameter and level; None takes the model's.
     """
 
     def __init__(
@@ -139,7 +146,7 @@ class Look:
     # --- which configurations -----------------------------------------------------------------
 
     def pool(self) -> Beliefs:
-        """Untried configurations that nothing says will fail, with what the model says of them."""
+        """Return untried configurations that are not known to fail, with the model's posterior of them."""
         order = np.argsort(self._measured.mean)[:NUM_BASES]
         wanted: list[Levels] = []
         for row in order:
@@ -183,8 +190,8 @@ class Look:
         return tuple(int(self._generator.integers(parameter.num_levels)) for parameter in self._grid.parameters)
 
     def _fresh(self, wanted: Iterable[Levels]) -> list[Levels]:
-        """Configurations as the space normalises them, each once, without those that cannot be run, and without changes
-        that can save nothing.
+        """Return normalised configurations, each once, without those that cannot be run and without changes that can
+        save nothing.
         """
         found = []
         for levels in self._lean(list(wanted)):
@@ -201,8 +208,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """Configurations without changes of the best that go along with others and by their bounds save nothing, where
-        these make it no likelier to run.
+        """Return configurations without those changes of the best that by their bounds save nothing and do not make it
+        likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
@@ -223,19 +230,19 @@ class Look:
     # --- what they promise --------------------------------------------------------------------
 
     def _better(self, beliefs: Beliefs) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the gain over the best, in logarithms."""
+        """Return the mean and standard deviation of the gain over the best, in logarithms."""
         shared = self._model.covariance(self._best_beliefs, beliefs)[0]
         variance = beliefs.variance + self._best_beliefs.variance[0] - 2 * shared
         return self._best_beliefs.mean[0] - beliefs.mean, np.sqrt(np.maximum(variance, 1e-8))
 
     def improvement(self, beliefs: Beliefs) -> Floats:
-        """Expected improvement, up to what bounds allow, where it runs."""
+        """Return the expected improvement within the bounds, times the probability that the configuration runs."""
         (mean, sd), most = self._better(beliefs), self._most(beliefs.levels)
         promised = expected_improvement(mean, sd) - expected_improvement(mean - most, sd)
         return np.asarray(promised * self._history.runs(beliefs.levels))
 
     def _most(self, levels: Ints) -> Floats:
-        """The most that configurations may gain over the best, by the bounds of what they change."""
+        """Return the maximum log gain of configurations over the best, by the bounds of their changes."""
         total = np.zeros(len(levels))
         for k, most in enumerate(self._model.prior.most):
             now = self._known[self._best][k]
@@ -247,7 +254,7 @@ class Look:
         return total
 
     def proposals(self, pool: Beliefs) -> list[_Worth]:
-        """The best of the pool, what promises most for what it costs first."""
+        """Return the best of the pool, ordered by expected improvement weighted by cost."""
         improvement, (mean, sd) = self.improvement(pool), self._better(pool)
         runs = self._history.runs(pool.levels)
         likely = ndtr(mean / sd) * runs
@@ -265,7 +272,9 @@ class Look:
         return [worth for _, worth in found[:NUM_PROPOSALS]]
 
     def _patience(self, candidate: Candidate) -> float:
-        """Near 1 while a start costs little of the time left; then it falls with the seconds."""
+        """Return the weight of a candidate by its cost: near 1 while a start takes little of the time left, then
+        falling.
+        """
         if not math.isfinite(self._history.left_s):
             return 1.0
         return 1 / (1 + self._history.cost_s(candidate) / (SHORT * max(1.0, self._history.left_s)))
@@ -277,7 +286,7 @@ class Look:
         return f"unknown, between {math.exp(mean - sd):.2f}x and {math.exp(mean + sd):.2f}x; {chance}"
 
     def _mostly(self, pool: Beliefs, row: int) -> str:
-        """The category of which it is expected to save most."""
+        """Describe the category in which it is expected to save most; empty where none is known."""
         categories = self._history.evidence.categories
         if categories == [WHOLE]:
             return ""
@@ -286,7 +295,7 @@ class Look:
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
 
     def simpler(self) -> list[Proposal]:
-        """The answer without the choices that it may not need, where it has some and that is new."""
+        """Propose the answer without the choices that it may not need, where that is a new configuration."""
         answer = self._grid.levels_of(self._history.answer())
         assert answer is not None
         lean = answer
@@ -300,7 +309,7 @@ class Look:
         return [Proposal(candidate=candidate, reason="may be as fast, with fewer changes")]
 
     def _one_less(self, levels: Levels) -> Levels | None:
-        """Undo the change that is expected to lose least, where the loss is neither clear nor large."""
+        """Undo the change with the smallest expected loss; None where that loss is likely or large."""
         undone = [self._grid.candidate((*levels[:k], 0, *levels[k + 1 :])) for k in range(self._width) if levels[k]]
         legal = [other for c in undone if c is not None and (other := self._grid.levels_of(c)) is not None]
         if not legal:
@@ -312,7 +321,9 @@ class Look:
     # --- again, or not at all -----------------------------------------------------------------
 
     def repeats(self, most: float) -> list[Proposal]:
-        """The measured configuration that is worth another start most, where that is worth more than anything new."""
+        """Propose another start of the measured configuration that gains most by it, where no new configuration
+        promises more.
+        """
         if len(self._known) < 2:
             return []
         covariance = self._model.covariance(self._measured, self._measured)
@@ -341,8 +352,8 @@ class Look:
         return float(expected_improvement(np.array([-distance]), np.array([moved]))[0])
 
     def probability_left(self, pool: Beliefs) -> float:
-        """Probability that something else, measured or not, is faster than the best by more than what is worth going on
-        for, by joint draws.
+        """Return the probability, from joint draws, that another configuration, measured or not, saves more than
+        `WORTH` of the best one's step.
         """
         rows = np.argsort(-self.improvement(pool))[:NUM_DRAWN]
         rivals = np.delete(self._measured.levels, self._best, axis=0)

@@ -1,8 +1,8 @@
 """Searches without a model of training: random ones, and Optuna's samplers.
 
-They are told configurations and rates alone: no profile, no bound, no expectation. Ordered parameters are told as whole
-numbers in the order of their values, others as categories. A sampler is built anew from everything measured each time
-(tens of milliseconds), so that the stored trials are the only truth.
+They see configurations and rates only: no profiles, bounds or expected savings. Ordered parameters are whole numbers in
+the order of their values, others are categories. A sampler is built anew from everything measured each time (tens of
+milliseconds), so that the stored trials are the only truth.
 
 Sources: Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011);
 https://optuna.readthedocs.io/en/stable/reference/samplers/generated/optuna.samplers.TPESampler.html,
@@ -24,17 +24,17 @@ from steptune.tuner.search.history import History, Proposal
 
 TRIES, NUM_PROPOSALS = 200, 20
 ASKS = {"tpe": 12, "gp": 3}
-"""Times that a sampler is asked for configurations that can be run."""
+"""Number of times that each sampler is asked for a configuration that can be run."""
 STARTUP_TRIALS = 5
 WORSE = 0.1
-"""Time beyond the slowest that a configuration that failed is told to take, as a logarithm."""
+"""Log time beyond the slowest configuration that is reported to a sampler for a failed one."""
 
 
 class RandomSearch:
-    """Configurations drawn uniformly."""
+    """Search that draws configurations uniformly."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing."""
+        """Keep nothing: draws do not depend on results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         generator = np.random.default_rng([history.seed, len(history.starts)])
@@ -45,7 +45,7 @@ class RandomSearch:
 
 
 class OptunaSearch:
-    """One of Optuna's samplers.
+    """Search by one of Optuna's samplers.
 
     Args:
         name: "tpe", multivariate, or "gp", which loads torch.
@@ -55,7 +55,7 @@ class OptunaSearch:
         self._name = name
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing: the history has it all."""
+        """Keep nothing: the history has all results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         import optuna
@@ -108,7 +108,7 @@ def _distributions(grid: Grid) -> dict[str, Any]:
 
 
 def _top(parameter: Parameter) -> int:
-    """The largest rank of an ordered parameter, whose values are distinct."""
+    """Return the largest rank of an ordered parameter, whose values are distinct."""
     return parameter.num_levels - 1
 
 

@@ -38,31 +38,31 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Share of the budget left after looking at the workload that windows are planned for."""
+"""Share of the budget left after the inspection for which windows are planned."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Share of the budget for the runs of the reference's twin on a GPU."""
+"""Maximum share of the budget for the runs of the reference's twin on a GPU."""
 REFERENCE_SHARE = 0.06
-"""Share of the budget that the guard's reference runs may take."""
+"""Maximum share of the budget for the guard's reference runs."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
-"""Share of the budget, and seconds at most, for timing the links between ranks."""
+"""Maximum share of the budget, and maximum seconds, for timing the links between ranks."""
 ROOM = 0.7
-"""Share of a device's memory that the reference may need beside a trial that compiles."""
+"""Maximum share of a device's memory for the reference beside a trial that compiles."""
 REFERENCE_STAGE = "running the reference"
 MANY_TRIALS = 500
 STEPS_OF_A_TRIAL = 12
-"""A trial takes at least this many steps: guard, warm-up, windows."""
+"""Minimum number of steps of a trial: guard, warm-up, windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Preparation that a search begins with.
+    """Prepared study, from which a search begins.
 
     Args:
-        study: With its facts and environment.
-        reference: What gains are measured against and the guard compares with.
-        trials_s: Of the budget, what is there for trials.
+        study: The study with its facts and environment.
+        reference: Configuration that gains are measured against and that the guard compares with.
+        trials_s: Seconds of the budget for trials.
     """
 
     study: Study
@@ -71,10 +71,10 @@ class Prepared:
     priors: Priors
     trials_s: float
     ran_out: tuple[TrialResult, ...] = ()
-    """Configurations that were tried as the reference before and ran out of memory, today's first."""
+    """Results of earlier references that ran out of memory, today's settings first."""
 
     def designer(self) -> Designer:
-        """One that has been told nothing yet."""
+        """Return a designer that has no results yet."""
         settings = self.study.settings
         limits: dict[str, Any] = {
             "budget_s": self.trials_s,
@@ -88,8 +88,8 @@ class Prepared:
         return Designer(self.space, search=make_search(settings.search), **limits)
 
     def after(self, ran_out: TrialResult) -> Prepared | None:
-        """Preparation with the nearest configuration as the reference that needs less memory and loses no information;
-        None where there is none left.
+        """Return the preparation with the nearest reference that needs less memory and loses no information; None where
+        none is left.
         """
         known = (*self.ran_out, ran_out)
         memory = memory_model(self.space, self.study.settings)
@@ -104,17 +104,17 @@ class Prepared:
         return SpecMaker(self.study, self.space, self.reference)
 
     def measure(self) -> MeasureSettings:
-        """Windows of which as many trials as are wanted fit into the search."""
+        """Return the window settings with which `TRIALS_WANTED` trials fit into the search."""
         cap_s = max(MIN_CAP_S, SEARCH_SHARE * self.trials_s / TRIALS_WANTED / 3)
         return measure_settings(self.study.settings.measure, cap_s)
 
 
 class Preparation:
-    """Prepares one study.
+    """Preparation of one study.
 
     Args:
-        has_trials: Whether something was measured already, before a restart.
-        other_hardware: Whether a study that was begun on another hardware profile may go on with this one.
+        has_trials: Whether trials were measured before a restart.
+        other_hardware: Whether a study begun on another hardware profile may continue on this one.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Preparation:
         self._strategies = tuple(strategies)
 
     def prepare(self) -> Prepared:
-        """Look, and measure links.
+        """Inspect the machine and the workload, and measure the links.
 
         Raises:
             BudgetError: The budget is too short for one trial.
@@ -179,13 +179,13 @@ class Preparation:
         return environment, self._study.facts or facts
 
     def _refused(self, known: Environment, why: str) -> StoreError:
-        """The error of a study that cannot go on here; it can where it was begun."""
+        """Mark the study interrupted, and return the error that it cannot continue here; it can where it was begun."""
         error = StoreError(f"study {self._study.study_id} was begun on {known.hardware.label}: {why}")
         self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))
         return error
 
     def _inspect(self) -> WorkloadFacts:
-        """A study that has measured something looks at its workload again, however little time is left."""
+        """Inspect the workload; a study that has trials does so however little time is left."""
         try:
             return self._runner.inspect(None if self._has_trials else self._view.left_s)
         except BudgetError as error:
@@ -193,9 +193,9 @@ class Preparation:
             raise BudgetError(f"the budget of {budget_s:g} s is too short: {error}. Give a larger --budget") from None
 
     def _with_topology(self, environment: Environment) -> Environment:
-        """Environment with the links between ranks: those of an earlier study, where they still are as they were.
+        """Return the environment with the links between ranks: an earlier study's if they are unchanged, else measured.
 
-        Links that cannot be measured are noted and leave the search to know nothing of them.
+        Links that cannot be measured are recorded as an event, and stay unknown to the search.
         """
         settings, hardware = self._study.settings, environment.hardware
         if settings.num_ranks == 1:
@@ -217,7 +217,9 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """Lessons of earlier studies when this one began, noted then: a resumed study begins as it did."""
+        """Return the lessons of earlier studies, recorded when this one began, so that a resumed study has the same
+        ones.
+        """
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
                 return msgspec.convert(event.data, Priors)
@@ -226,7 +228,7 @@ class Preparation:
         return priors
 
     def _prepared_s(self) -> float:
-        """Time that was spent before the first trial when this study began, noted then."""
+        """Return the seconds spent before the first trial, recorded when this study began."""
         for event in self._store.events(self._study.study_id):
             if event.kind == "prepared":
                 return float(event.data["seconds"])
@@ -235,7 +237,7 @@ class Preparation:
         return seconds
 
     def _check_budget(self, step_ns: float) -> None:
-        """A study that has measured something goes on to its answer, however little time is left."""
+        """Refuse a budget too short for one trial; a study that has trials continues however little time is left."""
         if self._has_trials:
             return
         needed = STEPS_OF_A_TRIAL * step_ns / 1e9
@@ -248,8 +250,8 @@ class Preparation:
 
 
 class ReferenceMaker:
-    """Makes the guard's reference once, when the first candidate is about to be judged: a study that has no time for
-    candidates has no need of it.
+    """Maker of the guard's reference, once, before the first candidate is judged: a study without time for candidates
+    does not need it.
     """
 
     def __init__(self, prepared: Prepared, runner: TrialRunner, store: StudyStore, view: StudyView) -> None:
@@ -263,8 +265,8 @@ class ReferenceMaker:
         self._begun = False
 
     def begin(self, longest_s: float) -> None:
-        """Start to make the reference beside the first trial, if that trial compiles for long while its device idles,
-        there is room, and its compilation time does not count.
+        """Begin the reference beside the first trial, if that trial compiles while its device idles, memory suffices,
+        and the objective does not count compilation time.
         """
         if self._begun or self._made or parse_objective(self._study.settings.objective).kind == STEPS:
             return
@@ -274,7 +276,7 @@ class ReferenceMaker:
             self._runner.begin_reference(request, longest_s)
 
     def _has_room(self) -> bool:
-        """Room on a device of its own, until the trial beside it has compiled."""
+        """Say whether a device has memory for the reference until the trial beside it has compiled."""
         facts, hardware = self._space.workload, self._space.environment.hardware
         needed = facts.look_peak_bytes + facts.optimizer.state_bytes
         return (
@@ -285,11 +287,11 @@ class ReferenceMaker:
         )
 
     def ensure(self, longest_s: float) -> None:
-        """Make it, where that was not done yet: of the reference, or of the first candidate that loses no information
-        and fits.
+        """Make the guard's reference unless it exists: from the study's reference, or from the first candidate that
+        loses no information and fits.
 
         Raises:
-            BaselineError: It cannot be run, nor can one that needs less memory.
+            BaselineError: Neither the study's reference nor a candidate that needs less memory can be run.
             BudgetError: It took longer than `longest_s`.
         """
         if self._made:
@@ -324,7 +326,7 @@ class ReferenceMaker:
         )
 
     def spent_s(self) -> float:
-        """Seconds that it took when this study made it first: a resumed study tells its story with these."""
+        """Return the seconds that the reference took when first made, which a resumed study counts again."""
         made = (event for event in self._store.events(self._study.study_id) if event.kind == "reference_made")
         return next((float(event.data["seconds"]) for event in made), 0.0)
 
@@ -347,9 +349,10 @@ class ReferenceMaker:
         )
 
     def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:
-        """A compiled configuration without its compilation first, then, where that needs too much memory, with it.
+        """Return the requests to try in order: a compiled configuration first without its compilation, then with it,
+        which may need less memory.
 
-        A model whose randomness cannot be switched off draws other numbers compiled: it runs as it is.
+        A model whose randomness cannot be switched off draws other numbers when compiled, so it runs as it is.
         """
         space, choices = self._space, self._space.complete(candidate)
         device_kind = space.environment.hardware.device_kind
@@ -372,6 +375,6 @@ class ReferenceMaker:
 
 
 def next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
-    """Take the first that may fit; what is expected not to comes last, because expectations may be wrong."""
+    """Take the next candidate of a ladder; those expected not to fit come last, because predictions may be wrong."""
     ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
     return ladder.pop(0) if ladder else None

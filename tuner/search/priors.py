@@ -1,4 +1,4 @@
-"""Lessons that earlier studies in the store have for a new one."""
+"""Lessons from earlier studies in the store for a new one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
 WEIGHT = 4
-"""Past trials of a strategy that weigh as much as what is usual for it."""
+"""Weight of a strategy's usual realisation, in past trials."""
 
 
 def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
-    """Past winners of the most similar workloads on the same kind of device, and what bounds were worth.
+    """Gather past winners of the most similar workloads on the same kind of device, and the realised shares of bounds.
 
     Args:
-        study_id: That learns: from studies of its owner.
+        study_id: Study that learns from earlier studies of its owner.
     """
     hardware = space.environment.hardware
     answers = [
@@ -48,9 +48,9 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """Part of its bound that each strategy's single moves realised, drawn towards what is usual.
+    """Return the share of its bound that each strategy's single moves realised, shrunk towards the usual one.
 
-    Those that replaced another choice of their strategy do not count: they have expectations of their own.
+    Moves that replaced another choice of their strategy do not count: their realisation differs.
     """
     seen: dict[str, list[float]] = defaultdict(list)
     for decision in _first_choices(decisions):
@@ -62,7 +62,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Single moves of strategies of which the incumbent of their study had no choice."""
+    """Return the single moves of strategies that the incumbent of their study had not changed."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:
@@ -77,7 +77,7 @@ def _first_choices(decisions: list[Decision]) -> list[Decision]:
 
 
 def _violated(decision: Decision) -> bool:
-    """Say whether an audited choice gained more than its bound said, beyond its error."""
+    """Say whether an audited choice gained more than its bound, by more than two standard errors."""
     assert decision.predicted_bound is not None
     assert decision.measured_gain is not None
     gain = math.log1p(decision.measured_gain) - 2 * (decision.measured_se or 0.0)

@@ -1,4 +1,4 @@
-"""Evidence of the breakdowns of two candidates about their difference.
+"""Evidence on the difference of two candidates from their breakdowns.
 
 A choice acts on known categories of a step: an optimizer's implementation on the optimizer's time,
 loader workers on the wait for data. What the machine does to all categories alike (another tenant, a
@@ -23,11 +23,11 @@ SIDE_EFFECT_SD = 0.025
 CATEGORY_NOISE = 0.06
 """Relative noise of a category's time over the few steps of a profile."""
 MIN_REST = 0.25
-"""Share of the step that must be untouched, to tell what happened to all categories alike."""
+"""Minimum share of the step in untouched categories, which show what changed all categories alike."""
 
 
 def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:
-    """Logarithm of the rate of a candidate over the reference's, and its error; None where profiles cannot say."""
+    """Return the log of a candidate's rate over the reference's, and its error; None where profiles cannot tell."""
     if any(has_device(situation) and not is_calm(situation) for situation in (candidate, reference)):
         return None
     touched: set[str] = set()

@@ -1,8 +1,8 @@
-"""The probable gain of more time, of a study whose budget was spent, in one sentence.
+"""Probable gain of more time for a study whose budget was spent, in one sentence.
 
-A search that knows probabilities is asked for its next proposals as if time were left. Of any other only the next
-choice is said, by what is known of every choice: its bound, the part of it that such a choice usually realises, and
-what a trial of it is expected to take.
+A search that knows probabilities is asked for its next proposals as if time were left. For any other search only the
+next choice is named, by what is known of every choice: its bound, the part of it that such a choice usually realises,
+and what a trial of it is expected to take.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from steptune.tuner.search.model_search import WORTH, ModelSearch
 from steptune.tuner.wording import counted
 
 SOON_S, NUM_SAID = 60.0, 5
-"""Seconds whose proposals are counted together, and how many at most."""
+"""Seconds of proposals that are counted together, and their maximum number."""
 LEAST_SAID = 1.005
-"""Expected speed from which one is said."""
+"""Minimum expected speed that is reported."""
 
 
 def prospect(designer: Designer) -> str:
-    """Say what the next minutes would probably bring; empty where the search did not end by its budget."""
+    """Describe what the next minutes would probably bring; empty where the search did not end by its budget."""
     if designer.ended != BUDGET_SPENT or not designer.baseline_results():
         return ""
     if isinstance(designer.search, ModelSearch):
@@ -33,7 +33,7 @@ def prospect(designer: Designer) -> str:
 
 
 def _by_model(designer: Designer, search: ModelSearch) -> str:
-    """Say it with the search's own probabilities."""
+    """Describe the prospect by the search's own probabilities."""
     history = replace(designer.history, left_s=math.inf, num_left=NUM_SAID)
     fresh = [p for p in search.suggest(history) if p.likely is not None and not designer.knowledge.was_run(p.candidate)]
     if not fresh:
@@ -51,14 +51,14 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
 
 
 def _expected(proposal: Proposal) -> str:
-    """Say how fast one is expected to be; nothing where that is no gain, and it would be tried to learn."""
+    """Describe the expected speed of a proposal; empty where it is no gain, and the trial would serve to learn."""
     if proposal.gain is None or proposal.gain < LEAST_SAID:
         return ""
     return f" and expected to be {proposal.gain:.2f}× as fast as the answer"
 
 
 def _by_bounds(designer: Designer) -> str:
-    """Say it with the savings of untried choices: at most, and as such a choice usually does."""
+    """Describe the prospect by the savings of untried choices: the maximum, and the usual part of it."""
     knowledge, space, incumbent = designer.knowledge, designer.space, designer.incumbent
     found: list[tuple[float, float, Move, Candidate]] = []
     for move, bound in knowledge.untried(incumbent):

@@ -1,4 +1,4 @@
-"""Memory that one of several ranks holds beside activations, by how the training is sharded: counted, not measured.
+"""Memory of one of several ranks beside activations, computed from how the training is sharded, not measured.
 
 Memory can be at its peak at three moments of a step:
 
@@ -50,7 +50,7 @@ from steptune.tuner.strategies.sharding.choice import ShardingSetting
 from steptune.tuner.strategies.sharding.strategy import unit_key
 
 LAYOUTS = frozenset(kind.strategy for kind in (ShardingSetting, DdpBucketsSetting, MicroBatchSetting))
-"""Strategies that leave the activations of a micro-batch as they are."""
+"""Strategies that do not change the activations of a micro-batch."""
 COUNTED = LAYOUTS | {
     kind.strategy
     for kind in (
@@ -70,7 +70,7 @@ COUNTED = LAYOUTS | {
         NcclSetting,
     )
 }
-"""Strategies whose part in what a rank holds is known; candidates with others are not predicted."""
+"""Strategies whose effect on a rank's memory is known; candidates with any other are not predicted."""
 FP32, SIXTEEN_BIT = 4.0, 2.0
 
 
@@ -79,10 +79,10 @@ class Held:
     """Bytes on one rank beside activations.
 
     Attributes:
-        always: From one step to the next.
-        at_loss: Beside that, while all activations are there.
-        after_backward: Beside that, when none is.
-        at_update: Beside that, when the optimizer runs.
+        always: Kept from one step to the next.
+        at_loss: In addition, while all activations are kept.
+        after_backward: In addition, after the backward pass has freed them all.
+        at_update: In addition, while the optimizer runs.
     """
 
     always: float
@@ -92,29 +92,29 @@ class Held:
 
     @property
     def least(self) -> float:
-        """The peak if there were no activations."""
+        """Peak without any activations."""
         return self.always + max(self.at_loss, self.after_backward, self.at_update)
 
     def peak(self, activations: float) -> float:
         return max(self.least, self.always + self.at_loss + activations)
 
     def activations(self, peak: float) -> float | None:
-        """Activation memory within a measured peak; None where the peak came after they were freed."""
+        """Return the activation memory within a measured peak; None where the peak came after they were freed."""
         return peak - self.always - self.at_loss if peak > self.least else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formats:
-    """Bytes of an element.
+    """Bytes per element, by use.
 
     Attributes:
         kept: Of a parameter, between steps.
-        computed: Of a parameter, in the format that computes.
-        gradient: As the backward pass makes it.
-        reduced: As FSDP reduces it.
-        master: Of the FP32 copy that is updated instead; 0 where the parameter is.
+        computed: Of a parameter, in the compute dtype.
+        gradient: Of a gradient, as the backward pass makes it.
+        reduced: Of a gradient, as FSDP reduces it.
+        master: Of the FP32 master copy; 0 where the parameter itself is updated.
         states: Of the optimizer's states together.
-        copies: Of what autocast keeps of it.
+        copies: Of the 16-bit copy that autocast keeps.
     """
 
     kept: float
@@ -131,7 +131,9 @@ class Formats:
 
 
 def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Formats:
-    """Dtypes by the precision level. Normalisation layers that stay in FP32 are small, and count as the rest."""
+    """Return the bytes per element for the precision level. Normalisation layers that stay in FP32 are small, and count
+    as the rest.
+    """
     elements = max(1, workload.model.num_parameters)
     own, states = workload.model.parameter_bytes / elements, workload.optimizer.state_bytes / elements
     half = SIXTEEN_BIT
@@ -150,7 +152,7 @@ def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Format
 
 
 def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held | None:
-    """Memory that a candidate needs on every rank; None where a part of that is not known."""
+    """Return the memory beside activations that a candidate needs on every rank; None where a part of it is unknown."""
     facts, choices = space.workload, space.complete(candidate)
     if (candidate.choices.keys() | facts.current.keys()) - COUNTED:
         return None
@@ -162,7 +164,7 @@ def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held
 
 
 def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held:
-    """Memory under DDP, ZeRO-1 beside it, and on one rank."""
+    """Return the memory for parameters kept whole: on one rank, under DDP, and with ZeRO-1."""
     formats, num_ranks = formats_of(choices, space.workload), space.environment.num_ranks
     share = 1 / num_ranks if Settings(choices)[ShardingSetting].mode == "zero1" else 1.0
     buckets = formats.gradient if num_ranks > 1 else 0.0
@@ -213,14 +215,16 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
 
 
 def _of_last_units(f: Formats, unit: float, root: float) -> float:
-    """The larger of: the last unit while the root waits, and the root's own reduction."""
+    """Return the bytes for the last units: the last unit's while the root waits, or the root's reduction, whichever is
+    larger.
+    """
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
     return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)
 
 
 def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> float:
-    """Copies of what is updated that the optimizer makes for a moment: multi-tensor operations make one of all of it,
-    fused ones none, and a loop one of the largest tensor.
+    """Return the temporary copies that the optimizer makes of the updated elements: one for multi-tensor operations,
+    none for fused ones; a loop's, of one tensor at a time, counts as none.
     """
     implementation = (
         Settings(choices)[OptimizerImplementationSetting].implementation or workload.optimizer.implementation
@@ -229,24 +233,24 @@ def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> f
 
 
 class RankMemory:
-    """Peaks of candidates from those of others that are laid over the ranks in another way."""
+    """Peaks of candidates, predicted from measured peaks of other layouts over the ranks."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
-        """Largest activation memory seen, by the other choices and the samples of a micro-batch."""
+        """Largest measured activation memory, by the key of the other choices and the samples of a micro-batch."""
         self._too_many: dict[str, dict[float, float]] = {}
-        """Likewise, at least so many there were where the memory ran out."""
+        """Largest lower bound of activation memory from runs that ran out of memory, by the same keys."""
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
-        """Take in a measured peak, with so many micro-batches of so many samples."""
+        """Take in a measured peak, with `pieces` micro-batches of `samples` samples."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:
             self._note(candidate, samples, activations)
 
     def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
-        """Take in that so many micro-batches of so many samples needed more than there is."""
+        """Take in that `pieces` micro-batches of `samples` samples needed more than the capacity."""
         found = held(self._space, candidate, pieces)
         if found is not None and found.least < capacity_bytes:
             points = self._too_many.setdefault(self._key(candidate), {})
@@ -254,13 +258,13 @@ class RankMemory:
             points[samples] = max(activations, points.get(samples, 0.0))
 
     def look(self, samples: float, peak_bytes: float) -> None:
-        """Take in the peak of one step of the plain model on one device, which had no optimizer yet."""
+        """Take in the peak of the inspection: one step of the plain model on one device, without an optimizer."""
         model = self._space.workload.model
         if peak_bytes > 2 * model.parameter_bytes:  # else it may be that of the gradients
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)
 
     def least(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
-        """Memory that it needs with no more activations than are known to be there; None where nothing is known."""
+        """Return the minimum memory, with only those activations that are known; None where nothing is known."""
         found = held(self._space, candidate, pieces)
         if found is None:
             return None
@@ -268,12 +272,12 @@ class RankMemory:
         return found.peak(max(fewer, default=0.0))
 
     def without_activations(self, candidate: Candidate, pieces: int) -> float | None:
-        """Memory that it needs before any activations; None where that is not known."""
+        """Return the memory needed without any activations; None where it is unknown."""
         found = held(self._space, candidate, pieces)
         return None if found is None else found.least
 
     def predict(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
-        """The peak, or None while too little is known."""
+        """Return the predicted peak, or None while too little is known."""
         found = held(self._space, candidate, pieces)
         points = self._activations.get(self._key(candidate))
         if found is None or not points:
@@ -292,8 +296,8 @@ class RankMemory:
 
 
 def _at(points: Mapping[float, float], samples: float, fixed: float) -> float:
-    """Activations of so many samples: as measured, or on the line through the two nearest sizes; with one size, through
-    what is there without any sample.
+    """Return the activation memory of a micro-batch of `samples` samples: as measured, or on the line through the two
+    nearest sizes; with one size, through `fixed` at no samples.
     """
     if samples in points:
         return points[samples]

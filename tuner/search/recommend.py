@@ -44,21 +44,21 @@ class LogRates(Protocol):
 
 NUM_ALTERNATIVES = 3
 LEAST_INCREASE = 1.25
-"""Factor over a budget that did not suffice, whatever the trials are expected to take."""
+"""Minimum factor by which a recommended budget exceeds one that did not suffice."""
 
 
 class Searched(Protocol):
-    """The search's posterior of a candidate's log rate over the reference's."""
+    """Search's posterior of a candidate's log rate over the reference's."""
 
     def __call__(self, candidate: Candidate) -> Difference: ...
 
 
 def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> Finalist | None:
-    """The best, by all evidence, of the finalists that are proven faster; one that changes less, unless it is slower by
-    more than what is worthwhile.
+    """Choose the best finalist, by all evidence, that is proven faster; one with fewer changes if it is slower by at
+    most `WORTHWHILE`.
 
     Args:
-        searched: Weighs beside the confirmation, by its variance; None leaves the choice to the confirmation.
+        searched: Evidence of the search, weighted by its variance; None leaves the choice to the confirmation.
     """
     proven = {f.candidate.key: (f, _evidence(f, searched)) for f in finalists if f.is_faster}
     best = max((evidence for _, evidence in proven.values()), default=0.0)
@@ -68,12 +68,12 @@ def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> F
 
 
 def chosen_of(designer: Designer, finalists: Sequence[Finalist]) -> Finalist | None:
-    """The finalist that is recommended; None where none is proven faster."""
+    """Return the finalist that is recommended; None where none is proven faster."""
     return choose(finalists, lambda candidate: designer.difference(candidate, designer.reference))
 
 
 def _evidence(finalist: Finalist, searched: Searched | None) -> float:
-    """Mean of the log ratios of the confirmation and of the search, by inverse variances."""
+    """Return the mean of the log ratios of the confirmation and of the search, weighted by inverse variances."""
     confirmed = statistics.fmean(finalist.log_ratios)
     if searched is None or not finalist.standard_error:
         return confirmed
@@ -96,15 +96,15 @@ def recommend(
     confirming: Sequence[TrialResult] = (),
     contributions: Mapping[str, Gain] | None = None,
 ) -> Recommendation:
-    """Put the answer together.
+    """Assemble the recommendation.
 
     Without finalists (an interrupted study) the best candidate of the search is named, unconfirmed.
 
     Args:
-        log_rates: Of a candidate, as the objective counts them or as they were measured.
+        log_rates: Log rates of a candidate, as the objective counts them or as they were measured.
         no_time_for: What the confirmation left out for lack of time.
         confirming: Results of the confirmation, of all that it compared.
-        contributions: Of the recommended candidate's parts, by strategy, where they were measured.
+        contributions: Contributions of the recommended candidate's parts, by strategy, where they were measured.
     """
     assert study.facts is not None
     assert study.environment is not None
@@ -207,7 +207,7 @@ def _is_inconclusive(
     finalists: Sequence[Finalist],
     confirming: Sequence[TrialResult],
 ) -> bool:
-    """Return True where the claimed gain has a wide interval, or a busy machine may hide a gain that is worthwhile."""
+    """Return True where the claimed gain has a wide interval, or a busy machine may hide a worthwhile gain."""
     if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         return False
     if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):
@@ -227,7 +227,9 @@ def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: S
 
 
 def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> float | None:
-    """Time of the preparation, and the expected time of a short search's trials and its confirmation."""
+    """Return the budget needed: the preparation, and the expected time of a short search and its confirmation; None
+    where the budget was not the limit.
+    """
     if verdict not in (Verdict.NOT_SEARCHED, Verdict.UNCONFIRMED) or designer.ended != BUDGET_SPENT:
         return None
     prepared_s = study.settings.budget_s - designer.budget_s
@@ -265,7 +267,7 @@ def _bottleneck(situation: Situation | None) -> str:
 
 
 def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str, Gain]) -> tuple[Part, ...]:
-    """Every change, with its contribution where that was measured; the largest first."""
+    """Return every change, with its contribution where that was measured; the largest first."""
     parts = []
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():
@@ -295,12 +297,12 @@ def _interval(difference: Difference, quantile: float) -> Interval:
 
 
 def _searched(designer: Designer, candidate: Candidate) -> Interval:
-    """Interval of a candidate's ratio by the trials of the search."""
+    """Return the interval of a candidate's ratio by the trials of the search."""
     return _interval(designer.difference(candidate, designer.reference), _quantile(designer))
 
 
 def _quantile(designer: Designer) -> float:
-    """Student's: the model's noise is known only from candidates that were started more than once."""
+    """Return Student's quantile, because noise is known only from candidates that were started more than once."""
     repeats = sum(len(results) - 1 for results in designer.knowledge.results.values())
     return student_quantile(0.975, max(1, repeats))
 
@@ -312,7 +314,7 @@ def _guard(results: Sequence[TrialResult]) -> GuardVerdict | None:
 def _cost(
     results: Sequence[TrialResult], baseline_rate: float, ratio: float, tuning_s: float, num_trials: int, units: float
 ) -> Cost:
-    """Cost of tuning and compilation, and the number of steps after which they are paid back."""
+    """Return the cost of tuning and compilation, and the number of steps after which they are paid back."""
     compile_s = max((r.startup.compile_ns / 1e9 for r in results if r.startup and r.startup.compile_cold), default=0.0)
     saved_s = units / baseline_rate * (1 - 1 / ratio) if ratio > 1 else 0.0
     return Cost(
@@ -325,7 +327,7 @@ def _cost(
 
 
 def _alternatives(designer: Designer, recommended: Candidate, finalists: Sequence[Finalist]) -> tuple[Alternative, ...]:
-    """The other finalists, then the next best candidates, with what they cost."""
+    """Return the other finalists, then the next best candidates, each with its memory and numerics."""
     knowledge = designer.knowledge
     confirmed = {finalist.candidate.key: finalist.gain for finalist in finalists}
     others = [c for c in knowledge.measured() if c != recommended]

@@ -1,4 +1,4 @@
-"""Running a search: what the designer suggests is looked up or measured, and told to it."""
+"""Run of a search: each suggestion of the designer is looked up or measured, and the result reported back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from steptune.tuner.search.specs import MIN_STARTING_S
 from steptune.tuner.search.view import StudyView
 
 MOVED_STARTS = 2
-"""Starts of the reference and of the incumbent in each place to which a study moves."""
+"""Number of starts of the reference and of the incumbent in each place to which a study moves."""
 
 
 class SearchRun:
-    """Runs the search of one study to its end."""
+    """Run of one study's search to its end."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class SearchRun:
         """True once the time of the guard's reference is charged to the designer's budget."""
 
     def run(self) -> None:
-        """Tell the designer the stored part of its story again, and run what is missing.
+        """Report the stored results to the designer, and run the missing trials.
 
         Raises:
             BaselineError: The configuration that gains are measured against could not be measured.
-            RunnerError: Its environment ended it, as often as that is repeated: elsewhere or later it may not be.
+            RunnerError: Its environment ended every attempt; elsewhere or later it may succeed.
         """
         designer = self._designer
         while (suggestion := designer.suggest()) is not None:
@@ -73,7 +73,7 @@ class SearchRun:
             raise self._failed(designer.failed)
 
     def _failed(self, result: TrialResult) -> SteptuneError:
-        """The error that a reference which could not be measured ends the search with."""
+        """Return the error for a reference that could not be measured."""
         kind = result.failure.kind if result.failure else None
         if kind is FailureKind.TIMEOUT and self._view.left_s <= MIN_STARTING_S:
             return BudgetError(
@@ -86,7 +86,7 @@ class SearchRun:
         return BaselineError(message, out_of_memory=kind is FailureKind.OUT_OF_MEMORY)
 
     def retell(self) -> None:
-        """Tell the designer what is stored, up to the first trial that is missing."""
+        """Report the stored results to the designer, up to the first missing trial."""
         while (suggestion := self._designer.suggest()) is not None:
             result = self._ledger.find(suggestion.candidate, suggestion.purpose, suggestion.replicate)
             self._learn_of_others(before=result)
@@ -95,8 +95,8 @@ class SearchRun:
             self._tell(suggestion, result)
 
     def _learn_of_others(self, *, before: TrialResult | None) -> None:
-        """Tell the designer what is stored and was not suggested by it, before the result that is stored next or the
-        first that is missing: what an earlier version's search asked for, and what was measured again elsewhere.
+        """Report stored results that the designer did not suggest, before the suggested one: those that an earlier
+        version's search asked for, and those measured again in another place.
         """
         for result in self._ledger.searched(before=before):
             if result.trial_id not in self._told:
@@ -121,7 +121,9 @@ class SearchRun:
         )
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:
-        """The baseline needs none, since candidates are held to it; while it starts, there is time to make one."""
+        """Make the guard's reference before a candidate is measured; the baseline needs none, but leaves time to begin
+        one.
+        """
         if suggestion.purpose is Purpose.BASELINE:
             self._guard.begin(self._view.left_s)
         else:
@@ -129,7 +131,7 @@ class SearchRun:
             self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
 
     def _measure(self, suggestion: Suggestion) -> TrialResult:
-        """Measure in turns with its companion, where that is worth it."""
+        """Measure a suggestion, in turns with its companion where that is worth it."""
         baseline = suggestion.purpose is Purpose.BASELINE
         companion = suggestion.companion
         if companion is not None and self._trials.takes_turns(suggestion.candidate, companion):
@@ -142,8 +144,8 @@ class SearchRun:
     # --- studies that move from one place to another ------------------------------------------
 
     def _learn_of_moves(self, *, before: TrialResult | None) -> None:
-        """Tell the designer what was measured again elsewhere, at the point of its story at which that happened: before
-        the result that is stored next, or the first that is missing.
+        """Report to the designer what was measured again after a move, at the point where that happened: before the
+        next stored result, or the first missing one.
         """
         for moved in self._ledger.take_moved(before=before):
             self._designer.learn(self._ledger.counted(moved))

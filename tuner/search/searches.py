@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 GROUP = "steptune.searches"
 OWN = ("model", "tpe", "gp", "random")
 STAGES = "stages"
-"""The search of earlier studies, which `model` has taken the place of: it goes on with what they measured."""
+"""Name of the search of earlier studies, which `model` has replaced: it continues from their results."""
 
 
 def search_names() -> list[str]:
-    """Every name that there is here, the default first."""
+    """Return the names of all installed searches, the default first."""
     return list(dict.fromkeys([*OWN, *sorted(entry.name for entry in entry_points(group=GROUP))]))
 
 
@@ -30,17 +30,17 @@ def check_search(name: str) -> None:
     """Refuse the name of a search that does not exist.
 
     Raises:
-        ChoiceError: Names those that do.
+        ChoiceError: Names the searches that exist.
     """
     if name not in search_names():
         raise ChoiceError(no_such("search", name, search_names()))
 
 
 def make_search(name: str) -> Search:
-    """A new search; the default one for a study that was begun with one that is no more.
+    """Make a search by its name; the default one for a study begun with a search that no longer exists.
 
     Raises:
-        ChoiceError: There is none of that name, or what its entry point loads makes none.
+        ChoiceError: No search has this name, or its entry point does not make one.
     """
     name = OWN[0] if name == STAGES else name
     check_search(name)
@@ -56,7 +56,7 @@ def make_search(name: str) -> Search:
 
 
 def _own(name: str) -> Search:
-    """One of those that come with Steptune; numerical libraries are loaded only now."""
+    """Make one of Steptune's own searches; numerical libraries are loaded only now."""
     from steptune.tuner.search.model_search import ModelSearch
     from steptune.tuner.search.plain_searches import OptunaSearch, RandomSearch
 

@@ -1,4 +1,4 @@
-"""Likeness of workloads: whose answer is worth a start of its own.
+"""Similarity of workloads, which decides whether an earlier study's answer is worth a start.
 
 Two trainings are alike by the module types of their models, the sizes of model, step and sample, their optimizer, and
 the balance of the devices that they run on. Each contributes to one distance; none is a condition, so that another
@@ -14,16 +14,18 @@ from collections.abc import Mapping
 from steptune.tuner.records import Environment, Study, WorkloadFacts
 
 FARTHEST = 0.9
-"""Distance from which on the answer of one is not tried on the other."""
+"""Distance from which the answer for one workload is not tried on the other."""
 OCTAVES = 6.0
-"""Doublings of a size that count as much as models without a module type in common."""
+"""Number of doublings of a size that count as much as having no module type in common."""
 OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
 SHIFTED = 0.35
-"""Part of the step that other categories take, from which on two bottlenecks are different ones."""
+"""Share of the step spent in other categories from which two bottlenecks count as different."""
 
 
 def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> float:
-    """Return the distance of a workload on its machine from an earlier study; infinite where that was not examined."""
+    """Return the distance of a workload on its machine from an earlier study; infinite where the study has no
+    inspection.
+    """
     if past.facts is None or past.environment is None:
         return math.inf
     other = past.facts
@@ -40,7 +42,7 @@ def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> flo
 
 
 def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """Compare where the time of two steps goes, by category; True where one of them is not known."""
+    """Say whether two steps spend their time in similar categories; True where one of them is not known."""
     if not shares or not others:
         return True
     moved = sum(abs(shares.get(name, 0.0) - others.get(name, 0.0)) for name in shares.keys() | others.keys()) / 2
@@ -48,7 +50,7 @@ def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
 
 
 def _unlike_types(one: Mapping[str, int], other: Mapping[str, int]) -> float:
-    """Weighted Jaccard distance of the logarithms of counts: 0 of the same types as often, 1 of none in common."""
+    """Return the weighted Jaccard distance of log counts: 0 for the same types as often, 1 for none in common."""
     names = one.keys() | other.keys()
     logs = [(math.log1p(one.get(name, 0)), math.log1p(other.get(name, 0))) for name in names]
     most = sum(max(pair) for pair in logs)
@@ -56,12 +58,12 @@ def _unlike_types(one: Mapping[str, int], other: Mapping[str, int]) -> float:
 
 
 def _doublings(one: float, other: float) -> float:
-    """Octaves between two sizes; none where one of them is not known."""
+    """Return the number of doublings between two sizes; 0 where one of them is unknown."""
     return abs(math.log2(one / other)) if one > 0 and other > 0 else 0.0
 
 
 def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
-    """Floating-point operations of both steps; where one was not counted, parameters times samples of both."""
+    """Return the floating-point operations of both steps; parameters times samples where one was not counted."""
     counted = one.model.flops_per_step, other.model.flops_per_step
     if counted[0] and counted[1]:
         return counted[0], counted[1]
@@ -69,7 +71,7 @@ def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
 
 
 def _balance(environment: Environment) -> float:
-    """Operations per byte that the device can do; 0 where it was not calibrated."""
+    """Return the device's peak operations per byte of bandwidth; 0 where it was not calibrated."""
     calibration = environment.calibration
     if not calibration.copy_bytes_per_s or not calibration.matmul_flops_per_s:
         return 0.0

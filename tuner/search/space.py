@@ -1,4 +1,4 @@
-"""The space of a study: every legal choice, and why each other one is not in it."""
+"""Space of a study: every legal choice, and the reason for each excluded one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from steptune.tuner.strategies.knobs import KNOBS, is_knob, with_knobs
 from steptune.tuner.wording import no_such
 
 NEEDS_WORKLOAD = "needs a Workload: "
-"""Opens the reason for which a choice is not tried in a training script's own loop."""
+"""Prefix of the reason why a choice is not tried in a training script's own loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion:
-    """A choice that is not tried, and why."""
+    """Choice that is not tried, with the reason."""
 
     move: Move
     reason: str
@@ -52,7 +52,7 @@ class Space:
         self._of_hardware = [
             found for found in (needs_cuda(environment), needs_ranks(environment)) if found != Supported()
         ]
-        """Reason why what needs other hardware is not tried, which a Workload would not change."""
+        """Refusals of choices that need other hardware, which a Workload would not change."""
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:
@@ -96,7 +96,7 @@ class Space:
     # --- candidates ---------------------------------------------------------------------------
 
     def combine(self, candidate: Candidate, moves: Iterable[Move]) -> Candidate | None:
-        """The candidate with these moves made, or None where the combination cannot be run."""
+        """Return the candidate with these moves made, or None where the combination cannot be run."""
         for move in moves:
             candidate = candidate.with_choice(move.strategy, move.choice)
         candidate = normalise(candidate, self.workload, self.strategies)
@@ -105,7 +105,7 @@ class Space:
         return candidate
 
     def why_impossible(self, candidate: Candidate, move: Move) -> str | None:
-        """Reason why a move cannot be made on a candidate."""
+        """Return the reason why a move cannot be made on a candidate, or None."""
         moved = normalise(candidate.with_choice(move.strategy, move.choice), self.workload, self.strategies)
         return conflict(moved, self.environment, self.workload, self.strategies)
 
@@ -119,7 +119,7 @@ class Space:
         return unit_roundoff_of(candidate, self.environment, self.workload, self.strategies)
 
     def unit_roundoffs(self) -> tuple[float, ...]:
-        """Unit roundoffs of all arithmetics that a candidate of this space may compute with, finest first."""
+        """Return the unit roundoffs of all arithmetics that a candidate may compute with, finest first."""
         found = {self.unit_roundoff(Candidate())}
         for move in self.moves:
             candidate = self.combine(Candidate(), [move])
@@ -128,15 +128,17 @@ class Space:
         return tuple(sorted(found))
 
     def rounds_bias_corrections(self) -> bool:
-        """Say whether a candidate may keep its step count on the device, and compute in FP32 where Python had FP64."""
+        """Say whether a candidate may keep its step count on the device, and compute bias corrections in FP32 where
+        Python had FP64.
+        """
         return any(move.strategy == CudaGraphSetting.strategy for move in self.moves)
 
     def strategy(self, name: str) -> Strategy:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Seconds that a trial takes beyond an ordinary one, before any was measured, for all that is chosen: by the
-        candidate and by the user already.
+        """Return the expected seconds of a trial beyond an ordinary one, before any was measured, for the choices of
+        the candidate and of the user.
         """
         complete = self.complete(candidate)
         own_s = sum(
@@ -147,7 +149,7 @@ class Space:
         return own_s + self._starting_s(candidate, complete)
 
     def _starting_s(self, candidate: Candidate, complete: Mapping[str, Choice]) -> float:
-        """Seconds that a trial of a script takes longer because a choice needs a process of its own."""
+        """Return the additional seconds of a script's trial where a choice needs a new process."""
         workload, script = self.workload, self.workload.script
         if script is None or not workload.fork_spares_ns:
             return 0.0
@@ -157,7 +159,7 @@ class Space:
         return workload.fork_spares_ns / 1e9 if starts else 0.0
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
-        """Say whether the model of a candidate is not the one that was compiled for another."""
+        """Say whether a candidate needs another compiled model than `compiled`."""
         names = candidate.choices.keys() | compiled.choices.keys()
         return any(
             self.strategy(name).recompiles
@@ -166,19 +168,19 @@ class Space:
         )
 
     def is_same_model(self, candidate: Candidate, other: Candidate) -> bool:
-        """True where the code compiled for one candidate serves the other."""
+        """Say whether the code compiled for one candidate serves the other."""
         return not self.compiles_again(candidate, other)
 
     # --- bounds -------------------------------------------------------------------------------
 
     def bound(self, move: Move, situation: Situation) -> float:
-        """The most that a move could save, as a share of the incumbent's step."""
+        """Return the maximum saving of a move, as a share of the incumbent's step."""
         strategy = self.strategy(move.strategy)
         return strategy.bound(situation, strategy.complete(move.choice, self.workload))
 
     def joint_bound(self, moves: Iterable[Move], situation: Situation) -> float:
-        """The most that several moves together could save, as a share of the incumbent's step: of each category what
-        the move saves that leaves least of it. A move counts as it does alone.
+        """Return the maximum saving of several moves together, as a share of the incumbent's step: in each category
+        that of the move which saves most there. Each move counts as it does alone.
         """
         found = []
         for move in moves:
@@ -187,8 +189,8 @@ class Space:
         return total(jointly(*found))
 
     def memory_ladder(self) -> list[Candidate]:
-        """Candidates that need less memory and lose nothing: single choices, then pairs, each the least intrusive first
-        and those whose trials cost more last.
+        """Return candidates that need less memory and lose no information: single choices, then pairs, each the least
+        intrusive first and those whose trials cost more last.
 
         One of them becomes the reference where the baseline does not fit.
         """
@@ -216,10 +218,10 @@ class Space:
 
 
 def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[Strategy] | None = None) -> None:
-    """Refuses names of strategies that do not exist, or that are to be tried and left out at once.
+    """Refuse names of strategies that do not exist, or that are both to be tried and to be skipped.
 
     Args:
-        strategies: Those of the study; None while its workload, which may have knobs, is not known.
+        strategies: Strategies of the study; None while its workload, which may have knobs, is not known.
 
     Raises:
         ChoiceError: Names the unknown one and those that exist, or the contradiction.

@@ -28,15 +28,15 @@ from steptune.tuner.trials.loader_check import NUM_CONTENT_BATCHES
 from steptune.tuner.trials.reference import NUM_HORIZON_RUNS, NUM_SEEDS
 
 PATIENCE = 20
-"""A phase may take this many times what it took the baseline."""
+"""Maximum duration of a phase, as a multiple of the baseline's."""
 MIN_DEADLINE_S = 30.0
 MIN_STARTING_S = 5.0
-"""A trial that was begun may take this long until its first window, however little time is left."""
+"""Minimum seconds granted to a trial until its first window, however little time is left."""
 FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 LOADING = frozenset(kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting))
 BATCHES_HASHED = 3 * NUM_CONTENT_BATCHES
-"""Batches that a check of the loader loads: by the candidate's loader, and twice by the dataset alone."""
+"""Number of batches that a check of the loader loads: by the candidate's loader, and twice by the dataset alone."""
 LONGEST_HASHING_S = 1.0
 MAX_POINTWISE, MIN_POINTWISE = 4, 2
 MAX_AUDITS = 2
@@ -44,11 +44,11 @@ MAX_DISTURBED = 2
 NUM_CURVE = 8
 NUM_HORIZON, MIN_HORIZON = 60, 16
 HORIZON_TIMES = 2
-"""The horizon may take so many times as long as the rest of the reference."""
+"""Maximum time of the horizon, as a multiple of the rest of the reference."""
 
 
 class SpecMaker:
-    """Makes the specs of one study."""
+    """Maker of one study's trial specs."""
 
     def __init__(self, study: Study, space: Space, reference: Candidate) -> None:
         self._study = study
@@ -57,14 +57,15 @@ class SpecMaker:
         self._phases_s: dict[str, float] = {}
 
     def learn(self, result: TrialResult) -> None:
-        """Take the duration of the reference's phases as what is usual."""
+        """Take the durations of the reference's phases as the usual ones."""
         for name, duration in result.phases_ns.items():
             self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
 
     def spec(self, candidate: Candidate, purpose: Purpose, replicate: int, longest_s: float | None = None) -> TrialSpec:
-        """
+        """Make the spec of a trial.
+
         Args:
-            longest_s: What is left for the trial: it may take no longer until its first window.
+            longest_s: Maximum seconds of the trial until its first window.
         """
         space, settings = self._space, self._study.settings
         choices = space.complete(candidate)
@@ -93,18 +94,20 @@ class SpecMaker:
         )
 
     def _may_change_batches(self, name: str) -> bool:
-        """True where a strategy's choice promises the same batches and may give others all the same."""
+        """Say whether a strategy's choices promise the same batches but may give others."""
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _is_cheap_to_hash(self) -> bool:
-        """True where a candidate's batches are checked whatever it changes: its other effects are unknown."""
+        """Say whether checking batches is cheap enough for every candidate, as its side effects are unknown."""
         facts = self._space.workload
         if facts.dataset.sample_ns is None:
             return False
         return BATCHES_HASHED * facts.global_batch * facts.dataset.sample_ns <= LONGEST_HASHING_S * 1e9
 
     def _deadlines(self, candidate: Candidate, longest_s: float | None) -> Deadlines:
-        """Generous multiples of what the reference took; the reference itself gets a fixed time."""
+        """Return the deadlines: generous multiples of the reference's durations, and a fixed time for the reference
+        itself.
+        """
         added = COMPILE_PATIENCE * self._space.trial_cost_s(candidate)
         fixed = self._study.settings.phase_timeout_s
         limits = {}
@@ -117,15 +120,15 @@ class SpecMaker:
 
 
 def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
-    """The study's window settings with a cap that fits its budget."""
+    """Return the study's window settings with a cap that fits its budget."""
     import msgspec
 
     return msgspec.structs.replace(base, cap_s=min(base.cap_s, cap_s))
 
 
 def expected_step_ns(facts: WorkloadFacts, topology: Topology | None) -> float:
-    """Expected step of the reference, before it was ever run: the step that was inspected on one device, and the
-    exchange of whole gradients over the measured links, as if nothing hid it.
+    """Return the expected step time of the reference in nanoseconds, before it was run: the step inspected on one
+    device, plus the exchange of whole gradients over the measured links without overlap.
     """
     if topology is None:
         return facts.sample_step_ns
@@ -143,11 +146,12 @@ def guard_protocol(
     seed: int,
     draws: bool = False,
 ) -> Protocol:
-    """Plan as many guarded steps as the time allows, within limits that make the check worth having; where not even the
-    fewest fit, what rounding does is measured once for each roundoff instead of twice.
+    """Plan as many guarded steps as the time allows, within limits that keep the check meaningful. Where not even the
+    minimum fits, the effect of rounding is measured once for each roundoff instead of twice.
 
     Args:
-        draws: Masks are drawn at steps from the initial parameters, by the first run alone (`trials/reference.py`).
+        draws: Whether masks are drawn at steps from the initial parameters, by the first run alone
+            (`trials/reference.py`).
     """
     is_random = facts.randomness != "none"
     step_s = max(1e-3, step_ns / 1e9)
@@ -175,6 +179,6 @@ def guard_protocol(
 
 
 def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
-    """Steps of a horizon's run, which has made those of the guard's before it."""
+    """Return the steps of a horizon's run after those of the guard."""
     steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

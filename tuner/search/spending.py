@@ -2,7 +2,7 @@
 
 Looking at the data after every block and ending at the first interval that excludes no gain would call far more than
 2.5 % of candidates without a gain faster. So the error is spent over the blocks: after a share t of the planned ones at
-most `alpha t^2` is gone, and what is left belongs to the last one, whenever that is. Levels are those of a test of
+most `alpha t^3` is gone, and what is left belongs to the last one, whenever that is. Levels are those of a test of
 normal variables with known variance; where the variance is estimated, the quantile of Student's t at the same nominal
 level takes their place.
 
@@ -26,7 +26,7 @@ POWER_OF_SPENDING = 3.0
 """Exponent of the share of the planned blocks. 1 spends evenly, 3 nearly all at the end."""
 NUM_POINTS = 257
 REACH = 8.0
-"""Standard deviations beyond which a normal density is nothing."""
+"""Standard deviations beyond which a normal density counts as zero."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,8 +36,8 @@ class Look:
     """Nominal two-sided levels of a test after a number of blocks.
 
     Attributes:
-        early: Of ending here with a proven gain, although more blocks are planned.
-        last: Of the interval, if this block is the last one: all error that is left is spent.
+        early: Level for ending here with a proven gain, although more blocks are planned.
+        last: Level of the interval if this block is the last one: all remaining error is spent.
     """
 
     early: float
@@ -46,7 +46,7 @@ class Look:
 
 @functools.lru_cache(65_536)
 def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]:
-    """Levels by number of blocks, from the first look to that after `count`.
+    """Return the levels by number of blocks, from the first look to the one after `count` blocks.
 
     Args:
         first: Blocks at the first look.
@@ -67,12 +67,12 @@ def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]
 
 @functools.lru_cache(65_536)
 def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, correlation: float) -> float:
-    """Two-sided level of each of some intervals by which all of them hold with probability 1 - alpha.
+    """Return the two-sided level of each interval with which all of them hold with probability 1 - alpha.
 
     Args:
-        num_comparisons: Of one common side with so many others.
-        degrees: Of the variance that all of them are held to.
-        correlation: Of any two differences; 0 makes it no closer than Bonferroni, who assumes nothing.
+        num_comparisons: Number of comparisons with one common side.
+        degrees: Degrees of freedom of their common variance.
+        correlation: Correlation of any two differences; 0 gives Bonferroni's level, which assumes nothing.
 
     Source: Dunnett, "A multiple comparison procedure for comparing several treatments with a control", J. Am. Stat.
     Assoc. 50 (1955), equation 3 for two-sided intervals.
@@ -97,7 +97,7 @@ def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, corre
 
 
 def _all_within(bound: float, count: int, degrees: float, correlation: float) -> float:
-    """Probability that equally correlated variables of Student are all within a bound on either side."""
+    """Return the probability that equally correlated Student variables are all within a bound on either side."""
     from scipy.special import chdtri, ndtr
 
     points, weights = _normal_nodes()
@@ -110,13 +110,13 @@ def _all_within(bound: float, count: int, degrees: float, correlation: float) ->
 
 @functools.cache
 def _normal_nodes() -> tuple[Floats, Floats]:
-    """Nodes and weights of an integral over a standard normal density, but for its factor."""
+    """Return the nodes and weights of an integral over a standard normal density, without its constant factor."""
     points, weights = np.polynomial.hermite_e.hermegauss(48)
     return points, weights
 
 
 def _bound(points: Floats, weights: Floats, step: float, probability: float) -> float:
-    """Bound that the next sum exceeds on either side with this probability."""
+    """Return the bound that the next sum exceeds on either side with this probability."""
     from scipy.optimize import brentq
 
     farthest = float(np.max(np.abs(points))) + 2 * REACH * step
@@ -130,7 +130,7 @@ def _beyond(points: Floats, weights: Floats, step: float, bound: float) -> float
 
 
 def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tuple[Floats, Floats]:
-    """Sums inside the bound and their probabilities, by the trapezoidal rule."""
+    """Return the sums inside the bound and their probabilities, by the trapezoidal rule."""
     bound = min(bound, float(np.max(np.abs(points))) + REACH * step)
     inside = np.linspace(-bound, bound, NUM_POINTS)
     density = (
@@ -142,5 +142,5 @@ def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tup
 
 
 def _level(bound: float, count: int) -> float:
-    """Nominal two-sided level of a bound on the sum of so many standard normal variables."""
+    """Return the nominal two-sided level of a bound on the sum of `count` standard normal variables."""
     return math.erfc(bound / math.sqrt(2 * count))

@@ -1,4 +1,4 @@
-"""Time that the start of a process took, and that the next one of the same candidate will take."""
+"""Start times of a candidate's processes: measured, and expected for the next start."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from steptune.tuner.records import Phase, TrialResult
 
 
 def warm_compile_s(cold_s: float) -> float:
-    """Seconds that a compilation needs where its code is in the study's cache, of what it took without.
+    """Return the expected seconds of a compilation with a warm cache, from the seconds that it took with a cold one.
 
-    The longer it took the smaller the share: a power of it fits studies on an H200 (7 s: 2 to 3, 35 s: 6, 50 s: 6 to 8,
-    90 s: 5, 130 s: 8; `benchmarks/results/single_gpu_trials.jsonl`).
+    The longer the cold compilation, the smaller the share; a power law fits studies on an H200 (7 s: 2 to 3, 35 s: 6,
+    50 s: 6 to 8, 90 s: 5, 130 s: 8; `benchmarks/results/single_gpu_trials.jsonl`).
     """
     return min(cold_s, 1.3 * float(cold_s**0.4))
 
 
 def cold_compile_s(result: TrialResult) -> float:
-    """Seconds of compilation that the next start will not need in full; 0 where nothing was compiled anew."""
+    """Return the seconds of compilation that the next start need not repeat in full; 0 without a cold compilation."""
     startup = result.startup
     return startup.compile_ns / 1e9 if startup is not None and startup.compile_cold else 0.0
 
 
 def usual_start_s(results: Sequence[TrialResult]) -> float:
-    """Mean seconds from the request of a trial to its first window, without a guard, once compiled."""
+    """Return the mean seconds from the request of a trial to its first window, without a guard, once compiled."""
     starts = [_start_s(result) for result in results if result.startup]
     return fmean(starts) if starts else 0.0
 

@@ -1,4 +1,4 @@
-"""Training baseline and recommendation side by side: are they still the same training after N steps?
+"""Side-by-side training of baseline and recommendation: are they still the same training after N steps?
 
 The guard of a trial looks at a few steps. Here both configurations train for longer, from one initial
 state on one order of samples; the baseline also under other seeds, whose spread says how far two runs
@@ -23,13 +23,13 @@ FALL_SHARE = 0.05
 
 
 class Verification(Record):
-    """Result of a side-by-side training."""
+    """Result of a side-by-side training of baseline and recommendation."""
 
     num_steps: int
     same: bool
     reason: str
     baseline: tuple[LossCurve, ...]
-    """One for each seed."""
+    """Loss curves of the baseline, one for each seed."""
     recommended: LossCurve
     difference: float
     """Difference of the mean losses over the last quarter of the steps."""
@@ -42,7 +42,7 @@ class Verification(Record):
 
 
 class TaskRunner(Protocol):
-    """The part of a runner that trains, on as many ranks as the study has."""
+    """Part of a runner that trains on as many ranks as the study has."""
 
     def task(self, entry: str, request: object) -> bytes: ...
 
@@ -81,7 +81,7 @@ def verify(
 
 
 def compare_curves(baseline: tuple[LossCurve, ...], recommended: LossCurve, num_steps: int) -> Verification:
-    """The verdict over finished curves."""
+    """Judge finished loss curves."""
     ends = [last_quarter(curve.losses) for curve in baseline]
     fall = max(0.0, baseline[0].losses[0] - ends[0])
     tolerance = SPREADS * (max(ends) - min(ends)) + FALL_SHARE * fall

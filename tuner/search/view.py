@@ -1,4 +1,4 @@
-"""Progress of a study for a person who waits for it, and the way to end it early."""
+"""Progress of a study for the person waiting for it, and the interrupt that ends it early."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from steptune.tuner.records import Decision, Finding, StudyState
 
 @dataclass
 class StudyView:
-    """Progress of a study; whoever runs a part of it keeps this up to date.
+    """Progress of a study, updated by the code that runs each part.
 
     Args:
-        spent_before_s: What trials took before a restart: it is off the budget, and not in `elapsed_s`.
-        on_change: Called with the view whenever something was said.
-        clock: Seconds that only grow.
+        spent_before_s: Seconds of trials before a restart, which count against the budget but not in `elapsed_s`.
+        on_change: Called with the view whenever it changes.
+        clock: Returns the seconds of a monotonic clock.
     """
 
     budget_s: float
@@ -33,7 +33,7 @@ class StudyView:
     best_label: str = ""
     best_gain: float | None = None
     num_trials: int = 0
-    """Count of all trials, those that took turns with others for comparison included."""
+    """Number of all trials, including companions that took turns with others for comparison."""
     num_searched: int = 0
     """Number of trials that count against `max_trials`: trials that took turns with each other count as one."""
     max_trials: int | None = None
@@ -49,11 +49,11 @@ class StudyView:
 
     @property
     def left_s(self) -> float:
-        """Rest of the budget."""
+        """Remaining seconds of the budget."""
         return self.budget_s - self.elapsed_s - self.spent_before_s
 
     def say(self, **changes: str) -> None:
-        """Set the named settings, and announce them."""
+        """Set the named fields, and announce the change."""
         for name, value in changes.items():
             setattr(self, name, value)
         self.on_change(self)
@@ -63,10 +63,10 @@ class StudyView:
 
 
 class StudyInterrupt(KeyboardInterrupt):
-    """Ends a study before its end, wherever it is.
+    """Interrupt that ends a study early, at any point.
 
     Args:
-        state: The study's from then on.
+        state: State of the study from then on.
         recommends: Whether the best so far is recommended, where a baseline was measured.
     """
 

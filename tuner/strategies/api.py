@@ -34,17 +34,17 @@ TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
 HARDLY = 0.005
-"""Share of the step that a change without an expected effect is assumed to save."""
+"""Saving assumed for a change without an expected effect, as a share of the step."""
 
 
 @dataclass(frozen=True)
 class Supported:
-    """The choice can be tried here."""
+    """Support of a choice that can be tried here."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """The choice cannot be tried here, and why."""
+    """Refusal of a choice that cannot be tried here, with the reason."""
 
     reason: str
 
@@ -56,7 +56,7 @@ _S = TypeVar("_S", bound="Setting")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A complete choice of one strategy, typed. Subclasses have its parameters as fields.
+    """Complete choice of one strategy, typed; subclasses have its parameters as fields.
 
     The default of a field is what plain PyTorch runs. Its annotation says what it may be: `bool`, a `Literal`, or
     `Annotated` with values and ranges of whole numbers.
@@ -69,7 +69,7 @@ class Setting:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """Build the setting of a stored choice; missing parameters are plain PyTorch's."""
+        """Build the setting of a stored choice; missing parameters have plain PyTorch's values."""
         return cls(**choice)
 
     @classmethod
@@ -78,7 +78,7 @@ class Setting:
 
     @classmethod
     def allowed(cls) -> Mapping[str, tuple[Scalar | range, ...]]:
-        """Values and ranges of every parameter."""
+        """Return the allowed values and ranges of every parameter."""
         hints = get_type_hints(cls, include_extras=True)
         return {field.name: _allowed_by(hints[field.name]) for field in fields(cls)}
 
@@ -100,7 +100,7 @@ class Settings:
         self._made: dict[type[Setting], Setting] = {}
 
     def __getitem__(self, kind: type[_S]) -> _S:
-        """The setting of one strategy; its defaults where the choices have none of it."""
+        """Return the setting of one strategy; its defaults where the choices do not set it."""
         made = self._made.get(kind)
         if made is None:
             made = self._made[kind] = kind.of(self._choices.get(kind.strategy, {}))
@@ -109,10 +109,10 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A combination that cannot be run.
+    """Combination of choices that cannot be run.
 
     Attributes:
-        detail: Addition to the reason that a workload has.
+        detail: Addition to the reason, from the workload.
     """
 
     between: tuple[type[Setting], type[Setting]]
@@ -148,10 +148,10 @@ class Together:
 
 
 class Way(StrEnum):
-    """Application of a choice in a foreign loop.
+    """Way to apply a choice in a training script's own loop.
 
-    LIVE: it can be made and undone while the loop runs. FORK: a copy of the process, frozen before training began, will
-    do. START: the process must start again.
+    LIVE: the choice can be made and undone while the loop runs. FORK: it needs a copy of the process, frozen before
+    training began. START: it needs a new process.
     """
 
     LIVE = "live"
@@ -161,14 +161,15 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """Application of a choice in a training script that nobody rewrites.
+    """Application of a choice in a training script whose source stays unchanged.
 
     Attributes:
-        way: The least that it needs; a process that starts again serves every choice.
+        way: Cheapest way that works; a new process works for every choice.
         changes: What the hooks in the script change, by name (`scripts/agent/changes.py`); variables of the environment
             come from `environment_variables`.
-        words: As a user would write it.
-        at: The object at whose line it is written: "loader", "optimizer", "model", or empty for the script's beginning.
+        words: The change as a user would write it.
+        at: Object at whose line in the script it is written: "loader", "optimizer", "model", or empty for the script's
+            beginning.
     """
 
     way: Way
@@ -179,35 +180,36 @@ class Outside:
 
 @dataclass(frozen=True)
 class NeedsWorkload:
-    """The choice cannot be applied in a foreign loop, and why; a `Workload` is the way to it."""
+    """Refusal of a choice in a training script's own loop, with the reason; a `Workload` may allow it."""
 
     reason: str
 
 
 class Strategy(ABC):
-    """One technique.
+    """Base class of strategies, each one technique.
 
     Attributes:
         setting: Class of its choices; gives the name, the defaults and the allowed values.
-        name: As in `current` and in stored candidates.
-        summary: One line for people.
+        name: Name in `current` and in stored candidates.
+        summary: Human-readable summary in one line.
         defaults: The complete choice that plain PyTorch runs.
         values: Values that each parameter may have: single ones, and ranges of whole numbers.
-        conflicts: Combinations with strategies before it that cannot be run.
+        conflicts: Combinations that cannot be run, with strategies registered before it.
         dropped: Parameters that have no meaning in a combination.
-        together: Strategies to try at once with it.
+        together: Strategies worth trying at once with it.
         attacks: Categories of the breakdown that it can shrink.
-        cures: What it does about a step's limits; findings advise it by that.
-        memory: It saves memory; tried when memory is what limits.
-        touches: Categories whose time it can change, for better or worse; what a profile shows of the
-            others happened to all alike. None where that could be any.
-        trial_cost_s: What a trial of it costs beyond an ordinary one, before any was measured.
-        recompiles: Where it changes, a compiled model is compiled again.
-        has_order: Of choices that differ in one number, neighbours behave alike.
-        usual_realisation: Part of its bound that a choice realises, before any was measured; orders trials.
-        needs_workload: Why no choice can be applied in a training script's own loop; empty where `outside` says how.
-        exchange_realisation: The same of a choice that would replace another one of the incumbent. None where what
-            one choice began another may finish: halfway from the usual part to all of it.
+        cures: Cures of a step's limits that it carries out, by which findings advise it.
+        memory: Whether it saves memory; tried where memory is the limit.
+        touches: Categories whose time it can change, for better or worse; changes of the others in a profile are due to
+            the machine. None where it can change any.
+        trial_cost_s: Expected seconds of its trial beyond an ordinary one, before any was measured.
+        recompiles: Whether a change of it compiles a compiled model again.
+        has_order: Whether neighbours among choices that differ in one number behave alike.
+        usual_realisation: Share of its bound that a choice usually realises, before any was measured; orders trials.
+        needs_workload: Reason why no choice can be applied in a training script's own loop; empty where `outside` says
+            how.
+        exchange_realisation: Usual share for a choice that replaces another one of the incumbent. None takes halfway
+            from the usual share to 1, since one choice may finish what another began.
     """
 
     setting: ClassVar[type[Setting]]
@@ -238,79 +240,79 @@ class Strategy(ABC):
     # --- the space ----------------------------------------------------------------------------
 
     def neutral(self, workload: WorkloadFacts) -> Choice:
-        """The complete choice that the user runs today."""
+        """Return the complete choice that the user runs today."""
         return self.completed(workload.current.get(self.name, {}))
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
-        """The complete choice that a workload's `current` stands for."""
+        """Return the complete choice that a workload's `current` stands for."""
         return {**self.defaults, **current}
 
     @abstractmethod
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Complete choices worth trying here, the most promising first. May contain the neutral one."""
+        """Return the complete choices worth trying here, the most promising first; may include the neutral one."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        """Say whether a choice can be tried here, from what is known without running it."""
+        """Say whether a choice can be tried here, judged without running it."""
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """Time of a trial of a choice beyond an ordinary one, before any was measured."""
+        """Return the expected seconds of a choice's trial beyond an ordinary one, before any was measured."""
         return self.trial_cost_s
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Part of its bound that a choice realises in a workload, before any was measured."""
+        """Return the share of its bound that a choice usually realises in a workload, before any was measured."""
         return self.usual_realisation
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Return the effect on the numbers of a choice other than the neutral one."""
+        """Return what a choice other than the neutral one does to the numbers."""
 
     def unit_roundoff(self, choice: Choice) -> float:
-        """Unit roundoff of the coarsest arithmetic that the choice computes with."""
+        """Return the unit roundoff of the coarsest arithmetic that the choice computes with."""
         return FP32_ROUNDOFF
 
     def environment_variables(self, choice: Choice) -> dict[str, str]:
-        """Variables that must be set before torch is imported."""
+        """Return the variables that must be set before torch is imported."""
         return {}
 
     # --- what it does -------------------------------------------------------------------------
 
     @abstractmethod
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Add to the plan what the choice asks for. The default choice adds nothing."""
+        """Add the choice's requests to the plan; the default choice adds nothing."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
-        """Application of a complete choice in a script's own loop, or the reason why it needs a workload."""
+        """Return the application of a complete choice in a script's own loop, or the reason why it needs a workload."""
         return NeedsWorkload(self.needs_workload)
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
-        """Fields of `Exchange` that a complete choice sets: what ranks exchange, and how."""
+        """Return the fields of `Exchange` that a complete choice sets: what ranks exchange, and how."""
         return {}
 
     def computation(self, choice: Choice) -> Mapping[str, Any]:
-        """Fields of `Computation` that a complete choice sets: dtypes of matmuls, samples of a step."""
+        """Return the fields of `Computation` that a complete choice sets: dtypes of matmuls, samples of a step."""
         return {}
 
     # --- what it can gain ---------------------------------------------------------------------
 
     @abstractmethod
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """The most that the choice could save of each category, as shares of the incumbent's step."""
+        """Return the maximum saving of the choice in each category, as shares of the incumbent's step."""
 
     def bound(self, situation: Situation, choice: Choice) -> float:
-        """The most that the choice could save, as a share of the incumbent's step."""
+        """Return the maximum saving of the choice, as a share of the incumbent's step."""
         return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of the choice, as a share of the incumbent's step, where more is known than a
-        usual part of the bound; else None.
+        """Return the expected saving of the choice, as a share of the incumbent's step, where more is known than the
+        usual share of the bound; else None.
         """
         return None
 
     # --- whether it did -----------------------------------------------------------------------
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Evidence of this strategy in the running job (plain values; runs in the rank)."""
+        """Return evidence of this strategy in the running job (plain values; runs in the rank)."""
         return {}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
@@ -329,7 +331,7 @@ class Strategy(ABC):
         """Refuse parameters and values that the strategy does not have.
 
         Raises:
-            ChoiceError: Names the parameter or value, and those that exist.
+            ChoiceError: Names the unknown parameter or value, and those that exist.
         """
         for name, value in choice.items():
             if name not in self.defaults:
@@ -347,12 +349,12 @@ class Strategy(ABC):
         return {name: value for name, value in choice.items() if value != neutral[name]}
 
     def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
-        """The complete choice of a difference."""
+        """Return the complete choice for a difference from the neutral one."""
         return {**self.neutral(workload), **difference}
 
 
 def _allows(allowed: Scalar | range, value: Scalar) -> bool:
-    """Compare with types: True is not the number 1."""
+    """Say whether a value is allowed, comparing types too: True is not the number 1."""
     if isinstance(allowed, range):
         return type(value) is int and value in allowed
     return type(value) is type(allowed) and value == allowed
@@ -373,14 +375,14 @@ def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
 
 
 def needs_cuda(environment: Environment) -> Support:
-    """Support of a choice that exists on CUDA devices only."""
+    """Return the support of a choice that exists on CUDA devices only."""
     if environment.hardware.device_kind == "cuda":
         return Supported()
     return Unsupported("requires a CUDA device")
 
 
 def needs_ranks(environment: Environment) -> Support:
-    """Support of a choice that changes how ranks communicate."""
+    """Return the support of a choice that changes how ranks communicate."""
     if environment.num_ranks > 1:
         return Supported()
     return Unsupported("requires more than one rank")

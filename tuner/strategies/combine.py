@@ -1,4 +1,4 @@
-"""Combinations of choices, by the rows that strategies have of them; no strategy is named here."""
+"""Combinations of choices, by the rules that each strategy lists; no strategy is named here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choices = Mapping[str, Choice]
 
 
 RECURRENT = ("RNN", "LSTM", "GRU")
-"""Modules that cuDNN computes, as it does convolutions."""
+"""Recurrent modules, which cuDNN computes like convolutions."""
 CONFLICTS: tuple[Conflict, ...] = tuple(row for strategy in STRATEGIES for row in strategy.conflicts)
 DROPPED: tuple[Dropped, ...] = tuple(row for strategy in STRATEGIES for row in strategy.dropped)
 TOGETHER: tuple[Together, ...] = tuple(row for strategy in STRATEGIES for row in strategy.together)
@@ -27,13 +27,13 @@ _REGISTERED = frozenset(STRATEGIES)
 def complete_choices(
     candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES
 ) -> dict[str, Choice]:
-    """The complete choice of every strategy, and of every knob of the workload."""
+    """Return the complete choice of every strategy, and of every knob of the workload."""
     every = with_knobs(strategies, workload)
     return {s.name: s.complete(candidate.choices.get(s.name, {}), workload) for s in every}
 
 
 def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
-    """Drop what equals the current setting or has no meaning.
+    """Drop choices that equal the current setting or have no meaning in the combination.
 
     Raises:
         ChoiceError: A strategy or parameter that does not exist.
@@ -59,7 +59,7 @@ def conflict(
     workload: WorkloadFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> str | None:
-    """Reason why a candidate's combination cannot be run, or None."""
+    """Return the reason why a candidate's combination cannot be run, or None."""
     complete = complete_choices(candidate, workload, strategies)
     settings = Settings(complete)
     for row in (*CONFLICTS, *(row for strategy in _unregistered(strategies) for row in strategy.conflicts)):
@@ -73,9 +73,9 @@ def _unregistered(strategies: Sequence[Strategy]) -> Iterator[Strategy]:
 
 
 def strategies_of(choices: Choices) -> tuple[Strategy, ...]:
-    """Strategies and knobs of complete choices, in the order in which they change a plan.
+    """Return the strategies and knobs of complete choices, in the order in which they change a plan.
 
-    One that the choices do not have is none of them: the package that brings it may be installed here only.
+    A strategy that the choices do not name is left out: its package may be installed here only.
 
     Raises:
         ChoiceError: A strategy that this installation does not have: a trial would silently go without it.
@@ -87,7 +87,7 @@ def strategies_of(choices: Choices) -> tuple[Strategy, ...]:
 
 
 def make_plan(choices: Choices) -> Plan:
-    """Plan of what the strategies ask for, in their order."""
+    """Make the plan that the strategies ask for, in their order."""
     from steptune.tuner.training.plan import Plan
 
     plan = Plan()
@@ -97,7 +97,7 @@ def make_plan(choices: Choices) -> Plan:
 
 
 def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STRATEGIES) -> dict[str, str]:
-    """Variables that must be set before torch is imported."""
+    """Return the variables that must be set before torch is imported."""
     variables: dict[str, str] = {}
     for strategy in strategies:
         variables.update(strategy.environment_variables(choices[strategy.name]))
@@ -120,7 +120,7 @@ def unit_roundoff_of(
     workload: WorkloadFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> float:
-    """Unit roundoff of the coarsest arithmetic that a candidate computes with, the baseline's own included.
+    """Return the unit roundoff of the coarsest arithmetic that a candidate computes with, the baseline's own included.
 
     FP32 convolutions and recurrent layers on CUDA use TF32 unless told otherwise:
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices

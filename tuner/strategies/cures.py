@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Cure(StrEnum):
-    """One thing to do about a limit of the step."""
+    """Remedy for one limit of the step."""
 
     MAKE_BATCHES_SOONER = "make batches sooner"
     READ_LESS_OFTEN = "wait less for storage"

@@ -1,4 +1,4 @@
-"""A candidate in the loop of a training script that nobody rewrites: each strategy says itself how it is applied."""
+"""Application of a candidate in a training script's own loop, as each strategy defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def outside_of(
     script: ScriptFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> dict[str, Outside]:
-    """Application of each choice of a candidate, by strategy.
+    """Return the application of each choice of a candidate, by strategy.
 
     Args:
         choices: The complete choice of every strategy.
@@ -35,7 +35,7 @@ def script_changes(
     script: ScriptFacts | None,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> ScriptChanges | None:
-    """The changes of a candidate, as `steptune.enable` makes them; None where it is of no script."""
+    """Return the changes of a candidate, as `steptune.enable` makes them; None where the workload is not a script."""
     if script is None:
         return None
     found = outside_of(candidate, choices, script, strategies).values()

@@ -1,7 +1,7 @@
 """The workload's own knobs, each as a strategy of its own: `knobs.chunk` sets the attribute `chunk`.
 
-They are not in `STRATEGIES`: which ones there are, the workload says (`workloads/knobs.py`). Nothing is known of what
-one does, so it may touch any category, and its bound is the whole step.
+They are not in `STRATEGIES`, because each workload defines its own (`workloads/knobs.py`). The effect of a knob is
+unknown, so it may touch any category, and its bound is the whole step.
 
 Numerics: `rounding` of a knob that the user calls the same training: a sum in other pieces rounds otherwise, and the
 guard holds it to that. `recipe` of the others.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 KNOBS = "knobs"
-"""Name that stands for all knobs in lists of strategies."""
+"""Name for all knobs together in lists of strategies."""
 PREFIX = f"{KNOBS}."
 
 
@@ -66,13 +66,13 @@ class Knob(Strategy):
 
 
 def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
-    """Strategies with those of a workload's knobs that are not among them."""
+    """Return the strategies, with those of a workload's knobs that are not among them."""
     known = {strategy.name for strategy in strategies}
     return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
 
 
 def is_knob(name: str) -> bool:
-    """True where a strategy's name is that of a workload's knob."""
+    """Say whether a strategy's name is that of a workload's knob."""
     return name.startswith(PREFIX)
 
 

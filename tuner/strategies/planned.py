@@ -1,4 +1,4 @@
-"""Steps of a plan, for people: which run, in their order, and which strategy asks for each."""
+"""Human-readable steps of a plan, in their order, each with the strategy that asks for it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ STAGES = {
     "loader": "loader",
     "batch": "batch",
 }
-"""Stages of a plan, in the order in which they are carried out, as they are shown."""
+"""Stages of a plan with their displayed names, in the order in which they are carried out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """One step of a plan.
+    """Step of a plan.
 
     Attributes:
-        stage: When: one of `STAGES`, or before torch is imported.
-        does: For people: an argument with its value, or what is done to the stage's object.
+        stage: Stage in which it is carried out: one of `STAGES`, or before torch is imported.
+        does: Human-readable action: an argument with its value, or a change of the stage's object.
         strategy: Name of the strategy that asks for it.
     """
 
@@ -49,9 +49,9 @@ class PlannedStep:
 
 
 def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
-    """Steps that complete choices ask for, in the order in which they are carried out.
+    """Return the steps that complete choices ask for, in the order in which they are carried out.
 
-    Parameters that are newer than the choices are as in plain PyTorch.
+    Parameters that older choices do not have are as in plain PyTorch.
 
     Raises:
         ChoiceError: A strategy or parameter that this version does not have.
@@ -86,7 +86,7 @@ def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
 
 
 def _parts(stage: Any) -> dict[str, Any]:
-    """Requests of a stage so far, by name: lists are copied, because strategies add to them."""
+    """Return a stage's requests so far, by name; lists are copied, because strategies add to them."""
     if is_dataclass(stage):
         values = {field.name: getattr(stage, field.name) for field in fields(stage)}
     else:
@@ -99,10 +99,10 @@ def _differences(choice: Choice, defaults: Choice) -> str:
 
 
 def _added(before: Mapping[str, Any], after: Mapping[str, Any], asked: str) -> Iterator[str]:
-    """Words for the requests added between two snapshots of a stage.
+    """Describe the requests added between two snapshots of a stage.
 
     Args:
-        asked: Parameters of the choice, said beside what only has a name.
+        asked: Parameters of the choice, shown beside requests that only have a name.
     """
     for name, value in after.items():
         old = before.get(name)
@@ -127,7 +127,7 @@ def _set(name: str, value: Any) -> str:
 
 
 def _called(function: Callable[..., Any], asked: str) -> str:
-    """Name of a function in words, with the choice; the choice alone of one without a name, as a lambda is."""
+    """Describe a function by its name and the choice; by the choice alone if it has no name, as a lambda."""
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)

@@ -100,7 +100,7 @@ STRATEGIES: tuple[Strategy, ...] = (*_OWN, *_of_other_packages(_OWN))
 
 
 def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> Strategy:
-    """The strategy of this name.
+    """Return the strategy of this name.
 
     Raises:
         ChoiceError: There is none; names those that exist.
@@ -112,5 +112,5 @@ def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> St
 
 
 def strategies_for(*cures: Cure) -> tuple[str, ...]:
-    """Names of the strategies that do one of these things, in the order of the things."""
+    """Return the names of the strategies that carry out one of these cures, in the order of the cures."""
     return tuple(dict.fromkeys(s.name for cure in cures for s in STRATEGIES if cure in s.cures))

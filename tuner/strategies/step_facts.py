@@ -1,4 +1,4 @@
-"""Facts about a step that complete choices state, for advice that leaves out what is on already."""
+"""Facts about a step from complete choices, so that advice leaves out features that are already enabled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 
 def step_facts(choices: Mapping[str, Choice]) -> StepFacts:
-    """Read what the complete choices of a trial switch on."""
+    """Read from the complete choices of a trial which features are enabled."""
 
     def chosen(kind: type[Setting], parameter: str) -> object:
         return choices.get(kind.strategy, {}).get(parameter)

@@ -1,8 +1,8 @@
 """activation_checkpointing: recompute activations in the backward pass instead of keeping them.
 
 Mechanism: a checkpointed block keeps only its input and runs its forward pass again during the backward pass. `every`
-says that every k-th block is checkpointed; 1 checkpoints all. `save` keeps what is dear to recompute: the results of
-`attention`, or of matrix `products` (attention and convolutions included); the rest is recomputed.
+says that every k-th block is checkpointed; 1 checkpoints all. `save` keeps what is expensive to recompute: the results
+of `attention`, or of matrix `products` (attention and convolutions included); the rest is recomputed.
 
 Helps: memory, which can be spent on larger micro-batches or on running at all. Hurts: time, by up to the cost of one
 forward pass; with `save` by much less of it, for less memory saved.
@@ -47,7 +47,7 @@ _ATTENTION = (
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
 RECOMPUTED = 0.5
-"""Share of a step that recomputes every block, beyond which recomputation cannot be."""
+"""Maximum share of recomputation in a step that recomputes every block."""
 
 
 class ActivationCheckpointing(Strategy):
@@ -126,7 +126,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
     """Make a block recompute itself in the backward pass, in place; its state keys stay the same.
 
     Args:
-        save: What is kept all the same: None, "attention" or "products".
+        save: Results that are kept all the same: None, "attention" or "products".
     """
     from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +149,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Make a new tensor in modules that would change a kept result in place; it is recomputed like others."""
+    """Switch off in-place operation of a block's modules, which would change kept results."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -180,12 +180,12 @@ def _contexts_freezing_statistics(block: torch.nn.Module, save: str | None) -> C
 
 
 def saved_operators(save: str) -> frozenset[str]:
-    """Names in `torch.ops.aten`."""
+    """Return the names in `torch.ops.aten` of the operators whose results are saved."""
     return frozenset(_ATTENTION if save == "attention" else (*_ATTENTION, *_PRODUCTS))
 
 
 def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Choose the operators whose results are saved. Never those that draw random numbers: the recomputation would draw
+    """Choose the operators whose results are saved, never those that draw random numbers: the recomputation would draw
     the next ones too early.
     """
     from torch.utils.checkpoint import CheckpointPolicy
@@ -197,7 +197,7 @@ def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kw
 
 
 def _argument(operator: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The value of an operator's argument in one call; None where it has none of this name."""
+    """Return the value of an operator's argument in one call; None where it has none of this name."""
     for place, argument in enumerate(operator._schema.arguments):
         if argument.name == name:
             return kwargs.get(name, args[place] if place < len(args) else argument.default_value)

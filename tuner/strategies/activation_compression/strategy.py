@@ -1,9 +1,9 @@
 """activation_compression: keep activations in fewer bytes until the backward pass.
 
-Mechanism: `relu_mask` keeps one bit for each element of a ReLU and one byte for each window of a max pooling, which
-is all that their backward pass needs. `relu_sparse` also keeps what convolutions and linear layers save of their
-outputs without the zeros. `bfloat16` and `int8` (with a scale for each block of 256 values) keep every saved
-activation in so many bits.
+Mechanism: `relu_mask` keeps one bit for each element of a ReLU and one byte for each window of a max pooling, which is
+all that their backward pass needs. `relu_sparse` also keeps what convolutions and linear layers save of their outputs
+without the zeros. `bfloat16` and `int8` (with a scale for each block of 256 values) keep every saved activation in 16
+or 8 bits.
 
 Helps: memory, where recomputing would cost more. Hurts: time, for encoding and decoding; `relu_sparse` makes the host
 wait for the device once for each tensor, to know how much is left.

@@ -1,4 +1,4 @@
-"""Setting of `allocator`: CUDA caching allocator: expandable segments, size from which blocks are not split."""
+"""Setting of `allocator`: expandable segments of the CUDA caching allocator, and size above which blocks stay whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from steptune.tuner.strategies.api import Setting
 
 MIN_SPLIT_MB, MAX_SPLIT_MB = 21, 1 << 20
-"""torch refuses 20 and less: large requests are served from blocks of 20 MiB."""
+"""Minimum and maximum size in MiB; torch refuses 20 and less, because large requests are served from blocks of 20 MiB.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

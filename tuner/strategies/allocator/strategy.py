@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of the allocator, with the same text: torch reads the first before the second, but up to 2.11
-takes expandable_segments for CUDA from the second only (pytorch #183387).
+"""Environment variables of the allocator, both set to the same text: torch reads the first before the second, but up to
+2.11 takes expandable_segments for CUDA from the second only (pytorch #183387).
 """
 
 
@@ -100,7 +100,7 @@ class Allocator(Strategy):
 
 
 def settings_of(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The strategy's parameters in a snapshot of the allocator. No limit is the largest number, or -1."""
+    """Return the strategy's parameters from a snapshot of the allocator, where no limit is -1 or the largest number."""
     settings = snapshot["allocator_settings"]
     split_mb = int(settings["max_split_size"]) / (1 << 20)
     limited = 0 < split_mb < MAX_SPLIT_MB

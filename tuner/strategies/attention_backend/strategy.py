@@ -40,7 +40,7 @@ _OPERATORS = {
     "math": r"attention_math",
     "flash": r"flash",
 }
-"""Operators and kernels of each, the first that matches: cuDNN's kernels are named after flash attention too."""
+"""Patterns of each back end's operators and kernels; the first match counts, since cuDNN's names contain flash too."""
 
 
 class AttentionBackend(Strategy):
@@ -107,5 +107,5 @@ class AttentionBackend(Strategy):
 
 
 def backend_of(operator: str) -> str | None:
-    """The back end that an operator or kernel belongs to, by its name; None for one that is no attention."""
+    """Return the back end that an operator or kernel belongs to, by its name; None for one that is not attention."""
     return next((name for name, pattern in _OPERATORS.items() if re.search(pattern, operator.lower())), None)

@@ -1,4 +1,4 @@
-"""Setting of `compile`: torch.compile: mode, whole model or repeated blocks."""
+"""Setting of `compile`: mode of torch.compile, and its scope (whole model or repeated blocks)."""
 
 from __future__ import annotations
 

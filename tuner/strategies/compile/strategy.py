@@ -47,16 +47,18 @@ if TYPE_CHECKING:
 
 
 SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
-"""Seconds of a first compilation, on a host with 16 cores: beforehand, of the first block of each kind, of each further
-one in a model that is compiled as a whole, and of a model without blocks. Once for each training mode."""
+"""Seconds of a first compilation on a host with 16 cores: fixed, for the first block of each kind, for each further
+block in a model compiled as a whole, and for a model without blocks. All but the first and last count once for each
+training mode.
+"""
 AUTOTUNING = 4.0
-"""Factor on these seconds where kernels are chosen by timing them."""
+"""Factor on these seconds with autotuning, which chooses kernels by timing them."""
 WHOLE_PART = 0.4
-"""Part of the bound that compiling the whole model usually realises; blocks alone realise less."""
+"""Share of the bound that compiling the whole model usually realises; blocks alone realise less."""
 GRAPHS_PART = 0.7
-"""Part of the time in which the device waits for launches that CUDA graphs usually save."""
+"""Share of the device's waiting for launches that CUDA graphs usually save."""
 AUTOTUNED_PART = 0.15
-"""Part of the matmuls' time above their roofline that kernels that were chosen by timing them usually save."""
+"""Share of the matmuls' time above their roofline that autotuned kernels usually save."""
 
 
 class Compile(Strategy):
@@ -104,14 +106,12 @@ class Compile(Strategy):
         return Supported()
 
     def _scopes(self, workload: WorkloadFacts) -> list[str]:
-        """Return the scopes, the one that compiles less code first: the whole model where its blocks are of as many
-        kinds.
-        """
+        """Return the scopes, the one with the shorter compilation first; the whole model if both take as long."""
         scopes = ["whole", "regional"] if workload.model.num_blocks > 1 else ["whole"]
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """Seconds as seen on an H200: GPT-2, ViT-L, a ResNet and a Swin."""
+        """Return the expected seconds of compilation, as measured on an H200 for GPT-2, ViT-L, a ResNet and a Swin."""
         if choice.get("mode") is None:
             return 0.0
         training_modes = 2 if workload.randomness == "switchable" else 1  # the guard begins with dropout off
@@ -179,8 +179,8 @@ class Compile(Strategy):
         return jointly(fused, at_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: CUDA graphs remove most of the waiting for launches; where the model is compiled already,
-        they remove the rest.
+        """Return the expected saving: CUDA graphs remove most of the waiting for launches; where the model is compiled
+        already, they remove the rest.
         """
         waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
         graphs = choice["mode"] in MODES_WITH_GRAPHS
@@ -190,7 +190,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Expected saving of another way to compile than the incumbent's: from its additional parts only."""
+        """Return the expected saving of another compilation than the incumbent's, from its additional features only."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting
@@ -217,7 +217,7 @@ class Compile(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """A graph was compiled, no function was given up, and CUDA graphs were recorded where they were asked for."""
+        """Judge whether a graph was compiled, no function given up, and CUDA graphs recorded where requested."""
         if choice["mode"] is None:
             return Effect(strategy=self.name, took=True, detail="off")
         graphs, breaks = evidence.get("graphs", 0), evidence.get("graph_breaks", 0)
@@ -238,7 +238,7 @@ def _autotuned(choice: Choice) -> bool:
 
 
 def _mark_step() -> None:
-    """Mark the step: CUDA graphs of compiled regions reuse the memory of the previous one."""
+    """Mark the beginning of a step, so that CUDA graphs of compiled regions can reuse the previous step's memory."""
     import torch
 
     torch.compiler.cudagraph_mark_step_begin()

@@ -7,8 +7,8 @@ Helps: small operators, where starting and joining threads costs more than it sa
 loader workers, which want the same cores (tried together with data_loading). Hurts: large operators
 with fewer threads.
 
-Of several ranks each begins with one thread, as torchrun starts them unless OMP_NUM_THREADS says otherwise; they may
-have a fair share of the cores.
+Each of several ranks begins with one thread, as torchrun starts them unless OMP_NUM_THREADS is set; each may have its
+share of the cores.
 
 Numerics: `rounding`. A reduction split over other threads adds in another order.
 
@@ -91,7 +91,7 @@ class CpuThreads(Strategy):
         return jointly(at_roofline(situation), waits)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """The threads that an operator runs on, and their cores; nothing where the system does not tell."""
+        """Return the threads that an operator runs on, and their cores; empty where the system does not report them."""
         import os
 
         from steptune.tuner.training.worker_threads import are_bound, threads_of_an_operator

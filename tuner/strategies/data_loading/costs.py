@@ -1,4 +1,4 @@
-"""Time of loading that other ways of loading save."""
+"""Loading time that other choices of data loading save."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
 
 FASTER_IN_A_WORKER = 2.0
-"""Speedup of making a batch in a worker: the main process's threads wait for each other over small tensors; a worker
-has one. A ResNet over JPEG files on two cores showed 1.4.
+"""Speed-up of making a batch in a worker, which has one thread; the main process's threads wait for each other over
+small tensors. A ResNet over JPEG files on two cores showed 1.4.
 """
 
 
 def without_crowding(situation: Situation) -> Savings:
-    """Time that is saved when loader workers no longer take cores that the step computes on.
+    """Return the savings when loader workers no longer take cores that the step computes on.
 
     Where the step computes on the host, and its threads and the workers are more than the cores, each second that a
     worker computes, or queues for a core, delays the step by a second at most.
@@ -34,7 +34,7 @@ def without_crowding(situation: Situation) -> Savings:
 
 
 def pipelined_input(situation: Situation, num_workers: int) -> float:
-    """Share that loader workers can hide: the wait, but a batch takes at least one worker's share.
+    """Return the share of the step that loader workers can hide: the wait for data, limited by the workers' own rate.
 
     T' >= max(everything but the wait, batch time / (FASTER_IN_A_WORKER * workers)). The time of one batch is known only
     when the incumbent loads in the main process, where the wait is that time.
@@ -48,10 +48,10 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
 
 
 def input_without_workers(situation: Situation) -> float:
-    """Share that loading in the main process should save over the incumbent's workers: their starts and the wait for
-    them, less the loading of a batch, for which the device waits. Negative where it costs.
+    """Return the share of the step that loading in the main process should save over the incumbent's workers: their
+    starts and the wait for them, less the loading of a batch, for which the device waits. Negative where it costs.
 
-    An estimate: samples that are stored, or asked for as a batch, come sooner than when the workload was looked at.
+    This is an estimate: samples that are cached, or requested as a batch, load faster than in the inspection.
     """
     wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
     merged = Settings(situation.choices)[LargerGlobalBatchSetting].factor

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 
 WITHOUT_WORKERS_PART = 0.9
-"""Part of its saving by the measured time of a sample that loading without workers usually realises."""
+"""Share of its saving, estimated from the measured time of a sample, that loading without workers usually realises."""
 SHORT_EPOCH_STEPS = 1000
-"""Steps of an epoch up to which its beginning is worth a trial of its own."""
+"""Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
-"""Share of copies, and of waiting for them, that pinned memory is expected to save; the rest stays exposed."""
+"""Share of the time of copies, and of waiting for them, that pinned memory is expected to save."""
 
 
 class DataLoading(Strategy):
@@ -153,8 +153,8 @@ class DataLoading(Strategy):
         return found
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: workers hide the wait for data, pinned memory lets copies overlap the host. Workers without
-        a wait to hide only pass batches on, so pinning alone comes first.
+        """Return the expected saving: workers hide the wait for data, pinned memory lets copies overlap the host.
+        Workers without a wait to hide only pass batches on, so pinning alone comes first.
         """
         best = self._hidden_at_most(situation, choice)
         hidden = best
@@ -166,8 +166,8 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Upper bound of the share that a loader hides. Without workers it is the wait for them and their starts: the
-        time of a batch is then not known well enough.
+        """Return an upper bound of the share of the step that a loader hides. Without workers it is the wait for them
+        and their starts, because the time of a batch is then not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))
@@ -193,7 +193,7 @@ class DataLoading(Strategy):
 
 
 def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | None:
-    """Return why samples of the next epoch are not known before it begins; None where they are."""
+    """Return the reason why samples of the next epoch are not known before it begins; None where they are."""
     if workload.script is not None:
         return "the loop of a script is not known, nor when its epochs begin"
     if workload.dataset.kind == "iterable":

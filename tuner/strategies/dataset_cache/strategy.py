@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CROWDING_PART = 0.1
 MEMORY_SHARE = 0.5
-"""Part of the free memory or disk that a cache may fill."""
+"""Maximum share of the free memory or disk that a cache may fill."""
 
 
 class DatasetCache(Strategy):
@@ -82,7 +82,9 @@ class DatasetCache(Strategy):
         return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: most of the wait for data, less the share of the step's cores that the workers use."""
+        """Return the expected saving: most of the wait for data, less the share of the step's cores that the workers
+        use.
+        """
         if not without_crowding(situation):
             return None
         wait = removable(situation, Category.DATA_WAIT)
@@ -94,11 +96,11 @@ class DatasetCache(Strategy):
 
 
 class CachedDataset:
-    """A map-style dataset whose deterministic part is stored.
+    """Map-style dataset whose deterministic part is stored.
 
-    The memory cache is filled by the process that calls `fill` before workers are forked, so that
-    all share it; what was not filled is loaded anew by whoever asks, and kept in that process. The
-    disk cache is shared by all processes at any time: one tensor file per sample.
+    The memory cache is filled by the process that calls `fill` before workers are forked, so that all share it; samples
+    that were not filled are loaded by the process that asks, and kept there. The disk cache is shared by all processes
+    at any time: one tensor file per sample.
     """
 
     def __init__(self, dataset: Any, where: str, directory: Path) -> None:
@@ -118,7 +120,7 @@ class CachedDataset:
         return self.dataset.augment(sample) if self.splits else sample
 
     def fill(self, indices: Any) -> None:
-        """Store these samples now."""
+        """Load and store these samples now."""
         for index in indices:
             self._stored(int(index))
 

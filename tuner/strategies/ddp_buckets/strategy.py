@@ -78,7 +78,7 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Check that sizes which differ from today's, and from those tried, make other buckets of this model."""
+        """Check that bucket sizes group this model's gradients unlike today's and the other sizes tried."""
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()
@@ -109,14 +109,14 @@ class DdpBuckets(Strategy):
         return {name: choice[name] for name in ("first_bucket_mb", "bucket_cap_mb")}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication, except the last bucket where the links are known; views save copies of the
-        gradients, and the search for unused parameters is skipped.
+        """Return the maximum savings: exposed communication, except the last bucket where the links are known; copies
+        of the gradients with views; and the search for unused parameters.
         """
         communication = {Category.COMMUNICATION: self._saved_communication(situation, choice)}
         return jointly(communication, self._saved_beside(situation, choice))
 
     def _saved_beside(self, situation: Situation, choice: Choice) -> Savings:
-        """Largest possible saving outside communication."""
+        """Return the maximum savings outside communication."""
         today = situation.choices[self.name]
         others: list[Category] = []
         if choice["bucket_views"] != today["bucket_views"]:
@@ -126,7 +126,7 @@ class DdpBuckets(Strategy):
         return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
-        """Largest possible saving of communication: other buckets may start earlier and hide all but the last one."""
+        """Return the maximum saving of communication: other buckets may start earlier and hide all but the last one."""
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)
@@ -134,14 +134,16 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving of other sizes: fewer calls, or a shorter last bucket. The bytes sent stay the same."""
+        """Return the expected saving of other sizes: fewer calls, or a shorter last bucket. The bytes sent stay the
+        same.
+        """
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return None
         return saved(situation, now, then) + self.usual_realisation * total(self._saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Description that the running DDP gives of itself."""
+        """Return the running DDP's description of its buckets and flags."""
         from torch.nn.parallel import DistributedDataParallel
 
         ddp = job.model

@@ -13,10 +13,10 @@ from steptune.tuner.strategies.api import Setting
 
 @dataclass(frozen=True, init=False)
 class FusedKernelsSetting(Setting):
-    """Switches of the kernels: ours and those that other packages register.
+    """Switches of the kernels: Steptune's own, and those that other packages register.
 
     Attributes:
-        on: Names of the kernels that are asked for.
+        on: Names of the requested kernels.
     """
 
     strategy: ClassVar[str] = "fused_kernels"

@@ -95,7 +95,9 @@ class FusedKernels(Strategy):
             plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: matmuls at their peak, and all else gone, because the pattern's share is not known."""
+        """Return the maximum savings: matmuls at their peak, and all else gone, because the pattern's share is not
+        known.
+        """
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}
         if wanted <= set(OF_OPTIMIZER):
@@ -113,7 +115,7 @@ class FusedKernels(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """The modules call the kernel, and the profiled steps, where there are some, ran it."""
+        """Judge whether the modules call the kernels and the profiled steps, where there are some, ran them."""
         effect = super().took_effect(evidence, choice)
         operators = evidence.get("operators", ())
         if not effect.took or not any(choice.values()) or not operators:

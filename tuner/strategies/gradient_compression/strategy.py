@@ -105,20 +105,22 @@ class GradientCompression(Strategy):
         return {"compression": choice["method"], "rank": choice["rank"], "ratio": choice["ratio"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication; where the links are known, less the minimum time of the fewer bytes."""
+        """Return the maximum savings: exposed communication, less the minimum time of the fewer bytes where the links
+        are known.
+        """
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
             return without(situation, Category.COMMUNICATION)
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: that of the communication, less the time of compressing itself."""
+        """Return the expected saving: that of the communication, less the time of compressing itself."""
         today = reduction(situation, compressing=True)
         then = reduction(situation, compressing=True, **self.exchange(choice))
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Counts of the hook of the running DDP, or FSDP's description of its reductions."""
+        """Return the method and counts of the running DDP's hook, or of FSDP's reductions."""
         from steptune.tuner.training.communication import compression_of
         from steptune.tuner.training.sharding import is_sharded, reduction_factor
 

@@ -70,7 +70,9 @@ class HierarchicalAllreduce(Strategy):
         return {"levels": choice["levels"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication; where the links are known, less the minimum time of the other reduction."""
+        """Return the maximum savings: exposed communication, less the minimum time of the other reduction where the
+        links are known.
+        """
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None:
             return without(situation, Category.COMMUNICATION)

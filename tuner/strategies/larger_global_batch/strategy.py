@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_FACTOR = 1024
 FACTORS = (2, 4, 8, 16, 32, 64)
 LINEAR = ("SGD",)
-"""Optimizers whose update is in proportion to the gradient."""
+"""Optimizers whose update is proportional to the gradient."""
 
 PER_STEP = (
     Category.OPTIMIZER,
@@ -98,8 +98,8 @@ class LargerGlobalBatch(Strategy):
         return {"factor": int(choice["factor"] or 1)}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: time spent once a step, and compute above its roofline, as far as more samples can share it: a step
-        of n times the samples takes no less than a step of today's.
+        """Return the maximum savings: time spent once a step, and compute above its roofline, as far as more samples
+        can share it: a step of n times the samples takes no less than a step of today's.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:
@@ -107,8 +107,8 @@ class LargerGlobalBatch(Strategy):
         return part_of(jointly(at_roofline(situation), without(situation, *PER_STEP)), 1 - 1 / more)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Evidence: the samples of a step, and the optimizer's learning rates over the user's. Without the rates where
-        a scheduler does not report its initial one.
+        """Return the samples of a step, and the optimizer's learning rates relative to the user's; without the rates
+        where a scheduler does not report its initial one.
         """
         found: dict[str, Any] = {"taken": job.samples_per_step, "drawn": job.samples_drawn}
         found["today"] = job.workload.global_batch
@@ -133,7 +133,9 @@ class LargerGlobalBatch(Strategy):
 
 
 def _samples_of(evidence: Mapping[str, Any]) -> int | None:
-    """Samples of a step; for batches whose tensors count something else (tokens), those that the loader drew."""
+    """Return the samples of a step; for batches whose tensors count something else (tokens), those that the loader
+    drew.
+    """
     taken, drawn = evidence.get("taken"), evidence.get("drawn")
     counts_samples = taken is not None and (drawn is None or taken in (drawn, evidence["today"]))
     return taken if counts_samples else drawn

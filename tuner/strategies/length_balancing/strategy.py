@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POOLS = (16, 64)
 """Pool sizes in batches. Windows span whole pools, so larger ones take longer to measure."""
 MAX_POOL_S = 10.0
-"""Longest time that a pool may take."""
+"""Maximum seconds that a pool may take."""
 
 
 class LengthBalancing(Strategy):
@@ -80,8 +80,8 @@ class LengthBalancing(Strategy):
         plan.batches.pool_batches = int(choice["pool_batches"] or 0)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: all padding, and all waiting for other ranks. A matmul over padded tokens shrinks with their number,
-        attention at most with its square.
+        """Return the maximum savings: all padding, and all waiting for other ranks. A matmul over padded tokens shrinks
+        with their number, attention at most with its square.
         """
         padding = situation.workload.dataset.padding_share or 0.0
         if not choice["pool_batches"] or situation.choices[self.name]["pool_batches"] == choice["pool_batches"]:

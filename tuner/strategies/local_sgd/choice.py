@@ -1,4 +1,4 @@
-"""Setting of `local_sgd`: ranks step alone and average their models every so many steps."""
+"""Setting of `local_sgd`: ranks step alone and average their models every few steps."""
 
 from __future__ import annotations
 

@@ -88,13 +88,15 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication, except that of the averages, each of as many bytes as a step's gradients."""
+        """Return the maximum savings: exposed communication, except that of the averages, each of as many bytes as a
+        step's gradients.
+        """
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)
         return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Averages that the job made."""
+        """Return the settings and number of the averages that the job made."""
         from steptune.tuner.training import local_sgd
 
         found = job.hook_of(local_sgd.LocalSgd)

@@ -64,8 +64,8 @@ class MemoryFormat(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return a small part after a single convolution, which cuts an image into patches: later layers do not use its
-        layout.
+        """Return a small share for a model with a single convolution, which cuts images into patches: later layers do
+        not use its layout.
         """
         single = workload.model.module_types.get("Conv2d", 0) == 1
         return 0.02 if single and not workload.model.can_be_batch_second else self.usual_realisation
@@ -111,7 +111,7 @@ class MemoryFormat(Strategy):
 
 
 def to_channels_last(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-    """Parameters and buffers of rank four in NHWC order."""
+    """Convert parameters and buffers of rank four to NHWC order."""
     import torch
 
     for tensor in (*model.parameters(), *model.buffers()):
@@ -121,7 +121,7 @@ def to_channels_last(model: torch.nn.Module, workload: Workload) -> torch.nn.Mod
 
 
 def images_to_channels_last(batch: Any) -> Any:
-    """Floating-point tensors of rank four in NHWC order."""
+    """Convert floating-point tensors of rank four to NHWC order."""
     import torch
 
     from steptune.tuner.training.structure import map_structure
@@ -135,7 +135,7 @@ def images_to_channels_last(batch: Any) -> Any:
 
 
 def blocks_to_batch_second(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
-    """The repeated blocks in the order of `nn.MultiheadAttention`."""
+    """Convert the repeated blocks to the (tokens, batch, width) order of `nn.MultiheadAttention`."""
     from steptune.tuner.training.batch_second import to_batch_second
 
     to_batch_second(workload.blocks(model))

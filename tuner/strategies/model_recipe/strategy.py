@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
-"""Usual slowdown of matmuls of odd sizes: the head of a GPT-2 (50,257 tokens) on an H200 in 16 bits."""
+"""Usual slowdown of matmuls of odd sizes, by dtype: in 16 bits that of a GPT-2's head (50,257 tokens) on an H200."""
 KEPT_PART = 0.7
-"""Usual share of the possible saving that padded matmuls realise: weights and results are copied."""
+"""Share of the possible saving that padded matmuls usually realise, because weights and results are copied."""
 SLOWEST = 16
 """Largest slowdown of a matmul of odd sizes: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 
@@ -92,8 +92,8 @@ class ModelRecipe(Strategy):
             plan.model.append(pool_tokens)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: padding brings matmuls of odd sizes to their roofline at best; with fewer tokens all compute may
-        shrink.
+        """Return the maximum savings: padding brings matmuls of odd sizes to their roofline at best; with fewer tokens
+        all compute may shrink.
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
@@ -106,8 +106,8 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving: none where a compiler sees the whole model and pads by itself; little without tensor
-        cores.
+        """Return the expected saving: none where a compiler sees the whole model and pads by itself; little without
+        tensor cores.
         """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:
             return None

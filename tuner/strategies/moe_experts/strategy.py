@@ -1,4 +1,4 @@
-"""Savings: matmuls at their peak, and all else gone, because the experts' share is not known.
+"""moe_experts: how the experts of a mixture-of-experts model run.
 
 Mechanism: `looped` runs one expert after the other on the tokens that chose it, whose number the host must
 know; `batched` gives every expert slots for as many tokens as it may take and runs all at once, as one batched
@@ -69,7 +69,9 @@ class MoeExperts(Strategy):
             plan.model.append(execute_experts)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Products at their peak, and all else gone: how much of it the experts cause is not known."""
+        """Return the maximum savings: matmuls at their peak, and all else gone, because the experts' share is not
+        known.
+        """
         rest = [category for category in self.attacks if category not in (Category.MATMUL, Category.ATTENTION)]
         return jointly(at_roofline(situation, Category.MATMUL), without(situation, *rest))
 
@@ -79,5 +81,5 @@ class MoeExperts(Strategy):
         return {"execution": used_implementation(job.model)}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Compare what the model runs; what it runs by itself is as asked when nothing was."""
+        """Compare the requested execution with the model's; without a request, any execution is as asked."""
         return super().took_effect(evidence, {} if choice["execution"] is None else choice)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Value of the user's that none of ours expresses; it stays as it is."""
+"""Choice for a user's value that no other choice expresses; it stays unchanged."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -44,7 +44,7 @@ VARIABLES = {
     "socket_threads": "NCCL_SOCKET_NTHREADS",
     "sockets_per_thread": "NCCL_NSOCKS_PERTHREAD",
 }
-"""NCCL's variable of each parameter."""
+"""NCCL's environment variable for each parameter."""
 TEXTS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {"ring": "allreduce:ring", "tree": "allreduce:tree"},
     "protocol": {"simple": "Simple", "ll": "LL"},
@@ -54,9 +54,9 @@ has a tree, and NCCL fails where it has none of the algorithms that are named. L
 it is safe."""
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's limits: on channels, on threads and on sockets of a thread, and on the product of these two."""
+"""NCCL's maximum number of channels, of threads and of sockets per thread, and of their product."""
 TCP_LIKELY = 0.5
-"""Probability that sockets serve a network of which only the speed is known: InfiniBand and RoCE use none."""
+"""Probability that a network of which only the speed is known uses sockets: InfiniBand and RoCE use none."""
 
 
 class NcclSettings(Strategy):
@@ -71,7 +71,9 @@ class NcclSettings(Strategy):
     trial_cost_s = 5.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return the choices. Fewer channels are not tried: they would save compute, which the bound excludes."""
+        """Return the choices worth trying. Fewer channels are not tried: they would save compute, which the bound
+        excludes.
+        """
         today = self.neutral(workload)
         changes: list[Choice] = [
             {"socket_threads": 4, "sockets_per_thread": 4},
@@ -121,8 +123,8 @@ class NcclSettings(Strategy):
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving of other numbers of sockets, by their bandwidth between hosts. For other parameters nothing
-        is known beforehand.
+        """Return the expected saving of other numbers of sockets, by their bandwidth between hosts; None for other
+        parameters.
         """
         topology = situation.environment.topology
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
@@ -132,8 +134,8 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Evidence: NCCL's environment in this process, the emulation of hosts, NCCL's version, and, where its log is
-        kept (in trials of settings), the settings that it logged.
+        """Return evidence: NCCL's environment in this process, the emulation of hosts, NCCL's version, and, where its
+        log is kept (in trials of settings), the settings that it logged.
         """
         import os
 
@@ -174,7 +176,7 @@ class NcclSettings(Strategy):
 
 
 def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
-    """Say whether NCCL's log shows that it followed a parameter, and what it shows."""
+    """Return whether NCCL's log shows that a parameter was followed, and a description of the log's evidence."""
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"
@@ -190,7 +192,7 @@ def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, s
 
 
 def settings_of(variables: Mapping[str, str]) -> Choice:
-    """The complete choice that the variables of an environment stand for. An empty one counts as not set."""
+    """Return the complete choice that an environment's variables stand for; an empty one counts as not set."""
     return {name: _value(name, variables.get(variable, "").strip()) for name, variable in VARIABLES.items()}
 
 
@@ -225,6 +227,6 @@ def _within_limits(choice: Choice) -> Support:
 
 
 def num_sockets(choice: Choice) -> int:
-    """Sockets of a connection between hosts."""
+    """Return the number of sockets of a connection between hosts."""
     chosen = [choice.get(name) for name in ("socket_threads", "sockets_per_thread")]
     return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)

@@ -12,7 +12,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("for_loop", "foreach", "fused"),
     "adafactor": ("for_loop", "foreach"),
 }
-"""Implementations that `optimizer_implementation` can ask for; the other algorithms have one of their own."""
+"""Implementations that `optimizer_implementation` can ask for, by algorithm; the other algorithms have a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)

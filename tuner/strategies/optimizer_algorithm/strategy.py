@@ -62,7 +62,7 @@ class OptimizerAlgorithm(Strategy):
         return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """The algorithm whose step has run: its class holds the parameters, and its state is theirs."""
+        """Return the algorithm whose step has run, by the class of the optimizer and the state of its parameters."""
         from steptune.tuner.training.optimizers.exchange import algorithm_that_ran
         from steptune.tuner.training.sharding import holder_of_states
 

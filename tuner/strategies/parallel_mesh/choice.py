@@ -23,7 +23,7 @@ class ParallelMeshSetting(Setting):
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that hold one model together."""
+        """Number of ranks that hold one model together."""
         return self.pipeline * self.tensor * self.expert
 
     @property

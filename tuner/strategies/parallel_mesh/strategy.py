@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
-"""Micro-batches tried, for each rank of the pipeline: the more, the shorter its filling and draining."""
+"""Numbers of micro-batches tried per rank of the pipeline; with more, filling and draining takes a smaller share."""
 
 
 class ParallelMesh(Strategy):
@@ -69,7 +69,7 @@ class ParallelMesh(Strategy):
         return tuple(self.completed(choice) for choice in [*found, {}])
 
     def _pipelines(self, degree: int, ranks: int, workload: WorkloadFacts) -> list[Choice]:
-        """Every schedule with as many micro-batches as divide a replica's batch."""
+        """Return choices of every schedule, with numbers of micro-batches that divide a replica's batch."""
         batch = workload.global_batch * degree // ranks
         counts = [degree * times for times in PER_STAGE if batch % (degree * times) == 0][:2]
         found: list[Choice] = [{"pipeline": degree, "schedule": "1f1b", "micro_batches": count} for count in counts]
@@ -172,13 +172,15 @@ class ParallelMesh(Strategy):
         return {"model_ranks": ParallelMeshSetting.of(choice).model_ranks}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication, the pipeline's waits, and the update except a rank's own share of it."""
+        """Return the maximum savings: exposed communication, the pipeline's waits, and the update except a rank's own
+        share of it.
+        """
         shared = 1 - 1 / ParallelMeshSetting.of(choice).model_ranks
         update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
         return jointly(without(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE), update)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """The axes of the mesh, and the share of the parameters that this rank has."""
+        """Return the axes of the mesh, and the share of the parameters that this rank has."""
         from steptune.tuner.training.mesh.mesh import Mesh
 
         return job.layout.description() if isinstance(job.layout, Mesh) else dict.fromkeys(AXES, 1)

@@ -70,7 +70,9 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Shares of element-wise time, which is casts, and of the update, which reads and writes FP32."""
+"""Expected savings as shares of element-wise time, which contains casts, and of the update, which reads and writes
+FP32.
+"""
 
 
 class Precision(Strategy):
@@ -154,8 +156,8 @@ class Precision(Strategy):
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Share saved between levels of 16 bits: weights need no casts, the update moves fewer bytes. Another dtype is
-        as fast.
+        """Return the expected saving between 16-bit levels: weights need no casts, and the update moves fewer bytes.
+        Another dtype is as fast.
         """
         levels = ("O1", "O2", "O3")
         current = situation.choices[self.name]["level"]
@@ -192,7 +194,9 @@ class Precision(Strategy):
         return {"dtype": choice["dtype"], "tf32": choice["level"] == "tf32"}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Matrix products at the measured peak of the dtype; everything else may halve or better."""
+        """Return the maximum savings: matmuls at the measured peak of the dtype, and all else, which may halve or
+        better.
+        """
         dtype = arithmetic(situation, **self.computation(choice))
         products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
         if choice["level"] == "tf32":
@@ -265,11 +269,11 @@ class Precision(Strategy):
 def _saved_communication(
     situation: Situation, choice: Choice, share: Callable[[Situation, Reduction, Reduction], float]
 ) -> float:
-    """Saving where weights or gradients are sent in 16 bits; nothing where they are sent as today, however slow the
-    links.
+    """Return the saving where weights or gradients are sent in 16 bits; 0 where they are sent as today, however slow
+    the links.
 
     Args:
-        share: Of the step, by the costs of communication today and then.
+        share: Computes the saved share of the step from the costs of communication today and with the choice.
     """
     now, then = reduction(situation), reduction(situation, level=choice["level"], dtype=choice["dtype"])
     if now is None or then is None or saved(situation, now, then) <= HARDLY:
@@ -289,10 +293,10 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
 
 
 def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
-    """Dtypes of real numbers: complex ones have no 16-bit form.
+    """Return the dtypes of real tensors; complex ones have no 16-bit form.
 
     Args:
-        gathered: By identity, of those that compute in another format than they are kept in.
+        gathered: Compute dtypes, by identity, of tensors that are kept in another dtype.
     """
     dtypes = {gathered.get(id(t), t.dtype) for t in tensors if t.is_floating_point()}
     return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
-"""Parameters of FSDP that the job shows as they are."""
+"""FSDP parameters that the running job reports unchanged."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
-"""Sizes tried as the fewest parameters of a unit; FSDP's own is the last."""
+"""Minimum numbers of parameters per unit that are tried; the last is FSDP's default."""
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
-    """Unit that a choice gathers as one, as `ModelFacts.shard_units` names it."""
+    """Return the unit that a choice gathers as one, as `ModelFacts.shard_units` names it."""
     return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
 
 
@@ -159,12 +159,12 @@ class Sharding(Strategy):
         return {**fields, "ignored": choice["ignored"] is not None}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Savings: exposed communication, and the update except a rank's own share of it."""
+        """Return the maximum savings: exposed communication, and the update except a rank's own share of it."""
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Expected saving by the bytes sent, where the links are known; and a usual part of the rest. Offloading to the
-        CPU is for memory: data is sent there and back.
+        """Return the expected saving by the bytes sent, where the links are known; and a usual part of the rest.
+        Offloading to the CPU is for memory: data is sent there and back.
         """
         if choice["cpu_offload"]:
             return 0.0
@@ -174,7 +174,7 @@ class Sharding(Strategy):
         return likely_saved(situation, now, then) + self.usual_realisation * total(_saved_beside(situation, choice))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Evidence: FSDP's description of the model, or the owners of the optimizer's states."""
+        """Return FSDP's description of the model, or the share of the optimizer's states that this rank holds."""
         from steptune.tuner.training.sharding import description_of, is_sharded, is_zero_redundancy, num_held
 
         if job.plan.wrap.sharding is None:
@@ -212,7 +212,7 @@ class Sharding(Strategy):
 
 
 def _saved_beside(situation: Situation, choice: Choice) -> Savings:
-    """Largest possible saving outside communication: the update of other ranks' parameters, and copies of gradients
+    """Return the maximum savings outside communication: the update of other ranks' parameters, and copies of gradients
     into buckets.
     """
     shared = 1 - 1 / max(1, situation.environment.num_ranks)

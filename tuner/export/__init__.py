@@ -1,4 +1,4 @@
-"""The recommendation in other tools' formats: one target, one file, one entry in `EXPORTERS`."""
+"""Exports of a recommendation in other tools' formats: one target, one file, one entry in `EXPORTERS`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 
 
 def exporters_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
-    """Exporters that can hold a recommendation."""
+    """Return the exporters whose format can hold a recommendation."""
     return tuple(exporter for exporter in EXPORTERS if why_not_exported(exporter, recommendation) is None)
 
 
 def own_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
-    """Steptune's own exporters that can hold a recommendation."""
+    """Return Steptune's own exporters whose format can hold a recommendation."""
     return tuple(exporter for exporter in OWN if why_not_exported(exporter, recommendation) is None)
 
 
 def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str | None:
-    """Reason why a format cannot hold a recommendation; None where it can."""
+    """Return the reason why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
         return (
             "the changes of a training script are made at its own lines: the format diff writes them there, and "
@@ -57,7 +57,7 @@ def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str 
 
 
 def exported(exporter: Exporter, recommendation: Recommendation) -> str:
-    """The text of a recommendation in a format.
+    """Return the text of a recommendation in a format.
 
     Raises:
         RecommendationError: The format cannot hold it.
@@ -68,10 +68,10 @@ def exported(exporter: Exporter, recommendation: Recommendation) -> str:
 
 
 def exporter_named(name: str) -> Exporter:
-    """The exporter of this name.
+    """Return the exporter with this name.
 
     Raises:
-        ChoiceError: There is none; names those that exist.
+        ChoiceError: No exporter has this name; lists the names that exist.
     """
     if name not in _BY_NAME:
         raise ChoiceError(no_such("export format", name, _BY_NAME))

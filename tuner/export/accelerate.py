@@ -1,4 +1,5 @@
-"""Hugging Face Accelerate: the configuration of `accelerate launch`, for FSDP2 and FSDP1, and the settings in code.
+"""Export to Hugging Face Accelerate: the configuration of `accelerate launch`, for FSDP2 and FSDP1, and the settings in
+code.
 
 The launcher refuses unknown keys at the top, but takes any key inside a section: a slip there would be ignored. Its
 keys are those of `ClusterConfig` and of the launcher's arguments.
@@ -162,8 +163,8 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return a rule that lists every setting as missing here, with these words, and keeps the differences that the
-    other file's rule states.
+    """Return a rule that lists every setting as missing here, in these words, and keeps the differences that the rule
+    of the other file states.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -185,11 +186,11 @@ _CODE_RULES: Mapping[str, Rule] = {
     DdpBucketsSetting.strategy: python_code.ddp_buckets("DDP"),
     GradientCompressionSetting.strategy: _code_compression,
 }
-"""Rules of the strategies that only code says."""
+"""Rules of the strategies that can be expressed in code only."""
 
 
 class _Yaml(TranslatingExporter):
-    """Base of both versions of the file."""
+    """Base of the exporters of both versions of the YAML file."""
 
     version = VERSION
     comment = "#"
@@ -204,7 +205,7 @@ class _Yaml(TranslatingExporter):
 
     @abstractmethod
     def sharded(self, recommendation: Recommendation) -> Said:
-        """Settings of a recommendation that shards with FSDP."""
+        """Return the settings of a recommendation that shards with FSDP."""
 
     def export(self, recommendation: Recommendation) -> str:
         sections = self.sections(self.checked(recommendation))
@@ -246,9 +247,7 @@ def _distributed_type(recommendation: Recommendation) -> str:
 
 
 class AccelerateYaml(_Yaml):
-    """Complete choice of every strategy. One that this version knows and the writer did not keeps its current
-    setting.
-    """
+    """Exporter of the YAML for `accelerate launch`, with FSDP2 where the model is sharded."""
 
     name = "accelerate"
     summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
@@ -300,7 +299,7 @@ def _said_in_yaml(rule: Rule) -> Rule:
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
-    """Part of the YAML for sharding."""
+    """Return the settings in the YAML for sharding."""
     sharding = sharding_of(recommendation)
     if not sharding.shards:
         return Said()
@@ -308,7 +307,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """Settings for precision: TF32 is code; the rest is the YAML's."""
+    """Return the settings in code for precision: TF32; the YAML has the rest."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
@@ -360,7 +359,7 @@ class AccelerateCode(TranslatingExporter):
 
 
 def _handlers(sections: Sections) -> str:
-    """Settings for DistributedDataParallel, which reach it through the Accelerator."""
+    """Return the settings for DistributedDataParallel, which the Accelerator passes on to it."""
     if not sections.get("DDP"):
         return ""
     arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")

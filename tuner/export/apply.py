@@ -1,4 +1,4 @@
-"""Running a recommendation in the user's own script, by the code that the trials ran."""
+"""Application of a recommendation in the user's own script, by the code that the trials ran."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 UNFINISHED = ".steptune_unfinished"
-"""Mark in a workload's directory while `prepare` runs: leftovers of an interrupted run are prepared anew."""
+"""Name of a marker file in a workload's directory while `prepare` runs; what an interrupted run left is prepared anew.
+"""
 
 
 def apply(
@@ -101,7 +102,7 @@ def apply(
 
 
 def launch_environment(recommendation: Recommendation | str | Path) -> dict[str, str]:
-    """The environment variables that must be set before torch is imported; often none.
+    """Return the environment variables that must be set before torch is imported; often none.
 
     Set them where the script is launched, or by `os.environ.update(steptune.launch_environment(...))`
     above its `import torch` (`import steptune` does not import torch).
@@ -134,7 +135,8 @@ def _check_workload(recommendation: Recommendation, workload: Workload, num_rank
 
 
 def _complete_choices(recommendation: Recommendation, workload: Workload) -> dict[str, Choice]:
-    """The choice of every strategy. One that this version knows and the writer did not stays as today.
+    """Return the choice of every strategy; a strategy unknown to the version that made the recommendation keeps its
+    current setting.
 
     Raises:
         RecommendationError: A strategy or parameter that this version does not have.
@@ -204,7 +206,10 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """Every rank calls it; the first says what rings over interleaved ranks cost where Steptune does not make them."""
+    """Warn on the first rank about the cost of rings over interleaved ranks, where Steptune does not make the rings.
+
+    Every rank must call it.
+    """
     finding = examine_order(host_of_ranks(), backend)
     if rank == 0 and finding.level is not Level.OK:
         warnings.warn(f"{finding.found}: {finding.effect}. {finding.fix}", UserWarning, stacklevel=3)
@@ -214,7 +219,7 @@ def check_order(rank: int, backend: str) -> None:
 
 
 def _place() -> tuple[int, int]:
-    """Rank and number of ranks: those of torch.distributed where it is initialised."""
+    """Return the rank and the number of ranks, from torch.distributed where it is initialised."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -250,7 +255,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
 
 
 def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[str, Choice], num_ranks: int) -> None:
-    """Give the workload its directory, prepared."""
+    """Set the workload's directory, and prepare it if necessary."""
     prepares = type(workload).prepare is not Workload.prepare
     needs = prepares or Settings(choices)[DatasetCacheSetting].where == "disk"
     if directory is None:
@@ -267,7 +272,7 @@ def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[s
 
 
 def _prepare_once(workload: Workload, num_ranks: int) -> None:
-    """One rank of each machine prepares; the others wait for it."""
+    """Prepare the workload on one rank of each machine while the others wait."""
     if num_ranks == 1:
         _prepare(workload)
         return

@@ -20,14 +20,14 @@ from steptune.tuner.wording import ratio, ratio_range
 
 
 class Exporter(ABC):
-    """One target.
+    """Exporter to one target.
 
     Attributes:
-        name: What a user asks for.
-        summary: One line for people.
-        version: The library, and the version of it, that the text is for.
+        name: Name by which a user selects it.
+        summary: One-line description.
+        version: Library, and its version, for which the text is written.
         usage: One line: how to use the exported file.
-        comment: What opens a comment in this format; None where there are none.
+        comment: Beginning of a comment in this format; None where there are no comments.
     """
 
     name: ClassVar[str]
@@ -38,42 +38,42 @@ class Exporter(ABC):
 
     @abstractmethod
     def file_name(self, recommendation: Recommendation) -> str:
-        """The name under which the target looks for the file, or a usual one."""
+        """Return the file name that the target expects, or a usual one."""
 
     @abstractmethod
     def export(self, recommendation: Recommendation) -> str:
-        """The text of the file; the same for the same recommendation.
+        """Return the text of the file; the same for the same recommendation.
 
         Raises:
             RecommendationError: The format cannot hold this recommendation at all.
         """
 
     def refusal(self, recommendation: Recommendation) -> str | None:
-        """Reason why the format cannot hold this recommendation, and the way out; None where it can."""
+        """Return the reason why the format cannot hold this recommendation, and the way out; None where it can."""
         return None
 
     def how_to_use(self, recommendation: Recommendation) -> str:
-        """One line: how to use the exported file of this recommendation."""
+        """Return one line on how to use the exported file of this recommendation."""
         return self.usage
 
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Settings that the target cannot express, one sentence each. Nothing is approximated instead."""
+        """Return one sentence for each setting that the target cannot express. Nothing is approximated instead."""
         return ()
 
     def lost(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Strategies of which the target misses a part."""
+        """Return the strategies that the target can express only in part, or not at all."""
         return ()
 
     def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Strategies that the target applies differently from the measured run."""
+        """Return the strategies that the target applies differently from the measured run."""
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
-        """Part of the gain that the file carries, in half a sentence; empty where the answer claims none."""
+        """Return a clause on the part of the gain that the file carries; empty if no gain is claimed."""
         return carried(recommendation, self.lost(recommendation), self.otherwise(recommendation))
 
     def header(self, recommendation: Recommendation) -> str:
-        """The comment lines that open the text."""
+        """Return the comment lines at the beginning of the text."""
         lines = [
             f"Steptune for {recommendation.workload}: {headline(recommendation)}.",
             f"For {self.version}. {self.usage}",
@@ -84,7 +84,7 @@ class Exporter(ABC):
 
 
 def headline(recommendation: Recommendation) -> str:
-    """Claim of the recommendation, in half a sentence."""
+    """Return the claim of the recommendation as a clause."""
     speed = answer_of(recommendation)
     interval = ""
     if speed.interval is not None:
@@ -108,11 +108,11 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """Quantity of the ratio."""
+    """Return the quantity of which the gain is a ratio."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 
 
 def one_line(text: str) -> str:
-    """Text for a comment: no line breaks or control characters, which would end it."""
+    """Return text for a comment: without line breaks or control characters, which would end it."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

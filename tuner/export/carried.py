@@ -1,4 +1,4 @@
-"""Part of a recommendation's gain that a file carries, by the contributions that were measured."""
+"""Part of a recommendation's gain that an exported file carries, from the measured contributions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def carried(
     *,
     way: str = "steptune.apply with the Workload",
 ) -> str:
-    """Half a sentence on the part; empty where the answer claims no gain.
+    """Return a clause on the part of the gain that a file carries; empty if no gain is claimed.
 
     Contributions were measured with everything else as recommended: the gain without one part is the whole one over
     its contribution, and without several of them about the whole one over their product.
 
     Args:
         lost: Strategies that the file leaves out.
-        otherwise: Strategies that it follows otherwise than it was measured.
-        way: The way that carries all of the gain.
+        otherwise: Strategies that it applies differently from the measured run.
+        way: The way that carries the whole gain.
     """
     gain = proven_gain(recommendation)
     if gain is None:
@@ -51,7 +51,7 @@ def carried(
 
 
 def contribution_told(recommendation: Recommendation, part: Part) -> str:
-    """The contribution of a part: its ratio, its interval where that includes 1, or "not measured"."""
+    """Return the contribution of a part as text: its ratio, its interval where that includes 1, or "not measured"."""
     known, unclear = contribution_of(recommendation, part), unclear_contribution(recommendation, part)
     if known is not None:
         return ratio(known.ratio)

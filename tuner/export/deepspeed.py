@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON configuration. JSON has no comments: what is missing is shown beside it."""
+"""Export to DeepSpeed's JSON configuration. JSON has no comments; missing settings are listed beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _IN_CODE = "no key of the JSON: your script sets it"
 
 
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """Autocast is DeepSpeed's `torch_autocast`; its `bf16` and `fp16` cast normalisation layers too."""
+    """Return DeepSpeed's settings for precision: its `torch_autocast`, because `bf16` and `fp16` cast normalisation
+    layers too.
+    """
     level, dtype = choice["level"], choice["dtype"]
     if level == "O1":
         sections = {"torch_autocast": {"enabled": True, "dtype": dtype}}

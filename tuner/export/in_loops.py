@@ -1,4 +1,4 @@
-"""Calls of exported code in another library's training loop, where PyTorch has no function for it."""
+"""Functions that exported code calls in another library's training loop, where PyTorch has none."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def cached(
     directory: str | Path = "sample_cache",
     fill: bool = False,
 ) -> CachedDataset:
-    """Keep decoded samples of a map-style dataset.
+    """Return a map-style dataset that keeps decoded samples.
 
     What `dataset.load(index)` returns is stored, and `dataset.augment(sample)` is called every time. Of a dataset
     without them, what `dataset[index]` returns is stored, which must then be the same every time.
 
     Args:
-        dataset: As the loader takes it.
-        where: In memory, or as one file a sample.
-        directory: Folder of the files. Each dataset has a folder of its own in it, named by the number of its samples
-            and the first one: one that reads otherwise finds none of the old files.
-        fill: Read all samples now: workers of a loader share what is in memory before they start.
+        dataset: Dataset as the loader takes it.
+        where: "memory", or "disk" for one file per sample.
+        directory: Folder of the files. Each dataset has a subfolder, named by its number of samples and its first
+            sample: a dataset that is read differently finds none of the old files.
+        fill: Read all samples now, so that loader workers, which start later, share those in memory.
 
     Raises:
-        ChoiceError: There is no such place, or the dataset is not map-style.
+        ChoiceError: `where` has another value, or the dataset is not map-style.
     """
     from torch.utils.data import IterableDataset
 
@@ -76,7 +76,7 @@ def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bo
 
 
 def _fingerprint(dataset: Any) -> str:
-    """Name derived from the number of samples and the contents of the first one."""
+    """Return a name derived from the number of samples and the content of the first one."""
     import torch
 
     from steptune.tuner.training.structure import flatten

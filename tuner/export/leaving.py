@@ -1,4 +1,4 @@
-"""Leaving a group of ranks in order at the end of a script.
+"""Release of a process group at the end of a script.
 
 A model in DistributedDataParallel that is still there when the interpreter ends keeps its process group alive beyond
 `destroy_process_group()`, and the threads of gloo with it: the process may then abort after all work is done
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     import torch
 
 HOLDING = ("reducer", "logger", "process_group", "_comm_hooks")
-"""Attributes of DistributedDataParallel that hold the group, or what does; no state of the model is among them."""
+"""Attributes of DistributedDataParallel that keep the process group alive; none is part of the model's state."""
 
 
 def let_go_at_exit(model: torch.nn.Module) -> None:
-    """Release everything at exit: before the interpreter is torn down, and after whatever the script itself registers
+    """Release the process group at exit: before the interpreter is torn down, and after all that the script registers
     from now on.
     """
     atexit.register(let_go, weakref.ref(model))
 
 
 def let_go(found: weakref.ref[torch.nn.Module]) -> None:
-    """Release the group: the model can train no more, but its state can still be read."""
+    """Release the process group of a model: it can no longer train, but its state can still be read."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = found()

@@ -1,4 +1,6 @@
-"""Lightning: a function that makes the Trainer, and the arguments of what a LightningModule constructs."""
+"""Export to Lightning: a function that makes the Trainer, and arguments of the objects that a LightningModule
+constructs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """The benchmark of cuDNN is an argument of the Trainer, which would undo what code sets."""
+    """Return the settings for backend flags: cuDNN's benchmark is an argument of the Trainer, which would undo a flag
+    set in code.
+    """
     lines = python_code.flag_lines({**choice, "cudnn_benchmark": False})
     return Said(sections={_TRAINER: {"benchmark": bool(choice["cudnn_benchmark"])}, "set_up": lines})
 
@@ -53,7 +57,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _compression(choice: Choice, recommendation: Recommendation) -> Said:
-    """A hook of PyTorch, and its state where it has one."""
+    """Return PyTorch's communication hook for a compression, with its state if it has one."""
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, python_code.ONE_RANK))
     if by_fsdp := reduced_by_fsdp(choice, recommendation):

@@ -18,8 +18,8 @@ _LINE_WIDTH = 110
 
 
 class NativeJson(Exporter):
-    """Native record as JSON. An infinite number or NaN is written `Infinity` or `NaN`, as Python's json does: JSON has
-    no word for it, and null would not be read back as the same value.
+    """Native record as JSON. Infinite numbers and NaN are written as `Infinity` and `NaN`, as Python's json does: JSON
+    has no notation for them, and null would not be read back as the same value.
     """
 
     name = "json"
@@ -57,7 +57,7 @@ _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
 
 def as_yaml(recommendation: Recommendation) -> str:
-    """The record alone, with the innermost collections on one line each."""
+    """Return the record alone as YAML, with the innermost collections on one line each."""
     # YAML reads these as line breaks where they stand for themselves: then all is escaped.
     text = msgspec.json.encode(recommendation).decode()
     return yaml.safe_dump(
@@ -73,11 +73,11 @@ def load_recommendation(source: str | Path) -> Recommendation:
     """Read a recommendation that was exported as JSON or YAML.
 
     Args:
-        source: The path of a file, or the text itself (text of several lines, or JSON).
+        source: Path of a file, or the text itself (several lines, or JSON).
 
     Raises:
-        RecommendationError: There is no such file, it is neither JSON nor YAML, it was written by
-            another version, or a field is unknown, missing or wrong; names it.
+        RecommendationError: There is no such file, it is neither JSON nor YAML, another version wrote it, or a field is
+            unknown, missing or wrong; names the file or field.
     """
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         return _decode(source, "the recommendation's text")

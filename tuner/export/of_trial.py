@@ -1,4 +1,4 @@
-"""The configuration of any trial as a recommendation, so that every exporter can write it.
+"""Recommendation made from the configuration of any trial, so that every exporter can write it.
 
 A study recommends one configuration. A user may prefer another of those that it measured: the fastest that leaves
 some memory free, or a plainer one that is nearly as fast.
@@ -25,12 +25,12 @@ from steptune.tuner.strategies.knobs import with_knobs
 def recommendation_of_trial(
     study: Study, recommendation: Recommendation, trials: Sequence[Trial], wanted: str
 ) -> Recommendation:
-    """Put the configuration of a trial in the place of the recommended one.
+    """Return the recommendation with its configuration replaced by that of a trial.
 
     It claims a gain only where the confirmation proved one of it.
 
     Args:
-        trials: Of the study, in their order.
+        trials: Trials of the study, in their order.
         wanted: Number of the trial (its `sequence`), or its id.
 
     Raises:
@@ -72,10 +72,10 @@ def recommendation_of_trial(
 
 
 def trial_named(trials: Sequence[Trial], wanted: str) -> Trial:
-    """The trial with this number or id.
+    """Return the trial with this number or id.
 
     Raises:
-        ChoiceError: There is none.
+        ChoiceError: There is no such trial.
     """
     found = next((trial for trial in trials if wanted in (str(trial.sequence), trial.trial_id)), None)
     if found is None:
@@ -84,7 +84,7 @@ def trial_named(trials: Sequence[Trial], wanted: str) -> Trial:
 
 
 def _usable(results: Sequence[TrialResult], number: int) -> list[TrialResult]:
-    """Measured results; those of failed or rejected trials count as none."""
+    """Return the measured results; those of failed or rejected trials are left out."""
     rejected = next((r.guard for r in results if r.guard is not None and not r.guard.passed), None)
     if rejected is not None:
         raise RecommendationError(f"the configuration of trial {number} is another training: {rejected.reason}")

@@ -1,4 +1,4 @@
-"""A study as an Optuna study: a journal file, which optuna-dashboard and `optuna.load_study` open.
+"""Export of a study to Optuna: a journal file, which optuna-dashboard and `optuna.load_study` open.
 
 SQLite would be the usual file, but Optuna writes it through SQLAlchemy, row by row: seconds for 200 trials.
 
@@ -29,7 +29,7 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 
 def optuna_journal(study: Study, trials: Sequence[Trial]) -> bytes:
-    """The journal of one study, named by the id of ours; the same for the same trials."""
+    """Return the Optuna journal of a study, named by the study's id; the same for the same trials."""
     import optuna
     from optuna.storages import JournalStorage
 
@@ -45,7 +45,7 @@ def optuna_journal(study: Study, trials: Sequence[Trial]) -> bytes:
 
 
 def _journal() -> Any:
-    """A journal in memory."""
+    """Return a journal backend that keeps its log in memory."""
     from optuna.storages.journal import BaseJournalBackend
 
     class Lines(BaseJournalBackend):
@@ -71,7 +71,7 @@ def _study_attributes(study: Study) -> dict[str, Any]:
 
 
 def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
-    """Trials that ended, with all parameters, so that they can be compared."""
+    """Yield the trials that ended, with all parameters, so that they can be compared."""
     import optuna
     from optuna.distributions import CategoricalDistribution
 
@@ -97,7 +97,7 @@ def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
 
 
 def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Scalar]]:
-    """The values of every parameter that some candidate changes, in order."""
+    """Return the values of every parameter that some candidate changes, in order."""
     names = sorted(
         {
             f"{strategy}.{name}"
@@ -114,7 +114,7 @@ def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Sca
 
 
 def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
-    """Value that a candidate runs with: its own choice, or the user's of today."""
+    """Return the value of a parameter that a candidate runs with: its own choice, or else today's."""
     strategy, _, parameter = name.partition(".")
     current = study.facts.current.get(strategy, {}) if study.facts else {}
     choice = {**_DEFAULTS.get(strategy, {}), **current, **candidate.choices.get(strategy, {})}
@@ -122,7 +122,7 @@ def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
 
 
 def _rate(trial: Trial) -> float | None:
-    """Rate over the clean windows of a trial that was measured and passed the guard."""
+    """Return the rate over the clean windows of a trial that was measured and passed the guard; None for any other."""
     if trial.result is None or not trial.result.ok:
         return None
     return units_per_s(trial.result)

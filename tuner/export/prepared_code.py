@@ -1,4 +1,4 @@
-"""Shared parts of the Python exports: changes to the model and to the dataset, which no target has words for.
+"""Shared code of the Python exports: changes to the model and the dataset that no target has a setting for.
 
 A module has `prepared(model)` and `prepared_dataset(dataset)`, which give back what the training loop takes in place of
 its own. Where they need more than PyTorch, they call Steptune (`in_loops.py`).
@@ -24,15 +24,17 @@ _SDP = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math"
 
 
 def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
-    """The weights' layout: convolutions give their input the layout of their weight."""
+    """Return statements that set the weights' memory layout; convolutions convert their input to the layout of their
+    weight.
+    """
     line = "model = model.to(memory_format=torch.channels_last)"
     lines = {"layout": line} if choice["layout"] == "channels_last" else {}
     return Said(sections={"model": lines}, missing={"batch_second": NO_ORDER} if choice["batch_second"] else {})
 
 
 def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
-    """Statements that fill the cache first where there are workers: workers share only entries stored before their
-    start.
+    """Return statements that cache the dataset, filled beforehand if there are workers: they share only entries stored
+    before they start.
     """
     if choice["where"] is None:
         return Said()
@@ -43,7 +45,7 @@ def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
-    """Statements that switch off all attention backends but one."""
+    """Return statements that disable all attention backends but one."""
     if choice["backend"] is None:
         return Said()
     switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")'
@@ -56,7 +58,7 @@ def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def compile_blocks(choice: Choice) -> Said:
-    """Compilation of the repeated blocks alone, for targets that compile whole models only."""
+    """Return statements that compile only the repeated blocks, for targets that compile whole models only."""
     arguments = f"mode={literal(choice['mode'])}, dynamic={literal(choice['dynamic'])}"
     return Said(sections={"model": {"blocks": f"steptune.compile_blocks(model, {arguments})"}})
 
@@ -69,10 +71,10 @@ RULES: Mapping[str, Rule] = {
 
 
 def preparations(sections: Sections, returned: str = "model") -> str:
-    """Return both functions that prepare a run.
+    """Return the code of `prepared` and `prepared_dataset`.
 
     Args:
-        returned: An expression of `model`, which `prepared` gives back.
+        returned: Expression of `model` that `prepared` returns.
     """
     model = "".join(f"    {line}\n" for line in sections.get("model", {}).values())
     dataset = "".join(f"    {line}\n" for line in sections.get("dataset", {}).values())

@@ -1,4 +1,4 @@
-"""Shared parts of the Python exports: settings that are code in any training script.
+"""Shared code of the Python exports: settings that any training script makes in code.
 
 A module has `set_up()`, which makes the process-wide settings, and arguments for what the user constructs: the
 DataLoader and the optimizer. Variables that libraries read when they are loaded are set above `import torch`.
@@ -32,12 +32,12 @@ TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tok
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    """Arguments of the DataLoader."""
+    """Return arguments of the DataLoader."""
     return Said(sections={"DATALOADER": loader_arguments(choice)}, missing=NO_EPOCHS_AHEAD)
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:
-    """Arguments of torch.utils.data.DataLoader, which refuses what only workers need where there are none."""
+    """Return arguments of torch.utils.data.DataLoader, which refuses arguments for workers where there are none."""
     workers = int(choice["num_workers"] or 0)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
     if workers:
@@ -47,7 +47,7 @@ def loader_arguments(choice: Choice) -> dict[str, Any]:
 
 
 def cpu_threads(choice: Choice, recommendation: Recommendation) -> Said:
-    """Threads in `set_up`; their binding above `import torch`."""
+    """Return the settings of threads: their number in `set_up`, their binding above `import torch`."""
     count = choice["num_threads"]
     lines = {} if count is None else {"threads": f"torch.set_num_threads({int(count)})"}
     return Said(sections={"set_up": lines})
@@ -58,7 +58,7 @@ def backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def flag_lines(choice: Choice) -> dict[str, str]:
-    """Statements that make the flags of `backend_flags`."""
+    """Return statements that set the flags of `backend_flags`."""
     lines = {}
     if choice["cudnn_benchmark"]:
         lines["cudnn_benchmark"] = "torch.backends.cudnn.benchmark = True"
@@ -70,7 +70,7 @@ def flag_lines(choice: Choice) -> dict[str, str]:
 
 
 def tf32_lines(choice: Choice) -> dict[str, str]:
-    """Statements that make precision's level tf32."""
+    """Return statements for precision level "tf32"."""
     if choice["level"] != "tf32":
         return {}
     return {
@@ -80,15 +80,15 @@ def tf32_lines(choice: Choice) -> dict[str, str]:
 
 
 def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
-    """Arguments of the user's optimizer; none where it stays as they wrote it."""
+    """Return arguments of the user's optimizer; none where it stays as written."""
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
 def ddp_buckets(section: str) -> Rule:
-    """A rule for targets that pass arguments to DistributedDataParallel: its first bucket then has the size of the
-    others.
+    """Return a rule for targets that pass arguments to DistributedDataParallel; its first bucket then has the size of
+    the others.
     """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
@@ -106,18 +106,18 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""First steps of DDP, whose gradients are sent uncompressed, in trials too."""
+"""Number of DDP's first steps whose gradients are sent uncompressed, in trials as well."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
-    """Parts of a compression that targets with PyTorch's communication hooks do not have."""
+    """Return the parameters of a compression that targets with PyTorch's communication hooks lack, with the reason."""
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
         return {}
     return dict.fromkeys(choice, "PyTorch has no such communication hook; steptune.apply runs it")
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:
-    """Parts that differ where a target sets the size of all buckets only."""
+    """Return the parameters that differ where a target sets one size for all buckets."""
     sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
     return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
 
@@ -133,7 +133,7 @@ def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def accumulation(section: str, key: str) -> Rule:
-    """A rule for targets that accumulate by themselves: their argument, and the DataLoader's batch."""
+    """Return a rule for targets that accumulate gradients themselves: their argument, and the loader's batch size."""
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
         found = batch_per_rank(recommendation)
@@ -149,14 +149,14 @@ def accumulation(section: str, key: str) -> Rule:
 
 
 def token_weights(recommendation: Recommendation, pieces: int) -> dict[str, str]:
-    """Parts that differ where a target gives every micro-batch the same weight."""
+    """Return the parameters that differ where a target gives every micro-batch the same weight."""
     if recommendation.sample_unit is SampleUnit.TOKEN and pieces > 1:
         return {"num_micro_batches": TOKEN_WEIGHTS}
     return {}
 
 
 def environment_code(recommendation: Recommendation) -> str:
-    """Statements above `import torch`; empty where nothing must be set."""
+    """Return the statements above `import torch` that set environment variables; empty where none is needed."""
     variables = dict(sorted(recommendation.environment_variables.items()))
     if not variables:
         return ""
@@ -167,26 +167,26 @@ def environment_code(recommendation: Recommendation) -> str:
 
 
 def set_up_code(sections: Sections) -> str:
-    """The function that makes the process-wide settings."""
+    """Return the code of the function that makes the process-wide settings."""
     lines = [*sections.get("set_up", {}).values()] or ["pass  # nothing to set"]
     body = "".join(f"    {line}\n" for line in lines)
     return f'def set_up() -> None:\n    """Process-wide settings; call it first."""\n{body}'
 
 
 def constant(name: str, values: Mapping[str, Any], meaning: str) -> str:
-    """`NAME = {...}`, one entry a line, under a comment."""
+    """Return `NAME = {...}` with one entry per line, under a comment."""
     entries = "".join(f"    {literal(key)}: {literal(value)},\n" for key, value in values.items())
     return f"# {meaning}\n{name} = " + (f"{{\n{entries}}}\n" if entries else "{}\n")
 
 
 class Code(str):
-    """An expression that stands in the exported code as it is."""
+    """Expression to be written unchanged into the exported code."""
 
     __slots__ = ()
 
 
 def literal(value: Any) -> str:
-    """A plain value as Python, strings in double quotes as formatters write them."""
+    """Return a plain value as Python source, with strings in double quotes."""
     if isinstance(value, Code):
         return str(value)
     if isinstance(value, str):
@@ -199,10 +199,11 @@ def literal(value: Any) -> str:
 
 
 def imports(recommendation: Recommendation, code: str, *more: str, above: str = "") -> str:
-    """The imports of a module, torch among them where the code names it, under what must come before it.
+    """Return the imports of a module, including torch where the code names it, below the statements that must precede
+    them.
 
     Args:
-        above: Statements before it, beyond the recommendation's variables.
+        above: Statements to place above the imports, beyond the recommendation's variables.
     """
     above = environment_code(recommendation) + above
     used = [name for name in ("steptune", "torch") if re.search(rf"^ +[^\"#]*\b{name}\.", code, re.MULTILINE)]

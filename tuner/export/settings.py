@@ -18,7 +18,7 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One parameter of one strategy that differs from plain PyTorch, or that the candidate changes to plain PyTorch."""
+    """One parameter of a strategy that differs from plain PyTorch, or that the candidate resets to it."""
 
     strategy: str
     parameter: str
@@ -26,7 +26,7 @@ class Setting:
 
 
 def settings_of(recommendation: Recommendation) -> tuple[Setting, ...]:
-    """Settings in the order of the strategies. A strategy unknown to this version keeps all its parameters."""
+    """Return the settings in the order of the strategies. Strategies unknown to this version keep all parameters."""
     choices = recommendation.choices
     names = [name for name in _DEFAULTS if name in choices] + [name for name in choices if name not in _DEFAULTS]
     return tuple(
@@ -53,25 +53,27 @@ def _counts(recommendation: Recommendation, strategy: str, parameter: str, value
 
 
 def sentence(settings: Iterable[Setting], reason: str) -> str:
-    """`data_loading: num_workers=2, pin_memory=on: the reason`, for settings of one strategy."""
+    """Return `data_loading: num_workers=2, pin_memory=on: the reason` for settings of one strategy."""
     listed = list(settings)
     return f"{listed[0].strategy}: {choice_label({s.parameter: s.value for s in listed})}: {reason}"
 
 
 def choice_of(recommendation: Recommendation, strategy: str) -> Choice:
-    """The complete choice of a strategy; PyTorch's defaults where the recommendation is older than it."""
+    """Return the complete choice of a strategy; PyTorch's defaults where the recommendation predates the strategy."""
     return {**_DEFAULTS.get(strategy, {}), **recommendation.choices.get(strategy, {})}
 
 
 def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
-    """Samples of one micro-batch of one rank, and micro-batches of a step; None where they do not divide evenly."""
+    """Return the samples of one rank's micro-batch, and the micro-batches of a step; None where they do not divide
+    evenly.
+    """
     pieces = int(choice_of(recommendation, MicroBatchSetting.strategy)["num_micro_batches"] or 1)
     size, rest = divmod(recommendation.global_batch, recommendation.num_ranks * pieces)
     return (size, pieces) if size and not rest else None
 
 
 def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Settings by strategy, in order."""
+    """Return the settings by strategy, in order."""
     found: dict[str, list[Setting]] = {}
     for setting in settings:
         found.setdefault(setting.strategy, []).append(setting)
@@ -79,7 +81,9 @@ def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def threads_lost(recommendation: Recommendation) -> bool:
-    """Say whether a launcher that sets OMP_NUM_THREADS changes what was measured: several ranks had a thread each."""
+    """Say whether a launcher that sets OMP_NUM_THREADS changes what was measured: one rank on a CPU, with torch's
+    default threads.
+    """
     cpu = recommendation.hardware.device_kind == "cpu"
     return (
         cpu

@@ -1,4 +1,4 @@
-"""Table of a recorded `sharding` choice in the words of other tools.
+"""Translation of a recorded `sharding` choice into the terms of other tools.
 
 Parameters of the choice: `mode` (a key of `MODES`), `wrap` ("root", "block", "size"), `min_num_params` (with "size"),
 `reshard` (parameters are freed after the forward pass), `prefetch` and `backward_prefetch` (units gathered ahead; FSDP
@@ -20,12 +20,12 @@ STRATEGY = ShardingSetting.strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One way to shard, in the words of the targets; None where a target has none.
+    """One sharding mode in the terms of the targets; None where a target lacks it.
 
     Attributes:
         fsdp1: Sharding strategy of FSDP1.
-        fsdp2: FSDP2 shards over all ranks; `reshard` says the rest.
-        zero_stage: Of DeepSpeed.
+        fsdp2: Whether FSDP2 shards over all ranks; `reshard` determines the rest.
+        zero_stage: DeepSpeed's ZeRO stage.
     """
 
     fsdp1: str | None
@@ -46,7 +46,7 @@ NO_DEPTH = "it gathers one unit ahead, not several"
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """A recorded choice, checked."""
+    """Recorded choice after validation."""
 
     mode: str = "ddp"
     wrap: str = "root"
@@ -60,17 +60,17 @@ class Sharding:
 
     @property
     def shards(self) -> bool:
-        """True where ranks hold parts of parameters, gradients or optimizer states."""
+        """True where ranks hold only parts of parameters, gradients or optimizer states."""
         return self.mode != "ddp"
 
     @property
     def size(self) -> int | None:
-        """The fewest parameters of a unit, where units are chosen by it."""
+        """Minimum number of parameters in a unit, where units are chosen by size."""
         return self.min_num_params if self.wrap == "size" else None
 
     @property
     def fsdp1(self) -> str | None:
-        """Name of this strategy among those of FSDP1."""
+        """Name of FSDP1's sharding strategy."""
         name = self.words.fsdp1
         return "HYBRID_SHARD_ZERO2" if self.mode == "hybrid" and not self.reshard else name
 
@@ -79,10 +79,10 @@ class Sharding:
         return MODES[self.mode]
 
     def unsaid(self, depth: str = NO_DEPTH) -> dict[str, str]:
-        """Parameters that no target has a setting for, and why.
+        """Return the parameters that no target has a setting for, with the reasons.
 
         Args:
-            depth: Why it does not gather several units ahead.
+            depth: Reason why the target does not gather several units ahead.
         """
         reasons = {
             "prefetch": (self.prefetch != 1, depth),
@@ -94,14 +94,14 @@ class Sharding:
 
 
 def reduced_by_fsdp(choice: Choice, recommendation: Recommendation) -> dict[str, str]:
-    """Reason why no hook can say how gradients are compressed; empty where DDP reduces them."""
+    """Return the reason why no hook can compress gradients, by parameter; empty where DDP reduces them."""
     if sharding_of(recommendation).mode not in ("full", "grad_op", "hybrid"):
         return {}
     return dict.fromkeys(choice, "FSDP reduces in bfloat16 by MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")
 
 
 def sharding_of(recommendation: Recommendation) -> Sharding:
-    """The recorded choice.
+    """Return the recorded `sharding` choice after validation.
 
     Raises:
         RecommendationError: A parameter or value that this version does not know.

@@ -1,4 +1,4 @@
-"""A training script that runs as recommended: the recommendation and the workload's name are in it."""
+"""Export as a training script that runs as recommended; it contains the recommendation and the workload's name."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ class PythonSnippet(Exporter):
 
 
 def _without_story(recommendation: Recommendation) -> Recommendation:
-    """Remove what only explains the search: untried choices, alternatives, the guard's curves."""
+    """Return the recommendation without what only explains the search: untried choices, alternatives, the guard's
+    curves.
+    """
     guard = recommendation.guard
     return msgspec.structs.replace(
         recommendation,
@@ -106,5 +108,5 @@ def _without_story(recommendation: Recommendation) -> Recommendation:
 
 
 def _inside_quotes(text: str) -> str:
-    """Text as it stands inside a triple-quoted string."""
+    """Return text escaped for a triple-quoted string."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

@@ -1,4 +1,4 @@
-"""A whole study as a file: its trials as a table, or all of it as an Optuna study. Needs no recommendation."""
+"""Exports of a whole study: its trials as a table, or all of it as an Optuna study. They need no recommendation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from steptune.tuner.wording import no_such
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFormat:
-    """One format.
+    """File format for a whole study.
 
     Attributes:
-        name: What a user asks for.
-        summary: One line for people.
-        usage: One line: how to use the file.
-        file_name: A usual name for it.
-        media_type: Of its content.
-        content: The same for the same trials.
+        name: Name by which a user selects it.
+        summary: One-line description.
+        usage: One line on how to use the file.
+        file_name: Usual name of the file.
+        media_type: Media type of the content.
+        content: Function that returns the content; the same for the same trials.
     """
 
     name: str
@@ -62,10 +62,10 @@ _BY_NAME = {known.name: known for known in STUDY_FORMATS}
 
 
 def study_format(name: str) -> StudyFormat | None:
-    """The format of a whole study with this name, or None where it is one of a recommendation.
+    """Return the study format with this name; None where it is a recommendation's format.
 
     Raises:
-        ChoiceError: There is no such format of either; names those that exist.
+        ChoiceError: No format of either kind has this name; lists the names that exist.
     """
     names = [exporter.name for exporter in EXPORTERS]
     if name not in _BY_NAME and name not in names:

@@ -1,4 +1,4 @@
-"""A script that starts the Python export with its ranks and its environment."""
+"""Export as a shell script that starts the Python export with its ranks and its environment."""
 
 from __future__ import annotations
 

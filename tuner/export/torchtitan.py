@@ -1,4 +1,4 @@
-"""torchtitan: a function that changes a configuration of its registry.
+"""Export to torchtitan: a function that changes a configuration of its registry.
 
 torchtitan trains the models of its registry only. For any other model these are hints.
 """
@@ -116,7 +116,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
-    """Write the mesh, after the rules for sharding and micro-batches, whose degrees and batch it replaces."""
+    """Write the mesh. It runs after the rules for sharding and micro-batches, because it replaces their degrees and
+    batch.
+    """
     if choice["expert"] != 1:
         reason = "torchtitan lays experts over ranks that shard all other parameters too; this replicates everything"
         return Said(missing=dict.fromkeys(choice, reason))

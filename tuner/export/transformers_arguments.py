@@ -1,4 +1,4 @@
-"""Hugging Face transformers: a function that makes TrainingArguments.
+"""Export to Hugging Face transformers: a function that makes TrainingArguments.
 
 Every argument that decides speed or numerics is given, defaults included: transformers has other defaults than PyTorch
 (a fused optimizer, pinned memory, TF32 beside compilation).
@@ -53,7 +53,7 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """Settings for backend flags: TF32 is an argument of its own, which would undo the flags set in code."""
+    """Return the settings for backend flags: TF32 is an argument, which would undo flags set in code."""
     lines = python_code.flag_lines({**choice, "tf32": False})
     return Said(sections={"set_up": lines})
 
@@ -105,8 +105,8 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Settings for DDP buckets. The search for unused parameters is always stated: left alone, the Trainer turns it
-    on.
+    """Return the settings for DDP buckets, always with the search for unused parameters: by default, the Trainer turns
+    it on.
     """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))

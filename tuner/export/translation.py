@@ -1,4 +1,4 @@
-"""Exporters that say each strategy's choice in a target's own words, and list what has none.
+"""Exporters that translate each strategy's choice into a target's terms, and list what the target lacks.
 
 An exporter has one rule for each strategy that its target knows. A rule takes the complete choice and gives what the
 file says of it, by section, and why some parameters cannot be said. A strategy without a rule cannot be said at all,
@@ -26,8 +26,8 @@ class Said:
 
     Attributes:
         sections: Keys and values, by section of the file.
-        missing: Parameters that are not said, and why.
-        differs: Parameters that are said, but that the target makes otherwise than it was measured, and how.
+        missing: Parameters that the target cannot express, with the reasons.
+        differs: Parameters that the target applies differently from the measured run, with the differences.
     """
 
     sections: Sections = field(default_factory=dict)
@@ -39,12 +39,12 @@ Rule = Callable[[Choice, Recommendation], Said]
 
 
 class TranslatingExporter(Exporter):
-    """An exporter made of rules.
+    """Exporter that consists of one rule for each strategy.
 
     Attributes:
-        rules: By strategy.
-        lacks: Why a strategy without a rule cannot be said.
-        beside: Reasons that name another file of the same target, which says it.
+        rules: Rules by strategy.
+        lacks: Reason why strategies without a rule cannot be expressed.
+        beside: Reasons that refer to another file of the same target, which has the setting.
     """
 
     rules: ClassVar[Mapping[str, Rule]]
@@ -52,7 +52,7 @@ class TranslatingExporter(Exporter):
     beside: ClassVar[frozenset[str]] = frozenset()
 
     def sections(self, recommendation: Recommendation) -> Sections:
-        """Settings of all rules together."""
+        """Return the settings of all rules together."""
         whole: Sections = {}
         for strategy, rule in self.rules.items():
             for name, values in rule(choice_of(recommendation, strategy), recommendation).sections.items():
@@ -84,14 +84,14 @@ class TranslatingExporter(Exporter):
         return tuple(strategy for strategy in by_strategy if self._differs(strategy, recommendation))
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Differences between the target and what was measured, whatever the choices."""
+        """Return the differences between the target and the measured run, whatever the choices."""
         return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:
-        """The recommendation, where the target can hold it.
+        """Return the recommendation if the target can hold it.
 
         Raises:
-            RecommendationError: It cannot.
+            RecommendationError: The target cannot hold it.
         """
         reason = self.refusal(recommendation)
         if reason is not None:

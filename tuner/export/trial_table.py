@@ -1,4 +1,4 @@
-"""The trials of a study as one table, for spreadsheets and notebooks: a row a trial, units in the names.
+"""Table of a study's trials, for spreadsheets and notebooks: one row per trial, units in the column names.
 
 Columns `STRATEGY.PARAMETER` hold what a trial changed; they are empty where it ran what the user runs today. Columns
 `CATEGORY_ns` hold the breakdown of the first rank, per step.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trial_table(trials: Sequence[Trial]) -> pandas.DataFrame:
-    """Table of the trials, in the order in which they began; equal trials give equal columns."""
+    """Return a table of the trials in the order of their start; equal trials give equal columns."""
     import pandas
 
     rows = [{**_identity(trial), **_choices(trial), **_outcome(trial.result)} for trial in trials]
@@ -31,13 +31,13 @@ def trial_table(trials: Sequence[Trial]) -> pandas.DataFrame:
 
 
 def as_csv(trials: Sequence[Trial]) -> bytes:
-    """UTF-8, with a row of names."""
+    """Return a table of the trials as CSV: UTF-8, with a header row."""
     text: str = trial_table(trials).to_csv(index=False)
     return text.encode()
 
 
 def as_parquet(trials: Sequence[Trial]) -> bytes:
-    """Write a Parquet file that keeps the types of the columns.
+    """Return a table of the trials as a Parquet file, which keeps the types of the columns.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -70,7 +70,7 @@ def _identity(trial: Trial) -> dict[str, Any]:
 
 
 def _choices(trial: Trial) -> dict[str, Any]:
-    """Write choices as text: parameters of one name may be a number here and a word there."""
+    """Return the choices as text, because a parameter may be a number in one strategy and a word in another."""
     return {
         f"{strategy}.{parameter}": str(value)
         for strategy, choice in sorted(trial.candidate.choices.items())

@@ -1,4 +1,4 @@
-"""Choices in NCCL's log: the algorithm and protocol of collectives, channels, sockets.
+"""NCCL's choices in its log: the algorithm and protocol of collectives, channels, sockets.
 
 `NCCL_DEBUG=INFO` with the subsystems below tells of every collective with what it runs ("AllReduce: 4000 Bytes -> Algo
 RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23), and where a variable restricts the choice of which ones are
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from steptune.tuner.records import Record
 
 VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,TUNING"}
-"""Variables for the lines that are read here, beside NCCL_DEBUG_FILE."""
+"""Environment variables that make NCCL log these choices; NCCL_DEBUG_FILE is set separately."""
 
 _COLLECTIVE = re.compile(r"(\w+): \d+ Bytes -> Algo (\w+) proto (\w+)")
 _CHANNELS = re.compile(r"(\d+) coll channels")
@@ -24,13 +24,15 @@ _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstre
 
 
 class NcclChoices(Record):
-    """Choices of one process.
+    """NCCL's choices in one process.
 
     Attributes:
-        algorithms: Of all-reduces that ran; where the log does not tell of them, those that were left to choose from.
-        protocols: The same of all collectives' protocols.
-        channels: Of the communicator with the fewest, and of that with the most; None where it does not say.
-        sockets: Different pairs of threads, and sockets of a thread; empty where no connection uses sockets.
+        algorithms: Algorithms of all-reduces that ran; where the log does not record these, the algorithms that NCCL
+            could choose from.
+        protocols: Protocols likewise, of all collectives.
+        channels: Channels of the communicator with the fewest, and of that with the most; None where the log does not
+            record them.
+        sockets: Distinct pairs of threads and sockets per thread; empty where no connection uses sockets.
     """
 
     algorithms: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class NcclChoices(Record):
 
 
 def read_choices(lines: Iterable[str]) -> NcclChoices:
-    """Read the choices from the log of one process."""
+    """Read NCCL's choices from the log of one process."""
     algorithms: set[str] = set()
     protocols: set[str] = set()
     left: tuple[set[str], set[str]] = (set(), set())

@@ -1,4 +1,4 @@
-"""Costs of collectives on given links: the alpha-beta model.
+"""Costs of collectives on given links, in the alpha-beta model.
 
 A ring of n ranks passes chunks of a message from neighbour to neighbour. Every step costs the latency (alpha) and the
 time of its chunk over the bandwidth (beta); every call costs a constant part besides, which does not grow with the
@@ -35,11 +35,11 @@ ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 ALL_TO_ALL = "all_to_all"
 ROUNDS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1, ALL_TO_ALL: 1}
-"""Number of times that every chunk goes around."""
+"""Number of times that every chunk goes around the ring, by collective."""
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:
-    """Bytes over the slowest link by bytes of the message, as NVIDIA's nccl-tests define bus bandwidth.
+    """Return the bytes over the slowest link per byte of the message, as NVIDIA's nccl-tests define bus bandwidth.
 
     The message is the larger of what goes in and what comes out, n the size of the group:
     2(n - 1)/n for all_reduce, (n - 1)/n for all_gather, reduce_scatter and all_to_all, 1 for the others.
@@ -50,12 +50,12 @@ def bus_factor(collective: str, num_ranks: int) -> float:
 
 
 def num_steps(collective: str, num_ranks: int) -> int:
-    """Number of steps of a ring (of an all-to-all: exchanges in pairs), one after the other."""
+    """Return the number of consecutive steps of a ring (of an all-to-all: pairwise exchanges)."""
     return ROUNDS[collective] * (num_ranks - 1)
 
 
 def ring_ns(collective: str, message_bytes: float, num_ranks: int, link: Link, num_sharing: int = 1) -> float:
-    """Nanoseconds of a collective over ranks with one kind of link between them.
+    """Return the nanoseconds of a collective over ranks with one kind of link between them.
 
     Args:
         num_sharing: Groups that run at the same time over the same link.
@@ -69,11 +69,11 @@ def ring_ns(collective: str, message_bytes: float, num_ranks: int, link: Link, n
 def flat_ring_ns(
     collective: str, message_bytes: float, host_of_rank: Sequence[int], inside: Link | None, between: Link | None
 ) -> float:
-    """Nanoseconds of a ring over all ranks in their order, whatever hosts they are on.
+    """Return the nanoseconds of a ring over all ranks in their order, whatever hosts they are on.
 
     Args:
-        inside: Between neighbours on one host; not used where there are none.
-        between: Between neighbours on different hosts; not used where there are none.
+        inside: Link between neighbours on one host; not used where there are none.
+        between: Link between neighbours on different hosts; not used where there are none.
     """
     ranks = len(host_of_rank)
     if ranks < 2:
@@ -92,10 +92,11 @@ def flat_ring_ns(
 def two_level_all_reduce_ns(
     message_bytes: float, ranks_per_host: int, num_hosts: int, inside: Link, between: Link, *, sent_part: float = 1.0
 ) -> float:
-    """Nanoseconds of reduce-scatter inside every host, all-reduce of each part between hosts, all-gather inside.
+    """Return the nanoseconds of a two-level all-reduce: reduce-scatter inside every host, all-reduce of each part
+    between hosts, all-gather inside.
 
     Args:
-        sent_part: Of the bytes between hosts, that are sent: less than 1 where they are compressed.
+        sent_part: Share of the bytes between hosts that is sent: less than 1 with compression.
     """
     scattered = ring_ns(REDUCE_SCATTER, message_bytes, ranks_per_host, inside)
     part_bytes = sent_part * message_bytes / ranks_per_host
@@ -106,7 +107,7 @@ def two_level_all_reduce_ns(
 def flat_all_to_all_ns(
     message_bytes: float, host_of_rank: Sequence[int], inside: Link | None, between: Link | None
 ) -> float:
-    """Nanoseconds of an exchange of every rank with every other, the n-th part of its message each.
+    """Return the nanoseconds of an all-to-all over all ranks: each sends the n-th part of its message to every other.
 
     What leaves a host shares its network; exchanges inside go on beside that.
     """
@@ -124,12 +125,12 @@ def flat_all_to_all_ns(
 
 
 def num_crossing(host_of_rank: Sequence[int]) -> int:
-    """Edges of the ring that leave one host, of that with the most: 1 where every host's ranks follow one another."""
+    """Return the maximum number of the ring's edges that leave one host: 1 if every host's ranks are consecutive."""
     return max(Counter(host for host, other in _edges(host_of_rank) if host != other).values(), default=0)
 
 
 def bus_bytes_per_s(collective: str, message_bytes: float, num_ranks: int, duration_ns: float) -> float:
-    """Bus bandwidth: what a rank sends over the time it takes, comparable over collectives and numbers of ranks."""
+    """Return the bus bandwidth: a rank's sent bytes per second, comparable over collectives and numbers of ranks."""
     return bus_factor(collective, num_ranks) * message_bytes * 1e9 / duration_ns
 
 
@@ -138,5 +139,5 @@ def _step_ns(chunk_bytes: float, link: Link, num_sharing: int = 1) -> float:
 
 
 def _edges(host_of_rank: Sequence[int]) -> list[tuple[int, int]]:
-    """Hosts of every rank and of its neighbour in the ring."""
+    """Return the hosts of every rank and of its neighbour in the ring."""
     return list(zip(host_of_rank, [*host_of_rank[1:], host_of_rank[0]], strict=True))

@@ -1,4 +1,4 @@
-"""Hosts of one machine: a network namespace each, joined by links of a limited rate.
+"""Emulation of several hosts on one machine: a network namespace each, joined by rate-limited links.
 
     host 0: lo, link0 --- port0 \
                                   bridge, in a namespace of its own: the switch
@@ -30,9 +30,9 @@ from steptune.tuner.errors import ChoiceError, MissingDependencyError, PlatformE
 
 MAX_HOSTS = 8
 BURST = "128kb"
-"""Two of the largest packets that the kernel makes of a stream; 2 ms at 500 Mbit/s."""
+"""Burst size of the token bucket: two of the largest packets that the kernel makes of a stream; 2 ms at 500 Mbit/s."""
 QUEUE = "100ms"
-"""Longest wait of a packet for the link. More than that is dropped, as a switch does."""
+"""Maximum time that a packet waits for the link; later packets are dropped, as by a switch."""
 COMMAND_S = 20.0
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")
@@ -40,16 +40,16 @@ _RATE = re.compile(r"\d+(\.\d+)?[kmg]bit")
 
 @contextmanager
 def emulated_hosts(num_hosts: int = 2, rate: str | None = None) -> Iterator[tuple[Path, ...]]:
-    """Make the hosts; they are gone at the end.
+    """Create the namespaces of the hosts, and remove them at the end of the context.
 
     Args:
-        rate: Of every link in each direction, as tc writes it: `500mbit`, `25gbit`. None does not limit it.
+        rate: Rate of every link in each direction, in tc's notation: `500mbit`, `25gbit`. None sets no limit.
 
     Yields:
         The namespace of each host.
 
     Raises:
-        ChoiceError: The number of hosts or the rate is none.
+        ChoiceError: The number of hosts or the rate is invalid.
         MissingDependencyError: A program is not installed.
         PlatformError: This process may not make network namespaces, or shape links.
     """
@@ -81,7 +81,7 @@ def _connect(number: int, host: int, switch: int, rate: str | None) -> None:
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """The process that keeps a new namespace alive."""
+    """Create a network namespace, and yield the id of the process that keeps it alive."""
     hold = [_tool("unshare"), "--net", "--", "sh", "-c", "echo ready && exec cat"]
     pipe = subprocess.PIPE
     with subprocess.Popen(hold, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as holder:

@@ -1,4 +1,4 @@
-"""All checks of a host."""
+"""Examination of a host by all checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from steptune.tuner.network.tree import UnreadableError
 
 
 def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
-    """Findings of the checks about the host whose files are under `root`.
+    """Return the findings of all checks about the host whose files are under `root`.
 
     Raises:
-        ChoiceError: `root` is no directory, or holds no host: that nothing is there would say nothing of one.
+        ChoiceError: `root` is not a directory, or holds no host's files, whose absence would say nothing about a host.
     """
     if not root.is_dir():
         raise ChoiceError(f"{root} is no directory: name one that holds a host's sys, proc, etc and dev")
@@ -27,7 +27,7 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
 
 
 def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
-    """Findings of a check up to its first unreadable file, and one about that file."""
+    """Yield a check's findings up to its first unreadable file, and a finding about that file."""
     try:
         yield from check.examine(host)
     except UnreadableError as error:

@@ -1,4 +1,4 @@
-"""Exchange of a step between ranks: the data sent, its pieces and the calls.
+"""Exchange of a step between ranks: the data sent, its division and the number of calls.
 
 Each strategy states the fields that its choice sets (`Strategy.exchange`); costs read the whole.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 SHARDED = ("grad_op", "full", "hybrid")
 """Modes that shard parameters across ranks."""
 USUAL_SOCKETS = 1
-"""Sockets of a connection, where nothing says how many; in some clouds NCCL has more by itself."""
+"""Default number of sockets per connection; in some clouds NCCL uses more by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +19,22 @@ class Exchange:
 
     Attributes:
         level: Precision level: at O2 and O3 gradients have 16 bits.
-        dtype: Format of 16 bits, where there is one.
+        dtype: 16-bit dtype, if any.
         mode: "ddp", "zero1", or one of `SHARDED`.
-        reshard: In mode "hybrid", parameters are freed after the forward pass.
-        wrap: What is gathered as one: "root", "block" or "size".
-        min_num_params: Fewest parameters of a unit where `wrap` is "size".
-        ignored: Normalisation layers are left out of units.
-        reduce_each: Gradients are reduced after every micro-batch.
+        reshard: Whether parameters are freed after the forward pass, in mode "hybrid".
+        wrap: Unit of gathering: "root", "block" or "size".
+        min_num_params: Minimum number of parameters in a unit where `wrap` is "size".
+        ignored: Whether normalisation layers are left out of units.
+        reduce_each: Whether gradients are reduced after every micro-batch.
         first_bucket_mb, bucket_cap_mb: Mebibytes of DDP's first bucket, and of the others.
-        compression: What compresses a gradient; None where nothing does.
-        rank: Of the matrices of "powersgd".
+        compression: Method that compresses gradients; None where they are not compressed.
+        rank: Rank of the matrices of "powersgd".
         ratio: Share of the elements that "dgc" sends.
         levels: 2 where hosts reduce among themselves first.
-        num_micro_batches: Of a step.
-        model_ranks: Ranks that hold one model together.
+        num_micro_batches: Number of micro-batches in a step.
+        model_ranks: Number of ranks that hold one model together.
         every: Steps between two averages of the models.
-        sockets: Of a connection between hosts.
+        sockets: Number of sockets per connection between hosts.
     """
 
     level: str = "fp32"
@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def is_sharded(self) -> bool:
-        """True where FSDP replaces DDP: parameters are sharded."""
+        """True if parameters are sharded, by FSDP in place of DDP."""
         return self.mode in SHARDED
 
     @property

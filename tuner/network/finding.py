@@ -8,7 +8,7 @@ from steptune.tuner.records import Record
 
 
 class Level(StrEnum):
-    """Severity of a finding. `unknown` could not be examined: do not conclude that it is fine."""
+    """Severity of a finding. `unknown` means that the setting could not be examined, not that it is fine."""
 
     OK = "ok"
     NOTE = "note"
@@ -20,10 +20,10 @@ class NetworkFinding(Record):
     """Finding about one inspected setting.
 
     Attributes:
-        subject: The check that says it.
-        found: What was seen.
-        effect: What it does to training; empty where all is well.
-        fix: The way out; empty where none is needed.
+        subject: Name of the check.
+        found: Observed state.
+        effect: Effect on training; empty where all is well.
+        fix: Remedy; empty where none is needed.
     """
 
     level: Level

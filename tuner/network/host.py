@@ -1,4 +1,4 @@
-"""Facts of one host that its checks share, each part read when it is first asked for."""
+"""Facts about one host that its checks share; each is read on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptune.tuner.network.tree import Tree
 
 
 class Host:
-    """A host, by the files under a directory.
+    """A host, represented by the files under a directory.
 
     Every member raises `UnreadableError` where something that it needs is there but cannot be read.
     """
@@ -43,7 +43,7 @@ class Host:
 
     @property
     def nics(self) -> dict[str, Function | None]:
-        """The PCI function of each RDMA device; None where the tree does not show which it is."""
+        """PCI function of each RDMA device, by name; None where the tree does not show it."""
         functions = self.pci.functions
         found = {}
         for device in self.rdma_devices:
@@ -53,7 +53,7 @@ class Host:
 
     @property
     def gpu_directories(self) -> list[str]:
-        """GPUs as the NVIDIA driver shows them, also where a container hides PCI."""
+        """Directories of GPUs in the NVIDIA driver's tree, which exists even where a container hides PCI."""
         return self.tree.names("/proc/driver/nvidia/gpus")
 
     @property
@@ -62,7 +62,7 @@ class Host:
 
     @property
     def endpoints(self) -> list[Function]:
-        """GPUs and RDMA NICs, which should exchange directly."""
+        """GPUs and RDMA NICs, which should be able to transfer data directly."""
         return [*self.pci.gpus, *(nic for nic in self.nics.values() if nic is not None)]
 
     @property

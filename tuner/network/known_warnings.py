@@ -1,4 +1,4 @@
-"""Warnings of NCCL by their words, with the meaning and the way out.
+"""Known NCCL warnings by their text, with their meaning and the way out.
 
 From NCCL's troubleshooting guide and from public threads with these warnings in them, named with the logs in
 tests/nccl_logs.
@@ -14,8 +14,10 @@ from steptune.tuner.network.finding import Level
 
 @dataclass(frozen=True, kw_only=True)
 class KnownWarning:
-    """Attributes:
-    pattern: Searched for in the warning, in any case.
+    """A known warning of NCCL.
+
+    Attributes:
+        pattern: Regular expression to search for in the warning, ignoring case.
     """
 
     subject: str
@@ -115,4 +117,4 @@ KNOWN_WARNINGS = (
         "wrong interface (NCCL_SOCKET_IFNAME)",
     ),
 )
-"""Known warnings. The first match counts: a cause that ends a run comes before its consequences."""
+"""Known warnings in order of precedence: a cause that ends a run comes before its consequences."""

@@ -26,21 +26,21 @@ from steptune.tuner.records import CollectiveTiming, Link
 
 NUM_ROUNDS = 3
 FAR = 1.5
-"""Median absolute residuals beyond which a point's weight shrinks."""
+"""Distance of a point, in median absolute residuals, beyond which its weight shrinks."""
 NEAR = 0.02
-"""Residuals below this share never count as far."""
+"""Minimum relative residual at which a point can lose weight."""
 MOST_OF_SEEN = 10.0
-"""Bandwidth of a link, by the most that a message had of it."""
+"""Maximum bandwidth of a fitted link, as a multiple of the highest bandwidth that a message reached."""
 
 
 def fit_link(timings: Sequence[CollectiveTiming], *, kind: str, num_sharing: int = 1) -> Link:
-    """The link whose costs are nearest to what was measured.
+    """Return the link whose costs are closest to the measurements.
 
     Args:
         num_sharing: Groups that ran at the same time over the same link.
 
     Raises:
-        RunnerError: The points have fewer than two sizes, which tell no bandwidth.
+        RunnerError: The points have fewer than two sizes, which do not determine a bandwidth.
     """
     if len({timing.message_bytes for timing in timings}) < 2:
         raise RunnerError(f"a link is fitted to messages of several sizes; there are timings of {len(timings)}")

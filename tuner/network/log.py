@@ -1,4 +1,4 @@
-"""NCCL's log under NCCL_DEBUG=INFO, as a record.
+"""Record of NCCL's log under NCCL_DEBUG=INFO.
 
 Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger
 put before them. What is not understood is passed over; nothing in a log is an error.
@@ -18,11 +18,11 @@ from steptune.tuner.network.tree import UnreadableError
 from steptune.tuner.records import Record
 
 MAX_LINE = 20_000
-"""Characters of a line that are looked at; a ring over thousands of ranks has fewer."""
+"""Maximum number of characters of a line that are parsed; a ring over thousands of ranks has fewer."""
 MAX_TEXT = 500
-"""Characters of a warning that are kept: what it means is at its beginning."""
+"""Maximum number of characters of a warning that are kept; its meaning is at the beginning."""
 MAX_WARNINGS = 50
-"""Different ones that are kept; a hang can repeat itself with a new address in every line."""
+"""Maximum number of different warnings that are kept; a hang can repeat one with a new address in every line."""
 
 
 class Transport(StrEnum):
@@ -40,11 +40,11 @@ class Transport(StrEnum):
 
 
 class ChannelPath(Record):
-    """The connections of one channel that take one way.
+    """Connections of one channel that use the same transport.
 
     Attributes:
         network: NCCL's name of the network ("IB", "Socket", "AWS Libfabric"); empty inside a host.
-        way: How a GPU is reached inside a host ("CUMEM", "IPC", "direct pointer", "direct").
+        way: Method of reaching a GPU inside a host ("CUMEM", "IPC", "direct pointer", "direct").
         gpu_direct: Whether the NIC reads and writes the GPU's memory.
     """
 
@@ -57,7 +57,7 @@ class ChannelPath(Record):
 
 
 class Nic(Record):
-    """NIC chosen by NCCL. `link` is "IB" or "RoCE"; `relaxed_ordering` is NCCL's statement about all of them."""
+    """NIC chosen by NCCL. `link` is "IB" or "RoCE"; `relaxed_ordering` is what NCCL reports for all NICs together."""
 
     name: str
     port: int
@@ -66,7 +66,7 @@ class Nic(Record):
 
 
 class Distance(Record):
-    """Reason why GPUDirect RDMA is off between a GPU and a NIC: too many hops, as NCCL counts and limits them."""
+    """Distance between a GPU and a NIC at which GPUDirect RDMA is off: more hops than NCCL's limit."""
 
     gpu: str
     nic: str
@@ -75,33 +75,33 @@ class Distance(Record):
 
 
 class Said(Record):
-    """A message and how often it came, with addresses and numbers as in its first line."""
+    """A message and its number of occurrences, with addresses and numbers as in its first line."""
 
     text: str
     count: int
 
 
 class NcclLog(Record):
-    """The log of one run, in one file or in a file a rank.
+    """The log of one run, from one file or from one file per rank.
 
     Attributes:
-        num_lines: Of NCCL; nothing else in this record means anything where it is 0.
-        versions: Of NCCL, as "2.21.5+cuda12.4".
-        num_ranks: Of the largest communicator.
-        num_nodes: Of the largest communicator, where NCCL says it.
-        num_hosts: That wrote the log.
-        networks: "IB", "Socket", … as chosen ("Using network …").
-        nics: That NCCL found for RDMA.
-        interfaces: For sockets and set-up.
+        num_lines: Number of lines from NCCL; if it is 0, nothing else in this record has a meaning.
+        versions: Versions of NCCL, such as "2.21.5+cuda12.4".
+        num_ranks: Number of ranks in the largest communicator.
+        num_nodes: Number of nodes in the largest communicator, where NCCL states it.
+        num_hosts: Number of hosts that wrote the log.
+        networks: Networks that NCCL chose ("Using network …"): "IB", "Socket", …
+        nics: NICs that NCCL found for RDMA.
+        interfaces: Interfaces for sockets and set-up.
         settings: Variables, as NCCL read them.
-        rings: The order of ranks in each, by channel; of the largest communicator.
-        num_trees: Of one communicator.
-        uses_nvls: NVSwitch reduces.
-        gpu_direct: By NIC, whether it can.
+        rings: Order of ranks in each ring of the largest communicator, by channel.
+        num_trees: Number of trees of one communicator.
+        uses_nvls: Whether NVSwitch reduces.
+        gpu_direct: Whether GPUDirect RDMA is available, by NIC.
         has_no_device, has_no_library: NCCL looked for RDMA and found no device, or no libibverbs.
-        is_complete: A communicator was ready.
-        warnings: NCCL WARN, the most frequent first.
-        errors: Results with which calls ended, and collectives that timed out.
+        is_complete: Whether a communicator became ready.
+        warnings: NCCL's warnings, the most frequent first.
+        errors: Results of calls that failed, and collectives that timed out.
     """
 
     num_lines: int = 0
@@ -127,7 +127,9 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Number of connections of these kinds, over all channels; with or without GPUDirect RDMA where given."""
+        """Return the number of connections with these transports over all channels, with or without GPUDirect RDMA if
+        given.
+        """
         return sum(
             path.num_connections
             for path in self.paths
@@ -136,7 +138,7 @@ class NcclLog(Record):
 
 
 def read_log(lines: Iterable[str]) -> NcclLog:
-    """The record of these lines, in whatever order and from however many ranks."""
+    """Return the record of these lines, in any order and from any number of ranks."""
     reader = _Reader()
     for line in lines:
         reader.take(line)
@@ -144,7 +146,7 @@ def read_log(lines: Iterable[str]) -> NcclLog:
 
 
 def read_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[UnreadableError]]:
-    """The record of one run's files, and those of them that cannot be read."""
+    """Return the record of one run's files, and errors for the files that cannot be read."""
     unreadable: list[UnreadableError] = []
 
     def lines() -> Iterator[str]:
@@ -186,11 +188,12 @@ _ERROR = re.compile(
     r"|Watchdog caught collective operation timeout.*)"
 )
 _VARYING = re.compile(r"0x[0-9a-f]+|(?<!\d)(?<!error )(?<!status=)\d+|(?<=nccl-)\w+")
-"""The numbers of errors are not among it: 4 and 12 have different causes."""
+"""Parts of a message that vary between repetitions. Error numbers are not among them: 4 and 12 have different causes.
+"""
 
 
 class _Reader:
-    """Record of the lines that were read so far."""
+    """Parser that collects the record of the lines read so far."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_ranks = self.num_nodes = self.num_trees = 0
@@ -227,7 +230,7 @@ class _Reader:
             self._information(match[2].strip())
 
     def _information(self, text: str) -> None:
-        """One line of NCCL INFO; none holds more than one of these, but for the ranks and the nodes."""
+        """Parse one line of NCCL INFO; it holds at most one of these facts, except for the ranks and the nodes."""
         if match := _CONNECTION.match(text) or _COLLNET.match(text):
             if path := _channel_path(int(match[1]), match[2]):
                 self.connections[path] += 1
@@ -307,7 +310,7 @@ _FLAGS = (
 
 
 class _Sayings:
-    """Messages counted together where they differ in numbers and addresses only."""
+    """Messages by text, counted as one if they differ only in numbers and addresses."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
@@ -325,7 +328,7 @@ class _Sayings:
 
 
 def _channel_path(channel: int, via: str) -> ChannelPath | None:
-    """Transport of a connection; None where it is not a known one."""
+    """Return the transport of a connection; None where it is not known."""
     via = via.strip()
     if match := _OVER_NETWORK.match(via):
         network = match[1]

@@ -1,4 +1,4 @@
-"""Findings about a run's communication from its log."""
+"""Findings about a run's communication from NCCL's log."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BETWEEN = "between hosts"
 INSIDE = "inside a host"
 GPU_DIRECT = "GPUDirect RDMA"
 SHOWN = 4
-"""NICs, distances and messages that are named."""
+"""Maximum number of NICs, distances and messages to list."""
 SWITCHES_OFF = ("NCCL_IB_DISABLE=", "NCCL_NET=")
 """Settings that switch RDMA off."""
 HOW = "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS, or with INIT,NET,GRAPH,ENV in it"
 
 
 def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
-    """The record of a run's logs, and what it says.
+    """Return the record of a run's logs, and the findings about it.
 
     Raises:
-        ChoiceError: A file does not exist, or is none.
+        ChoiceError: A path does not exist, or is not a file.
     """
     for path in paths:
         if not path.exists():
@@ -41,7 +41,7 @@ def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
 
 
 def log_findings(log: NcclLog) -> list[NetworkFinding]:
-    """Findings about a log; `unknown` where it contains nothing of NCCL."""
+    """Return the findings about a log; `unknown` where it contains no line of NCCL."""
     if log.num_lines == 0:
         return [unknown(LOG, "no line of NCCL", fix=HOW), *_errors(log)]
     return [

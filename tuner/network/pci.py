@@ -33,11 +33,11 @@ ACS_FLAGS = {"SrcValid": 1 << 0, "ReqRedir": 1 << 2, "CmpltRedir": 1 << 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """State of a function's registers.
+    """State of a PCI function's control registers.
 
     Attributes:
-        acs: Its flags of `ACS_FLAGS` that are on; None where it has no such capability.
-        relaxed_ordering: None where it is not PCI Express.
+        acs: Flags of `ACS_FLAGS` that are set; None where the function lacks the capability.
+        relaxed_ordering: Whether relaxed ordering is enabled; None without PCI Express.
     """
 
     acs: frozenset[str] | None
@@ -49,8 +49,8 @@ class Function:
     """One function of a PCI device.
 
     Attributes:
-        path: Addresses from the root complex (`pci0000:00`) to this one; empty where sysfs does not show it.
-        control: None where its registers are not shown to this user.
+        path: Addresses from the root complex (`pci0000:00`) to this function; empty where sysfs does not show it.
+        control: State of its control registers; None where they are not readable by this user.
     """
 
     address: str
@@ -63,14 +63,14 @@ class Function:
 
 
 class Pci:
-    """All functions of a host."""
+    """PCI functions of a host."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """Functions by address."""
+        """PCI functions by address."""
         listed = self._listed
         found = {
             address: self._function(address, listed.get(address))
@@ -84,7 +84,7 @@ class Pci:
         return [function for function in self.functions.values() if function.is_gpu]
 
     def bridges_above(self, functions: list[Function]) -> list[Function]:
-        """Bridges above these functions; all bridges where it is not known which are above."""
+        """Return the bridges above these functions; all bridges where the path to them is unknown."""
         bridges = [function for function in self.functions.values() if function.is_bridge]
         above = {address for function in functions for address in function.path[:-1]}
         return [bridge for bridge in bridges if bridge.address in above] if above else bridges
@@ -112,7 +112,7 @@ class Pci:
 
 
 def read_control(config: bytes) -> Control | None:
-    """Read the registers of a configuration space as sysfs shows it; None where only its beginning is shown."""
+    """Read the control registers from a configuration space in sysfs; None where only its beginning is shown."""
     if len(config) <= 64:
         return None
     express = _capability(config, _PCI_EXPRESS)
@@ -156,7 +156,7 @@ def _extended_capability(config: bytes, wanted: int) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """Output of lspci about one function."""
+    """Output of lspci for one function."""
 
     kind: str
     control: Control | None
@@ -174,7 +174,7 @@ class _Listed:
 
 
 def parse_lspci(text: str) -> dict[str, _Listed]:
-    """The functions in the output of `lspci -vvv`, by address."""
+    """Return the functions in the output of `lspci -vvv`, by address."""
     found: dict[str, _Listed] = {}
     block: list[str] = []
     head: re.Match[str] | None = None

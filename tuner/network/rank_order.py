@@ -1,4 +1,4 @@
-"""Order of ranks over hosts, and the cost of another order.
+"""Order of ranks over hosts, and its effect on the cost of a ring.
 
 A ring goes through the ranks in their order. Where every host's ranks follow one another, one edge of the ring leaves
 each host; where a launcher deals ranks out to hosts in turn (Slurm's `--distribution=cyclic`, Open MPI's
@@ -17,24 +17,24 @@ SUBJECT = "order of ranks"
 
 
 def numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
-    """Number of the host of each rank, hosts numbered in the order of their first rank."""
+    """Return the host number of each rank; hosts are numbered in the order of their first rank."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return tuple(numbers[host] for host in hosts)
 
 
 def ring_order(hosts: Sequence[Hashable]) -> tuple[int, ...]:
-    """The ranks of each host one after another, hosts in the order of their first rank."""
+    """Return the ranks grouped by host, hosts in the order of their first rank."""
     by_rank = numbered(hosts)
     return tuple(sorted(range(len(by_rank)), key=lambda rank: (by_rank[rank], rank)))
 
 
 def is_in_order(hosts: Sequence[Hashable]) -> bool:
-    """Say whether a ring over the ranks as they are leaves no host more often than it must."""
+    """Say whether a ring in the order of the ranks leaves each host only as often as it must."""
     return ring_order(hosts) == tuple(range(len(hosts)))
 
 
 def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
-    """Finding about the cost of a ring over ranks in this order.
+    """Return a finding about the cost of a ring over ranks in this order.
 
     Args:
         backend: "nccl" or "gloo".

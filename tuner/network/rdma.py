@@ -13,7 +13,7 @@ _ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 @dataclass(frozen=True, kw_only=True)
 class Gid:
-    """An address of a port. `kind` is "IB/RoCE v1" or "RoCE v2"."""
+    """One address (GID) of a port. `kind` is "IB/RoCE v1" or "RoCE v2"."""
 
     index: int
     value: str
@@ -31,7 +31,7 @@ class Port:
     Attributes:
         state: As the kernel names it: "ACTIVE", "DOWN", "INIT", "ARMED".
         rate: Such as "200 Gb/sec (4X HDR)".
-        interface: The network interface of a RoCE port, where there is one.
+        interface: Network interface of a RoCE port, if any.
     """
 
     device: str
@@ -60,10 +60,10 @@ class Port:
 
 
 def read_ports(tree: Tree) -> list[Port]:
-    """All ports of all devices.
+    """Return all ports of all devices.
 
     Raises:
-        UnreadableError: Something about one is not shown.
+        UnreadableError: A file about a port cannot be read.
     """
     return [
         _port(tree, device, number)
@@ -86,10 +86,10 @@ def _port(tree: Tree, device: str, number: str) -> Port:
 
 
 def read_gids(tree: Tree, port: Port) -> list[Gid]:
-    """The addresses of a port that are in use; only those have a kind.
+    """Return the addresses of a port that are in use, which are those with a kind.
 
     Raises:
-        UnreadableError: One is not shown.
+        UnreadableError: An address cannot be read.
     """
     folder = f"{DEVICES}/{port.device}/ports/{port.number}"
     indices = sorted(int(name) for name in tree.names(f"{folder}/gids") if name.isdecimal())

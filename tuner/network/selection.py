@@ -1,4 +1,4 @@
-"""Selection by NCCL_SOCKET_IFNAME and NCCL_IB_HCA: prefixes with commas, `=` for whole names, `^` for all but those."""
+"""Interfaces that NCCL_SOCKET_IFNAME and NCCL_IB_HCA select: prefixes, `=` for whole names, `^` to exclude."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Attributes:
-    names: Each with a port after a colon, which is empty where any will do.
+    """Interfaces or ports that a variable selects.
+
+    Attributes:
+        names: Names with the port after a colon, which is empty for any port.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -17,7 +19,7 @@ class Selection:
 
     @classmethod
     def parse(cls, setting: str) -> Selection:
-        """Parse a variable's value."""
+        """Parse the value of a variable."""
         wanted = setting.strip()
         excluding = wanted.startswith("^")
         wanted = wanted.removeprefix("^")
@@ -26,7 +28,7 @@ class Selection:
         return cls(names=tuple((name, port) for name, _, port in parts if name), exact=exact, excluding=excluding)
 
     def takes(self, name: str, port: str = "") -> bool:
-        """Say whether it chooses this interface or port."""
+        """Say whether the selection includes this interface or port."""
         named = any(
             (name == wanted if self.exact else name.startswith(wanted)) and wanted_port in ("", port)
             for wanted, wanted_port in self.names

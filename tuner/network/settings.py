@@ -1,4 +1,4 @@
-"""NCCL's variables: where a host sets them, and which of their values cost bandwidth.
+"""NCCL's environment variables: where a host sets them, and which of their values cost bandwidth.
 
 NCCL takes a variable from the environment, else from `~/.nccl.conf`, else from `/etc/nccl.conf`.
 """
@@ -17,14 +17,14 @@ ENVIRONMENT = "/proc/self/environ"
 _ASSIGNMENT = re.compile(r"\s*(NCCL_\w+)\s*=(.*)")
 _HOME = re.compile(r"^HOME=(.+)$", re.MULTILINE)
 _OFF = {"0", "LOC", "NVL"}
-"""Distances of NCCL_NET_GDR_LEVEL within which no NIC is: GPUDirect RDMA never happens."""
+"""Values of NCCL_NET_GDR_LEVEL within which no NIC lies, so that GPUDirect RDMA is never used."""
 
 
 def read_settings(tree: Tree) -> dict[str, str]:
-    """Settings of this process (or, in a copy, of the one that /proc/self/environ was copied from).
+    """Return the NCCL settings of this process (or, in a copy, of the process whose /proc/self/environ was copied).
 
     Raises:
-        UnreadableError: One of the files may not be read.
+        UnreadableError: One of the files cannot be read.
     """
     environment = (tree.text(ENVIRONMENT) or "").replace("\0", "\n")
     found = _assignments(tree.text("/etc/nccl.conf") or "")
@@ -41,10 +41,10 @@ def _assignments(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Costly:
-    """A variable, and when its value costs something.
+    """A variable, and the values of it that cost bandwidth.
 
     Attributes:
-        where: Of its value.
+        where: Predicate on the value.
     """
 
     variable: str
@@ -153,11 +153,11 @@ COSTLY = (
         level=Level.NOTE,
     ),
 )
-"""The literal table; docs/networks.md lists its variables."""
+"""Table of variables with values that cost bandwidth; docs/networks.md lists them."""
 
 
 def settings_findings(settings: Mapping[str, str]) -> list[NetworkFinding]:
-    """Findings about the variables that cost something, in the table's order."""
+    """Return findings about the variables with values that cost bandwidth, in the table's order."""
     return [
         entry.finding(settings[entry.variable])
         for entry in COSTLY

@@ -14,23 +14,23 @@ from pathlib import Path, PurePosixPath
 from steptune.tuner.errors import SteptuneError
 
 MAX_BYTES = 1 << 20
-"""Maximum bytes of one file; those that are read have a few kilobytes."""
+"""Maximum size of a file, in bytes; the files that the checks read have a few kilobytes."""
 MAX_LINKS = 40
-"""Maximum links that the kernel follows."""
+"""Maximum number of symbolic links to follow, as in the kernel."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _NO_VALUE = {errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP}
-"""Errors of sysfs for an attribute that has no value now, such as the speed of a link that is down."""
+"""Errno values of sysfs for an attribute that has no value now, such as the speed of a link that is down."""
 
 
 class UnreadableError(SteptuneError):
-    """Something exists but cannot be read: its state is unknown."""
+    """Error for a file that exists but cannot be read: its state is unknown."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
 
 
 class Tree:
-    """The files of one host.
+    """File tree of one host.
 
     Paths are as on that host, with or without a slash at the beginning.
     """
@@ -39,7 +39,7 @@ class Tree:
         self.root = root
 
     def text(self, path: str) -> str | None:
-        """A file's text, stripped; None where there is no such file, or the kernel has no value for it.
+        """Return a file's text, stripped; None where there is no such file, or the kernel has no value for it.
 
         Raises:
             UnreadableError: It is there, but cannot be read.
@@ -48,7 +48,7 @@ class Tree:
         return None if data is None else data.decode("utf-8", "replace").strip()
 
     def data(self, path: str) -> bytes | None:
-        """Read a file as `text` does, in bytes."""
+        """Return a file's content in bytes, under the same conditions as `text`."""
         real = self.real(path)
         if real is None:
             return None
@@ -65,7 +65,7 @@ class Tree:
             raise UnreadableError(path, _reason(error)) from None
 
     def number(self, path: str) -> int | None:
-        """A file that holds one integer; None where it is absent or holds something else."""
+        """Return the integer in a file; None where it is absent or holds something else."""
         text = self.text(path)
         try:
             return int(text) if text is not None else None
@@ -73,7 +73,7 @@ class Tree:
             return None
 
     def names(self, path: str) -> list[str]:
-        """Names in a directory, in order; nothing where there is none.
+        """Return the names in a directory, in order; empty where there is no directory.
 
         Raises:
             UnreadableError: It is there, but cannot be listed.
@@ -92,10 +92,10 @@ class Tree:
         return self.real(path) is not None
 
     def real(self, path: str) -> str | None:
-        """The path without links, from the host's root; None where there is nothing.
+        """Return the path without symbolic links, from the host's root; None where nothing is there.
 
         Raises:
-            UnreadableError: A directory on the way may not be searched, or links go round in circles.
+            UnreadableError: A directory on the way may not be searched, or links form a cycle.
         """
         parts = _parts(path)
         done: list[str] = []
@@ -130,7 +130,7 @@ class Tree:
 
 
 def _parts(path: str) -> list[str]:
-    """Parts of a path, the last one first, to be popped."""
+    """Return the parts of a path in reverse, to be popped."""
     return [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
 
 

@@ -1,4 +1,4 @@
-"""Extrapolation: from one measured configuration to other numbers of hosts and other ways to communicate.
+"""Prediction of step times from one measured configuration: on other numbers of hosts, with other ways to communicate.
 
     breakdown -> `step`: what a rank does without any exchange
     model and precision -> `volumes`: what there is to exchange, and in which pieces

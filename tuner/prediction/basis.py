@@ -48,12 +48,13 @@ from steptune.tuner.training.compression.own_cost import OwnCost
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """
+    """Basis of a prediction: the measured configuration, its model and its cluster.
+
     Attributes:
-        candidate: Of the configuration.
-        cluster: The ranks of the study.
-        environment: The study's, its links with as many sockets as the configuration has.
-        assumptions: What was not measured.
+        candidate: The measured configuration.
+        cluster: Ranks and links of the study.
+        environment: Environment of the study, its links adjusted to the configuration's number of sockets.
+        assumptions: Quantities that were assumed, not measured.
     """
 
     candidate: Candidate
@@ -77,12 +78,13 @@ def basis_of(
     contention: float | None = None,
     own_costs: Mapping[str, OwnCost] | None = None,
 ) -> Basis:
-    """
+    """Return the basis of a prediction from a profiled trial of a study.
+
     Args:
-        trial: The configuration, profiled; other starts of it count for its step time.
-        inside: Link between devices of a host, for a study that ran on several and has not measured it.
-        contention: The same of the share of its speed that compute loses while communication runs.
-        own_costs: What compressions were measured to take by themselves.
+        trial: The configuration's trial, with a profile; its other runs count for its step time.
+        inside: Link between devices of a host, for a study of several hosts that has not measured it.
+        contention: Share of its speed that compute loses while communication runs, where the study has not measured it.
+        own_costs: Measured compute time of compressions.
 
     Raises:
         StoreError: The trial was not profiled, or the study has not looked at its workload, or its ranks do not reduce
@@ -125,7 +127,7 @@ def basis_of(
 
 
 def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, TrialResult]:
-    """Parts of a study and its trial that a prediction needs."""
+    """Return the facts, environment and result that a prediction needs; refuse a trial that lacks one of them."""
     facts, environment, result = study.facts, study.environment, trial.result
     if facts is None or environment is None:
         raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
@@ -142,8 +144,8 @@ def _problems(result: TrialResult) -> Sequence[str]:
 
 
 def why_not_predicted(choices: Mapping[str, Choice]) -> str:
-    """Reason why a configuration is not predicted: the model covers only the reduction of the whole model's gradients
-    over all ranks in every step; empty where it applies.
+    """Return the reason why a configuration cannot be predicted; empty if it can. The model covers only the reduction
+    of all gradients over all ranks in every step.
     """
     if Settings(choices)[LocalSgdSetting].every != 1:
         return "averages models between its steps (local_sgd)"
@@ -160,7 +162,7 @@ def _bare_step(
     environment: Environment,
     contention: float,
 ) -> ComputeStep:
-    """Compute as measured without a profiler, without the additions of communication: contention, and copies."""
+    """Return the compute of an unprofiled step, without the copies and the contention that communication adds."""
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,
@@ -178,7 +180,7 @@ def _bare_step(
 def _told(
     sequence: int, result: TrialResult, cluster: Cluster, model: Model, measured_ns: float, *, contention_measured: bool
 ) -> BasisFacts:
-    """Basis as a forecast shows it."""
+    """Return the basis in the form that a forecast shows."""
     step = model.step
     return BasisFacts(
         sequence=sequence,
@@ -198,14 +200,14 @@ def _told(
 
 
 def measured_step_ns(results: Sequence[TrialResult], candidate: Candidate) -> float:
-    """Geometric mean over all starts of a configuration, epoch restarts included."""
+    """Return the geometric mean of the step time over all runs of a configuration, epoch restarts included."""
     starts = [r for r in results if r.ok and r.candidate == candidate]
     logs = [math.log(units_per_step(result) / units_per_s(result)) for result in starts]
     return math.exp(statistics.fmean(logs)) * 1e9
 
 
 def units_per_step(result: TrialResult) -> float:
-    """Units of a step over all ranks."""
+    """Return the samples or tokens of one step over all ranks."""
     windows = result.clean_windows
     return sum(window.num_units for window in windows) / sum(window.num_steps for window in windows)
 
@@ -232,7 +234,7 @@ def _contention(
 def _with_sockets(
     environment: Environment, sockets: int, workload: WorkloadFacts, assumptions: list[str]
 ) -> Environment:
-    """Environment with the links as the configuration's sockets make them."""
+    """Return the environment with its links adjusted to the configuration's number of sockets."""
     if environment.topology is None:
         return environment
     topology = with_sockets(environment.topology, sockets, exchange_of(complete_choices(BASELINE, workload)).sockets)

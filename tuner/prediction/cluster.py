@@ -1,4 +1,4 @@
-"""The cluster that a prediction is for: hosts of as many devices each, and the two kinds of link."""
+"""Cluster of a prediction: hosts with equal numbers of devices, and the two kinds of link."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steptune.tuner.records import Link
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Ranks follow one another host by host, one on each device.
+    """Cluster with one rank on each device, ranks numbered host by host.
 
     Attributes:
-        inside: Between the devices of a host; None where there is one.
-        between: Of a host to the others, shared by its devices; None with one host.
+        inside: Link between the devices of a host; None with one device.
+        between: Link of a host to the others, shared by its devices; None with one host.
     """
 
     num_hosts: int
@@ -70,24 +70,24 @@ class Cluster:
         return modelled_ns * self._correction(collective, message_bytes)
 
     def _correction(self, collective: str, message_bytes: float) -> float:
-        """Measured over modelled time of a ring over all ranks: that of the link between hosts, if any."""
+        """Return measured over modelled time of a ring over all ranks, from the link between hosts if there is one."""
         link = self.between if self.num_hosts > 1 else self.inside
         return 1.0 if link is None else correction(link, collective, message_bytes)
 
     # --- inside hosts, and between them -----------------------------------------------------------
 
     def scattered_inside_ns(self, message_bytes: float) -> float:
-        """Reduce-scatter inside every host."""
+        """Return the time of a reduce-scatter inside every host."""
         return self._inside_ns(REDUCE_SCATTER, message_bytes)
 
     def gathered_inside_ns(self, message_bytes: float) -> float:
         return self._inside_ns(ALL_GATHER, message_bytes)
 
     def reduced_between_ns(self, message_bytes: float, sent_part: float = 1.0) -> float:
-        """All-reduce between hosts of each device's part of a message, all parts at once.
+        """Return the time of an all-reduce between hosts of each device's part of a message, all parts at once.
 
         Args:
-            sent_part: Of the bytes, that are sent: less than 1 where they are compressed.
+            sent_part: Share of the bytes that is sent: less than 1 with compression.
         """
         if self.num_hosts == 1:
             return 0.0

@@ -1,4 +1,4 @@
-"""Bytes that a compression sends of a bucket.
+"""Bytes that a compression method sends for a bucket of gradients.
 
 | method | sent | by |
 |---|---|---|
@@ -24,7 +24,7 @@ THIN_BYTES = 4.0
 
 
 def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: Cluster) -> float:
-    """Time to send a bucket over all ranks at once."""
+    """Return the time to send a compressed bucket over all ranks at once."""
     method = str(choice["method"])
     if method in ("fp16", "bf16"):
         return cluster.all_reduce_ns(SENT_BYTES[method] * num_elements)
@@ -40,11 +40,11 @@ def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: C
 
 
 def thin_rows(num_elements: float, volumes: Volumes) -> float:
-    """Rows of one of the two factors of a bucket's tensors, for rank 1."""
+    """Return the number of rows of one of PowerSGD's two factors of a bucket's tensors, at rank 1."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
     return num_elements / mean_tensor * math.sqrt(mean_tensor)
 
 
 def sent_part_between(method: str, volumes: Volumes) -> float:
-    """Part of the bytes that is sent between hosts, where parts of gradients are compressed there only."""
+    """Return the share of the bytes that is sent between hosts if gradients are compressed there only."""
     return SENT_BYTES[method] / volumes.formats.gradient

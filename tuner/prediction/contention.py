@@ -1,4 +1,4 @@
-"""Slowdown of compute by communication that runs beside it.
+"""Slowdown of compute by communication that runs at the same time.
 
 Compute of a step takes longer, the more communication it hides. Trials of one study that differ in nothing but how they
 communicate show by how much: the slope of compute over hidden communication is the share of its speed that compute
@@ -17,13 +17,12 @@ from steptune.tuner.records import Breakdown, Candidate, TrialResult
 from steptune.tuner.strategies.situations import exchange_of
 
 ON_CUDA = 0.5
-"""Overlap assumed for a study without a measurement: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP on
-one host of four H200 (measured by hand), less the copies of gradients.
-"""
+"""Default contention for a study without a measurement: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP
+on one host of four H200 (measured by hand), less the copies of gradients."""
 ELSEWHERE = 0.0
 MOST = 0.95
 MIN_SPREAD = 0.05
-"""Share of the step by which hidden communication has to differ between trials that tell something."""
+"""Minimum difference of hidden communication between trials, as a share of the step, for contention to be estimated."""
 
 
 def default_contention(device_kind: str) -> float:
@@ -31,7 +30,7 @@ def default_contention(device_kind: str) -> float:
 
 
 def measured_contention(results: Iterable[TrialResult]) -> float | None:
-    """Contention in the profiled trials of a study; None where they do not differ enough in what they hide."""
+    """Return the contention in a study's profiled trials; None if their hidden communication differs too little."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     steps: list[float] = []
     for result in results:
@@ -49,7 +48,7 @@ def measured_contention(results: Iterable[TrialResult]) -> float | None:
 
 
 def _point(breakdown: Breakdown) -> tuple[float, float]:
-    """Hidden communication and compute, per step."""
+    """Return hidden communication and compute of a breakdown, per step."""
     times = breakdown.per_step_ns
     hidden = breakdown.overlapped.get(Category.COMMUNICATION, 0) / breakdown.num_steps
     return hidden, sum(times.get(category, 0.0) for category in COMPUTING)
@@ -60,7 +59,7 @@ def _spread(group: list[tuple[float, float]]) -> float:
 
 
 def _reduces(candidate: Candidate) -> bool:
-    """True if it computes as DDP without compression does: FSDP and compression compute something of their own."""
+    """Say whether a candidate computes like DDP without compression; FSDP and compression add compute of their own."""
     exchange = exchange_of(candidate.choices)
     return not exchange.is_sharded and exchange.compression is None
 

@@ -35,10 +35,11 @@ def data_parallel_tasks(
     choices: Mapping[str, Choice],
     own_costs: Mapping[str, OwnCost],
 ) -> list[Task]:
-    """
+    """Return the compute and communication tasks of a step under DDP or ZeRO-1.
+
     Args:
-        choices: Complete ones; what they say of `sharding` is "ddp" or "zero1".
-        own_costs: Of compressions, by method.
+        choices: Complete choices, with mode "ddp" or "zero1" in `sharding`.
+        own_costs: Compute time of compressions, by method.
     """
     last = 1 / step.num_micro_batches
     until_backward_ns = step.before_ns + step.forward_ns + (1 - last) * step.backward_ns
@@ -69,7 +70,7 @@ def reduction_ns(
     choices: Mapping[str, Choice],
     own_costs: Mapping[str, OwnCost],
 ) -> float:
-    """Time of one bucket, until its average is on all ranks."""
+    """Return the time of reducing one bucket, until its average is on all ranks."""
     if cluster.num_ranks == 1:
         return 0.0
     compression = choices[GradientCompressionSetting.strategy]

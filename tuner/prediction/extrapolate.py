@@ -1,4 +1,4 @@
-"""Extrapolation to other ways to communicate and other numbers of hosts, with its error where it was measured.
+"""Extrapolation to other ways to communicate and other numbers of hosts, with its error where measurements exist.
 
 Every rank keeps the samples that it computes: the global batch grows with the ranks (weak scaling).
 """
@@ -40,10 +40,10 @@ LINKS = "links reach what was given, and cost nothing but that and their latency
 def extrapolate(
     study_id: str, basis: Basis, cluster: Cluster, checks: Sequence[Check] = (), *, assumed: Sequence[str] = ()
 ) -> Extrapolation:
-    """All ways to communicate on a cluster, and the fastest of every family on fewer hosts.
+    """Return forecasts for all ways to communicate on a cluster, and the fastest of every family on fewer hosts.
 
     Args:
-        assumed: Of the cluster.
+        assumed: Assumptions about the cluster.
     """
     forecasts: list[Forecast] = []
     refused: dict[str, str] = {}
@@ -78,7 +78,7 @@ def extrapolate(
 
 
 def host_counts(num_hosts: int) -> list[int]:
-    """Powers of two up to a number of hosts, and that number."""
+    """Return the powers of two below a number of hosts, and that number."""
     counts = [1 << power for power in range(num_hosts.bit_length()) if 1 << power < num_hosts]
     return [*counts, num_hosts]
 
@@ -88,7 +88,7 @@ def _step_time(forecast: Forecast) -> float:
 
 
 def _forecasts(basis: Basis, cluster: Cluster) -> tuple[list[Forecast], dict[str, str]]:
-    """Forecasts of what can be run, and the reasons why the rest cannot."""
+    """Return forecasts of the ways that can be run, and the reasons why the others cannot."""
     environment = on_cluster(basis.environment, cluster.num_ranks, cluster.num_hosts)
     found: list[Forecast] = []
     refused: dict[str, str] = {}
@@ -126,11 +126,11 @@ def _forecast(basis: Basis, way: WayToCommunicate, candidate: Candidate, cluster
 
 
 def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Cluster) -> list[Check]:
-    """Compare predictions with every configuration of a study that differs from the basis only in how it communicates.
+    """Compare predictions with all configurations of a study that differ from the basis only in how they communicate.
 
     Args:
-        study: That of the basis, or another of the same workload.
-        cluster: Its ranks and links.
+        study: The basis's own study, or another of the same workload.
+        cluster: Ranks and links of that study.
 
     Raises:
         StoreError: The other study is of another workload, or its ranks compute other batches.
@@ -173,7 +173,9 @@ def _distinct(results: Iterable[TrialResult]) -> list[Candidate]:
 
 
 def _comparable(basis: Basis, candidate: Candidate, cluster: Cluster) -> bool:
-    """Drop the basis itself: it is predicted as it was measured, which proves nothing."""
+    """Say whether a candidate differs from the basis only in how it communicates; the basis itself, predicted as
+    measured, is left out.
+    """
     rest = [{n: c for n, c in one.choices.items() if n not in COMMUNICATION} for one in (candidate, basis.candidate)]
     return rest[0] == rest[1] and not (candidate == basis.candidate and cluster == basis.cluster)
 

@@ -1,4 +1,4 @@
-"""The records of a prediction."""
+"""Records of a prediction: its basis, its forecasts and its checks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ VALIDATED = (
 
 
 class Forecast(Record):
-    """One way to communicate on one number of hosts.
+    """Forecast of one way to communicate on one number of hosts.
 
     Attributes:
-        family: Its group, and curve.
-        label: For people.
-        candidate: All that differs from today's settings.
-        numerics: What the way to communicate does to the numbers.
-        num_hosts: As many hosts.
-        num_ranks: Ranks on all of them.
-        step_time_ns: Predicted.
-        communication_ns: Of all its collectives by themselves, compressing included.
-        exposed_ns: What communicating adds to the step.
-        units_per_s: Samples or tokens of all ranks.
-        efficiency: Share of the step that a rank would take without communication.
+        family: Group to which it belongs; one curve each.
+        label: Readable name.
+        candidate: All changes to today's settings.
+        numerics: Effect of the way to communicate on the numbers.
+        num_hosts: Number of hosts.
+        num_ranks: Number of ranks on all hosts.
+        step_time_ns: Predicted time of a step.
+        communication_ns: Time of all its collectives by themselves, compression included.
+        exposed_ns: Time that communication adds to the step.
+        units_per_s: Rate of all ranks, in samples or tokens per second.
+        efficiency: Time of a step without communication, as a share of the predicted step.
     """
 
     family: str
@@ -41,14 +41,14 @@ class Forecast(Record):
 
 
 class Check(Record):
-    """A measured configuration, with its prediction from the basis.
+    """A measured configuration, and its prediction from the basis.
 
     Attributes:
         sequence: Number of its trial; 0 for a mean over several.
-        label: How it communicates.
-        measured_ns: Its step.
-        predicted_ns: The same as predicted.
-        error: Of the prediction, as a share of what was measured.
+        label: Readable name of its way to communicate.
+        measured_ns: Measured time of a step.
+        predicted_ns: Predicted time of a step.
+        error: Error of the prediction, as a share of the measured time.
     """
 
     sequence: int
@@ -61,22 +61,22 @@ class Check(Record):
 
 
 class BasisFacts(Record):
-    """Facts that a prediction begins with.
+    """Measured facts on which a prediction is based.
 
     Attributes:
         sequence: Number of the trial that was measured and profiled.
-        label: Its configuration.
-        num_ranks: On which it ran.
-        num_hosts: That they were on.
-        step_time_ns: Measured.
-        before_ns: Of a step without communication: waiting for the batch, copying it.
-        forward_ns: The same: forward passes.
-        backward_ns: The same: backward passes.
-        optimizer_ns: The same: the update.
-        unexplained_ns: What the measured step has beyond the model of it; every prediction has it too.
+        label: Readable name of its configuration.
+        num_ranks: Number of ranks on which it ran.
+        num_hosts: Number of hosts on which it ran.
+        step_time_ns: Measured time of a step.
+        before_ns: Time before the forward pass, without communication: waiting for the batch and copying it.
+        forward_ns: Time of the forward passes, without communication.
+        backward_ns: Time of the backward passes, without communication.
+        optimizer_ns: Time of the update, without communication.
+        unexplained_ns: Measured time of the step beyond its modelled time; added to every prediction.
         units_per_rank: Samples or tokens that a rank computes in a step.
         contention: Share of its speed that compute loses while communication runs.
-        contention_measured: From trials of the study.
+        contention_measured: Whether the contention was measured in trials of the study.
     """
 
     sequence: int
@@ -98,21 +98,21 @@ class Extrapolation(Record):
     """The answer of `steptune predict`.
 
     Attributes:
-        study_id: The study that it begins with.
-        basis: What was measured.
-        num_hosts: That were asked for.
-        devices_per_host: On each.
+        study_id: Id of the study that it is based on.
+        basis: Measured facts on which it is based.
+        num_hosts: Number of hosts asked for.
+        devices_per_host: Number of devices on each host.
         inside: Link between devices of a host; None with one.
         between: Link of a host to others; None with one host.
         forecasts: Ways to communicate on these hosts, the fastest first.
-        best: The fastest that drops no information; None where none can be run.
-        best_lossy: The fastest of all, where it drops information.
-        curves: By number of hosts and family the fastest.
+        best: The fastest forecast that drops no information; None where none can be run.
+        best_lossy: The fastest forecast of all, if it drops information.
+        curves: The fastest forecast of every family, by number of hosts.
         refused: Ways that cannot be run, by label, with the reason.
-        assumptions: What was not measured.
-        checks: What the study measured besides, and what is predicted of that.
-        median_error: Of the checks, without sign; None without any.
-        validated: How far predictions were compared with measurements.
+        assumptions: Quantities that were assumed, not measured.
+        checks: Further configurations that the study measured, with their predictions.
+        median_error: Median absolute error of the checks; None without any.
+        validated: Extent to which predictions were compared with measurements.
     """
 
     study_id: str

@@ -1,4 +1,4 @@
-"""Links of a cluster described by a user: their bandwidth, the study's measurements, and the assumptions."""
+"""Links of a cluster: from the user's bandwidths, the study's measurements, and assumptions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from steptune.tuner.records import Link, Topology
 
 INSIDE_LATENCY_NS = 2_000.0
 BETWEEN_LATENCY_NS = 20_000.0
-"""Latencies of one message: NVLink's under NCCL, and TCP's in a data centre."""
+"""Default latencies of one message: NVLink under NCCL, and TCP in a data centre."""
 
 
 def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[Link | None, list[str]]:
     """Return the link between devices of a host, and the assumptions about it.
 
     Args:
-        topology: Of the study; None where it has not measured its links.
-        bytes_per_s: What one device sends to its neighbour, where it is given.
+        topology: Topology of the study; None where it has not measured its links.
+        bytes_per_s: Bandwidth from one device to its neighbour, if given.
     """
     measured = topology.inside if topology is not None else None
     if bytes_per_s is None:
@@ -32,8 +32,8 @@ def between_link(
     """Return the link between hosts, and the assumptions about it.
 
     Args:
-        bytes_per_s: What the network of a host carries one way, where it is given.
-        latency_ns: Of a message, where it is given.
+        bytes_per_s: One-way bandwidth of a host's network, if given.
+        latency_ns: Latency of a message, if given.
     """
     measured = topology.between if topology is not None else None
     if bytes_per_s is None and latency_ns is None:

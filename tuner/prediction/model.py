@@ -1,4 +1,4 @@
-"""Step time with given choices on a given cluster: what all predictions of one workload share."""
+"""Model of the step time for given choices on a given cluster, shared by all predictions of one workload."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from steptune.tuner.training.compression.own_cost import OwnCost, own_costs
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """
+    """Model of a workload's step time.
+
     Attributes:
-        step: What a rank does without any exchange, and without the copies that exchanging needs.
-        facts: Of the user's model.
+        step: Work of a rank without any exchange, and without the copies that an exchange needs.
+        facts: Facts about the user's model.
         contention: Share of its speed that compute loses while communication runs.
-        unexplained_ns: What every step takes besides.
-        own_costs: Of compressions, where they were measured.
-        has_streams: The device has streams, by which FSDP gathers and scatters beside compute; a CPU waits for it.
+        unexplained_ns: Time that every step takes beyond the model.
+        own_costs: Compute time of compressions, where measured.
+        has_streams: Whether the device has streams on which FSDP communicates beside compute; on a CPU, compute waits
+            for it.
     """
 
     step: ComputeStep
@@ -40,11 +42,11 @@ class Model:
 
     @property
     def alone_ns(self) -> float:
-        """Time of a step that exchanges nothing."""
+        """Time of a step without any exchange."""
         return self.step.total_ns + self.unexplained_ns
 
     def step_ns(self, choices: Mapping[str, Choice], cluster: Cluster) -> float:
-        """Time of a step with complete choices."""
+        """Return the time of a step with complete choices."""
         return self.timeline(choices, cluster).step_ns + self.unexplained_ns
 
     def timeline(self, choices: Mapping[str, Choice], cluster: Cluster) -> Timeline:

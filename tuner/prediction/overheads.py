@@ -1,4 +1,4 @@
-"""Compute that ways to communicate add to a rank: copies of gradients and of parameters.
+"""Compute that communication adds to a rank: copies of gradients and of parameters.
 
 DDP copies gradients into buckets and back unless they are views of them (`bucket_views`); those of 16 bits are widened
 to be added up over more than two ranks. FSDP copies what it gathers out of one buffer, and gradients into another. Each
@@ -19,12 +19,14 @@ from steptune.tuner.strategies.situations import exchange_of
 
 
 def scattered_bytes(exchange: Exchange, volumes: Volumes) -> float:
-    """Bytes of one element of a gradient that FSDP reduces, in 16 bits where it may."""
+    """Return the bytes of one gradient element in FSDP's reductions: those of its compression, if there is one."""
     return SENT_BYTES[exchange.compression] if exchange.compression else volumes.formats.reduced
 
 
 def copies_ns(choices: Mapping[str, Choice], volumes: Volumes, calibration: Calibration) -> float:
-    """Time of copies in the backward pass of a step on several ranks; nothing where the bandwidth was not measured."""
+    """Return the time of the copies in the backward pass of a step on several ranks; 0 if the bandwidth was not
+    measured.
+    """
     rate = calibration.copy_bytes_per_s
     if not rate:
         return 0.0

@@ -1,4 +1,4 @@
-"""The ways to communicate that are compared, and which of them can be run on a cluster.
+"""The ways to communicate that a prediction compares, and those of them that can be run on a cluster.
 
 Whether one can is what its strategies and their table of combinations say of as many ranks and hosts.
 """
@@ -24,11 +24,11 @@ COMMUNICATION = (
     GradientCompressionSetting.strategy,
     HierarchicalAllreduceSetting.strategy,
 )
-"""Strategies that say how ranks communicate, as far as it is predicted."""
+"""Strategies that determine how ranks communicate, as far as the prediction covers them."""
 
 
 class Family(StrEnum):
-    """Groups of ways to communicate: one curve each."""
+    """Group of ways to communicate; one curve each."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"
@@ -38,10 +38,11 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WayToCommunicate:
-    """
+    """One way to communicate, as a set of choices.
+
     Attributes:
-        label: For people.
-        changes: What its strategies are set to, by name; all others of `COMMUNICATION` are DDP's plain ones.
+        label: Readable name.
+        changes: Choices by strategy; all other strategies of `COMMUNICATION` have the choices of plain DDP.
     """
 
     family: Family
@@ -101,7 +102,7 @@ WAYS: tuple[WayToCommunicate, ...] = (
 
 
 def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -> Candidate:
-    """The base with its communication replaced."""
+    """Return the base candidate with its communication replaced."""
     complete = complete_choices(base, facts)
     for name in COMMUNICATION:
         complete[name] = {**strategy_named(name).defaults, **way.changes.get(name, {})}
@@ -111,7 +112,7 @@ def candidate_of(way: WayToCommunicate, base: Candidate, facts: WorkloadFacts) -
 
 
 def refusal(candidate: Candidate, environment: Environment, facts: WorkloadFacts) -> str | None:
-    """Reason why it cannot be run in an environment, or None."""
+    """Return the reason why a candidate cannot be run in an environment, or None."""
     complete = complete_choices(candidate, facts)
     for name in candidate.choices:
         support = strategy_named(name).supports(complete[name], environment, facts)
@@ -121,5 +122,5 @@ def refusal(candidate: Candidate, environment: Environment, facts: WorkloadFacts
 
 
 def on_cluster(environment: Environment, num_ranks: int, num_hosts: int) -> Environment:
-    """Environment with more of the same devices and software."""
+    """Return an environment with more devices of the same kind and the same software."""
     return structs.replace(environment, num_ranks=num_ranks, num_hosts=num_hosts, topology=None)

@@ -25,9 +25,10 @@ from steptune.tuner.strategies.situations import exchange_of
 
 
 def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices: Mapping[str, Choice]) -> list[Task]:
-    """
+    """Return the compute and communication tasks of a step under FSDP2.
+
     Args:
-        choices: Complete ones; what they say of `sharding` is "full", "grad_op" or "hybrid".
+        choices: Complete choices, with mode "full", "grad_op" or "hybrid" in `sharding`.
     """
     exchange = exchange_of(choices)
     hybrid = exchange.mode == "hybrid"
@@ -56,7 +57,7 @@ def sharded_tasks(step: ComputeStep, volumes: Volumes, cluster: Cluster, choices
 def _pass(
     tasks: list[Task], compute_ns: float, units: int, ahead: int, gather_ns: float | None, scatter_ns: float | None
 ) -> None:
-    """Append one pass over all units."""
+    """Append the tasks of one pass over all units."""
     computed = [len(tasks) - 1] * (ahead + 1)  # what each gather comes after: at first what was before this pass
     gathered: list[int] = []
 

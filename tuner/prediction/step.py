@@ -1,4 +1,4 @@
-"""Work of a rank in a step without any exchange, from a measured breakdown.
+"""Work of a rank in a step without any exchange, derived from a measured breakdown.
 
     before       waiting for the batch and copying it, starting an epoch
     forward      } everything else, host gaps included, in proportion to the compute of the two phases;
@@ -18,9 +18,11 @@ from steptune.tuner.costs.categories import Category
 from steptune.tuner.records import Breakdown, StepPhase
 
 UPDATE_BYTES = 28
-"""Read and written by AdamW for one FP32 parameter: parameter, gradient and two moments, three of them back."""
+"""Bytes that AdamW reads and writes for one FP32 parameter: it reads parameter, gradient and two moments, and writes
+back three of them."""
 BACKWARD_SHARE = 2 / 3
-"""Share of the backward pass in both passes: a matmul of the forward pass needs two in the backward pass."""
+"""Default share of the backward pass in forward and backward: each matmul of the forward pass needs two in the
+backward."""
 NO_PHASES = "the profile does not tell forward and backward pass apart: two thirds are taken as the backward pass"
 
 
@@ -29,9 +31,9 @@ class ComputeStep:
     """Nanoseconds of a step without communication.
 
     Attributes:
-        forward_ns: Of all micro-batches, as `backward_ns`.
-        divisible_ns: Of `optimizer_ns`: what ranks can divide among them.
-        num_micro_batches: Whose gradients are added up before they are exchanged.
+        forward_ns: Time of the forward passes of all micro-batches; `backward_ns` likewise.
+        divisible_ns: Part of `optimizer_ns` that can be divided among ranks.
+        num_micro_batches: Number of micro-batches whose gradients are accumulated before they are exchanged.
     """
 
     before_ns: float
@@ -46,11 +48,11 @@ class ComputeStep:
         return self.before_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
 
     def update_ns(self, num_parts: int) -> float:
-        """Time of a rank that updates one of so many parts."""
+        """Return the update time of a rank that updates one of `num_parts` parts."""
         return self.optimizer_ns - self.divisible_ns * (1 - 1 / num_parts)
 
     def scaled(self, factor: float) -> ComputeStep:
-        """Every part as many times as long."""
+        """Return the step with the time of every part multiplied by a factor."""
         names = ("before_ns", "forward_ns", "backward_ns", "optimizer_ns", "divisible_ns")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
@@ -58,10 +60,11 @@ class ComputeStep:
 def compute_step(
     breakdown: Breakdown, *, moving_ns: float = 0.0, num_micro_batches: int = 1, contention: float = 0.0
 ) -> ComputeStep:
-    """
+    """Return the parts of a step without communication.
+
     Args:
-        moving_ns: What moving the bytes of an update takes.
-        contention: As in `timeline.simulate`, while the breakdown was taken.
+        moving_ns: Time of moving the bytes of an update.
+        contention: Contention while the breakdown was taken, as in `timeline.simulate`.
     """
     times = breakdown.per_step_ns
     before_ns = sum(times.get(c, 0.0) for c in (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D))
@@ -82,7 +85,7 @@ def compute_step(
 
 
 def backward_share(breakdown: Breakdown) -> float | None:
-    """Share of the backward pass in the compute of both passes; None where the profile does not tell."""
+    """Return the backward pass's share of the compute of both passes; None where the profile does not show it."""
     forward = breakdown.phases.get(StepPhase.FORWARD, 0)
     backward = breakdown.phases.get(StepPhase.BACKWARD, 0) + breakdown.phases.get(StepPhase.RECOMPUTE, 0)
     return backward / (forward + backward) if forward and backward else None

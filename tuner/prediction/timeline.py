@@ -27,11 +27,11 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One piece of work of a lane.
+    """One task of a lane.
 
     Attributes:
-        work_ns: What it takes by itself.
-        after: Numbers of earlier tasks of the list, which have to end first.
+        work_ns: Time that it takes by itself.
+        after: Indices of earlier tasks in the list that must end first.
     """
 
     lane: Lane
@@ -41,11 +41,12 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """
+    """Simulated times of a step's tasks.
+
     Attributes:
-        ends_ns: Of every task, from the beginning of the step.
-        work_ns: Of each lane, all its tasks by themselves.
-        slowed_ns: By how much communication beside it made compute longer.
+        ends_ns: End time of every task, from the beginning of the step.
+        work_ns: Total time of each lane's tasks by themselves.
+        slowed_ns: Time by which concurrent communication prolonged compute.
     """
 
     ends_ns: tuple[float, ...]
@@ -63,12 +64,13 @@ class Timeline:
 
 
 def in_turn(tasks: Sequence[Task]) -> list[Task]:
-    """Tasks where nothing runs beside anything: each waits for the one before it."""
+    """Return the tasks without overlap: each waits for the one before it."""
     return [replace(task, after=(number - 1,) if number else ()) for number, task in enumerate(tasks)]
 
 
 def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:
-    """
+    """Simulate the tasks of one rank, and return when each of them ends.
+
     Args:
         contention: Share of its speed that compute loses while communication runs, from 0 to less than 1.
     """

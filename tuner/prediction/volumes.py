@@ -1,4 +1,4 @@
-"""Bytes that the ranks exchange in a step, and their pieces.
+"""Bytes that the ranks exchange in a step, and their division into buckets or units.
 
 Gradients become ready evenly during the backward pass, byte for byte: of a model only sums are known. DDP's first
 bucket and the others hold so many bytes (of at least a mean tensor); what is left over is the last bucket, which is
@@ -19,13 +19,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Volumes:
-    """
+    """Amounts of data that ranks exchange in a step.
+
     Attributes:
-        num_elements: Of all parameters.
-        num_trained: Of those, such as have a gradient.
+        num_elements: Number of elements in all parameters.
+        num_trained: Number of elements in parameters that have a gradient.
         formats: Bytes of an element.
-        num_tensors: That the elements are in.
-        num_units: Of FSDP.
+        num_tensors: Number of tensors that hold the elements.
+        num_units: Number of FSDP's units.
     """
 
     num_elements: int
@@ -40,7 +41,7 @@ class Volumes:
 
 
 def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int) -> Volumes:
-    """Volumes of a model with complete choices."""
+    """Return the volumes of a model under complete choices."""
     exchange = exchange_of(choices)
     formats = formats_of(model, num_ranks, exchange)
     return Volumes(
@@ -53,7 +54,7 @@ def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int)
 
 
 def buckets(volumes: Volumes, choice: Mapping[str, object]) -> list[float]:
-    """Elements of DDP's buckets, in the order in which they become ready."""
+    """Return the elements of each DDP bucket, in the order in which the buckets become ready."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
     sizes = [int(str(choice[name])) * MIB / volumes.formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb")]
     first, others = (max(size, mean_tensor) for size in sizes)

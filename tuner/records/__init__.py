@@ -1,4 +1,4 @@
-"""The records that cross every boundary: rank, server, parent, store, dashboard, export.
+"""The records that cross every process boundary: rank, server, parent, store, dashboard, export.
 
 Each is frozen, keyword-only and plain data, so it travels as JSON and can be stored and replayed.
 Names carry units (`step_time_ns`, `peak_memory_bytes`); shares and bounds are fractions of one.

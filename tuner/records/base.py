@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class RecordMeta(msgspec.StructMeta):
-    """Makes every subclass frozen and keyword-only, which msgspec does not pass on by itself."""
+    """Metaclass that makes every subclass frozen and keyword-only: msgspec does not inherit these options."""
 
     def __new__(
         mcls: type[RecordMeta], name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any

@@ -10,7 +10,7 @@ from steptune.tuner.records.base import Record
 
 
 class StepPhase(StrEnum):
-    """Phase of the training step that computes."""
+    """Phase of the training step to which compute belongs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -20,25 +20,25 @@ class StepPhase(StrEnum):
 
 
 class CaptureQuality(Record):
-    """Trust in a profile; verdicts are withheld where `problems` is not empty."""
+    """Quality of a profile's capture. No findings are drawn from a profile whose `problems` is not empty."""
 
     num_events: int
     num_steps: int
     unlinked_share: float = 0.0
-    """Device operations without a recorded launch."""
+    """Share of device operations without a recorded launch."""
     missing_share: float = 0.0
-    """Launches without a device operation."""
+    """Share of launches without a recorded device operation."""
     overhead_ratio: float = 1.0
     """Profiled step time over unprofiled step time."""
     problems: tuple[str, ...] = ()
     problem_names: tuple[str, ...] = ()
-    """Names in `profiling.quality.PROBLEMS` of the `problems`, in their order; empty in older records."""
+    """Names of the `problems` in `profiling.quality.PROBLEMS`, in the same order; empty in older records."""
     notes: tuple[str, ...] = ()
-    """Remarks that a reader should know and that change no verdict."""
+    """Remarks for the reader that do not change the verdict on the capture."""
 
 
 class StepFacts(Record):
-    """Settings that a profiled step already uses, as far as its trace or its configuration says.
+    """Settings that a profiled step already uses, as far as its trace or its configuration shows them.
 
     Advice is conditioned on them: nothing is recommended that is already on. An empty string or None means unknown.
 
@@ -76,12 +76,12 @@ class StepFacts(Record):
 
 
 class Stall(Record):
-    """A stretch in which the host launched nothing (on a CPU: ran no operator) for unusually long.
+    """A stretch of unusual length in which the host launched nothing (on a CPU: ran no operator).
 
     Attributes:
         step: Number of the step, from 1.
-        length_ns: From one launch to the next.
-        idle_ns: Part of it in which the device did nothing for that reason.
+        length_ns: Time from one launch to the next.
+        idle_ns: Part of the stretch in which the device was idle because of it.
         name: Shortest recorded event that covers most of it; empty where nothing was recorded.
     """
 
@@ -92,13 +92,13 @@ class Stall(Record):
 
 
 class Stalls(Record):
-    """The stalls of all profiled steps: host time that is no dispatch of operators.
+    """The stalls of all profiled steps: stretches of host time that are not spent dispatching operators.
 
     Attributes:
-        limit_ns: Length from which a stretch without a launch is a stall.
+        limit_ns: Minimum length of a stretch without a launch to count as a stall.
         idle_ns: Time of the category `host` inside stalls.
-        steps: Numbers of the steps that have one, from 1.
-        longest: The longest of them, the longest first.
+        steps: Numbers of the steps that contain a stall, from 1.
+        longest: The longest stalls, in descending order of length.
     """
 
     limit_ns: int
@@ -108,20 +108,21 @@ class Stalls(Record):
 
 
 class Replay(Record):
-    """The recorded steps, simulated on their graph of dependencies: as they are, and without one cause at a time.
+    """Simulation of the recorded steps on their dependency graph: unchanged, and with one cause at a time removed.
 
     Attributes:
         recorded_ns: Time of a recorded step.
-        step_time_ns: The same simulated, without the profiler's cost where the unprofiled step is known.
-        error: Of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded step.
-        event_cost_ns: What the profiler cost for every event; None where the unprofiled step is not known.
-        host_slowdown: How many times as long the rest of the host's work took beside that; None like the cost.
-        unprofiled_error: Of the replay without the profiler's cost, as a share of the unprofiled step.
-        saved: By cause: the share of the step that is saved without it.
-        uncertain: By cause: by how much that depends on the profiler's cost, as far as the unprofiled step leaves it
-            open.
-        together: By causes, joined with "+": the share that is saved without all of them.
-        refusal: Why the steps cannot be replayed; empty where they can.
+        step_time_ns: Simulated time of a step, without the profiler's cost where the unprofiled step is known.
+        error: Error of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded
+            step.
+        event_cost_ns: Profiler's cost for each event; None where the unprofiled step is not known.
+        host_slowdown: Factor by which the rest of the host's work was slowed down besides; None under the same
+            condition.
+        unprofiled_error: Error of the replay without the profiler's cost, as a share of the unprofiled step.
+        saved: Share of the step that is saved by removing a cause, by cause.
+        uncertain: Uncertainty of `saved` by cause, as far as the unprofiled step leaves the profiler's cost open.
+        together: Share that is saved by removing several causes at once, by their names joined with "+".
+        refusal: Reason why the steps cannot be replayed; empty where they can.
     """
 
     recorded_ns: int
@@ -137,43 +138,45 @@ class Replay(Record):
 
 
 class Breakdown(Record):
-    """Exclusive categories of a step's time that sum to the step exactly (integer nanoseconds)."""
+    """Step time divided into exclusive categories, which sum to it exactly (integer nanoseconds)."""
 
     rank: int
     device: str
     num_steps: int
     step_time_ns: int
-    """The whole profiled stretch; the categories sum to this."""
+    """Length of the whole profiled stretch, to which the categories sum."""
     categories: dict[str, int]
     quality: CaptureQuality
     unprofiled_step_time_ns: int | None = None
-    """Mean step time of the measured windows, per step; what the shares are rescaled to."""
+    """Mean step time of the measured windows, to which the shares are rescaled."""
     rescaled: dict[str, int] = field(default_factory=dict)
-    """Times per step, host categories shrunk so that the sum is the unprofiled step; empty if unknown."""
+    """Nanoseconds per step by category, with the host categories shrunk to make the sum the unprofiled step; empty if
+    unknown."""
     overlapped: dict[str, int] = field(default_factory=dict)
-    """Communication and copies hidden behind compute, beside the sum."""
+    """Communication and copies hidden behind compute; not part of the sum."""
     blocking: dict[str, int] = field(default_factory=dict)
-    """Exposed communication that held up compute that was launched already. Without it the device would have waited
-    for the host. Empty where that is not known (a CPU)."""
+    """Exposed communication that delayed compute which was already launched; without it, the device would have waited
+    for the host. Empty where that is not known (on a CPU)."""
     steps: tuple[dict[str, int], ...] = ()
-    """The categories of each step that are not zero; together they are `categories`."""
+    """Nonzero categories of each step; summed over the steps, they equal `categories`."""
     phases: dict[str, int] = field(default_factory=dict)
-    """The compute categories once more, by the part of the step that computes."""
+    """Nanoseconds of the compute categories by phase of the step."""
     operators: tuple[str, ...] = ()
-    """Names of the operators and kernels with the most time, longest first."""
+    """Names of the operators and kernels that take the most time, in descending order of time."""
     copies: tuple[str, ...] = ()
-    """Names of the copies in the steps, as the trace has them."""
+    """Names of the copies in the steps, as recorded in the trace."""
     facts: StepFacts = StepFacts()
-    """Facts about what the steps already use; nothing is known of it in older records."""
+    """Settings that the steps already use; all unknown in older records."""
     stalls: Stalls | None = None
     """Stretches without a launch; None in older records."""
     replay: Replay | None = None
-    """The process's steps, simulated with and without a cause; None where no device worked, and in older records."""
+    """Replay of the process's steps, with and without each cause; None without device work, and in older records."""
     step_flops: float | None = None
-    """FLOP of the process's matmuls, convolutions and attention in a step, forward and backward, without recomputation;
-    None where they are not known."""
+    """FLOP per step of the process's matmuls, convolutions and attention, forward and backward, without recomputation;
+    None where unknown."""
     mfu: float | None = None
-    """Model FLOPs utilisation: those FLOP at the peak of its devices, over the step; None where either is unknown."""
+    """Model FLOPs utilisation: `step_flops` over the FLOP that the devices could do at peak in the time of the step;
+    None where either is unknown."""
 
     def __post_init__(self) -> None:
         assert sum(self.categories.values()) == self.step_time_ns, "categories must sum to the step"
@@ -187,7 +190,7 @@ class Breakdown(Record):
 
     @property
     def stalled_share(self) -> float:
-        """Part of the category `host` that lies in stalls.
+        """Share of the category `host` that lies in stalls.
 
         The profiler makes dispatch longer, not stalls: of a rescaled step they keep their length, as far as that fits.
         """
@@ -199,7 +202,9 @@ class Breakdown(Record):
         return min(1.0, stalled_ns / host_ns)
 
     def removable_ns(self, *categories: str) -> float:
-        """Nanoseconds per step that are gone when these categories vanish: of communication, what held compute up."""
+        """Return the nanoseconds per step that would be saved if these categories vanished; of communication, only the
+        part that delayed compute.
+        """
         times = self.per_step_ns
         held = {name: ns / self.categories[name] for name, ns in self.blocking.items() if self.categories.get(name)}
         return sum(times.get(name, 0.0) * held.get(name, 1.0) for name in categories)
@@ -213,26 +218,26 @@ class Breakdown(Record):
 
 
 class Finding(Record):
-    """One thing that a breakdown shows, with its evidence and what to do about it.
+    """One observation about a breakdown, with its evidence and advice.
 
     Attributes:
-        rule: Its rule, as docs/diagnosis.md lists them.
+        rule: Name of the rule, as docs/diagnosis.md lists them.
         message: What was seen.
         advice: What to do about it.
-        strategies: Those that can help.
-        evidence: Figures behind it, by name.
+        strategies: Strategies that can help.
+        evidence: Figures that support it, by name.
     """
 
     rule: str
     severity: str
-    """"note", "warning" or "high"."""
+    """Severity: "note", "warning" or "high"."""
     message: str
     advice: str
     strategies: tuple[str, ...]
     bound: float
-    """The most that fixing it could save, as a share of the step."""
+    """Upper limit on the saving from fixing it, as a share of the step."""
     evidence: dict[str, float | str] = field(default_factory=dict)
     claim: float | None = None
-    """Share of the step that it claims: what fixing it saves beside the findings before it, at most where that was not
-    replayed. Each share of a step is claimed once, so that claims add up. None where it saves nothing by itself, and
-    in older records."""
+    """Share of the step that fixing this finding saves in addition to the findings before it; an upper limit where that
+    was not replayed. Claims do not overlap, so they add up. None where it saves nothing by itself, and in older
+    records."""

@@ -13,7 +13,7 @@ from steptune.tuner.records.base import Record
 
 Scalar = bool | int | float | str | None
 Choice = dict[str, Scalar]
-"""One setting of a strategy: its parameters by name. Only what differs from the neutral choice."""
+"""One setting of a strategy: those of its parameters, by name, that differ from the neutral choice."""
 
 
 class Numerics(StrEnum):
@@ -48,7 +48,7 @@ def _label_value(value: Scalar) -> str:
 
 
 def choice_label(choice: Mapping[str, Scalar]) -> str:
-    """`num_workers=2, persistent_workers=on`: a choice as a person reads it."""
+    """Return a choice in readable form, such as `num_workers=2, persistent_workers=on`."""
     return ", ".join(f"{name}={_label_value(value)}" for name, value in choice.items()) or "unchanged"
 
 
@@ -59,7 +59,7 @@ class Candidate(Record, dict=True):
     listed. So the hash of a candidate does not change when Steptune learns a new strategy.
 
     Attributes:
-        choices: By strategy: what differs from what the user runs today.
+        choices: Parameters that differ from what the user runs today, by strategy.
     """
 
     choices: dict[str, Choice] = msgspec.field(default_factory=dict)
@@ -82,11 +82,11 @@ class Candidate(Record, dict=True):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """One for each of its choices."""
+        """Moves of the candidate, one for each of its choices."""
         return tuple(Move(strategy=strategy, choice=choice) for strategy, choice in self.choices.items())
 
     def with_choice(self, strategy: str, choice: Choice) -> Candidate:
-        """The candidate with one strategy set to `choice` (an empty choice is the neutral one)."""
+        """Return a copy of the candidate with one strategy set to `choice` (an empty choice is the neutral one)."""
         choices = {name: value for name, value in self.choices.items() if name != strategy}
         if choice:
             choices[strategy] = choice
@@ -101,7 +101,7 @@ class Move(Record):
 
     Attributes:
         strategy: The strategy.
-        choice: What it is set to.
+        choice: The choice to which it is set.
     """
 
     strategy: str
@@ -113,5 +113,5 @@ class Move(Record):
 
     @property
     def key(self) -> str:
-        """Identity of the setting, whatever the order of the parameters."""
+        """Identity of the setting, independent of the order of the parameters."""
         return f"{self.strategy}:{tuple(sorted(self.choice.items()))}"

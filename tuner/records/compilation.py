@@ -9,9 +9,9 @@ class CompilationEvent(Record):
     """Event during compilation of the model, with its number of occurrences.
 
     Attributes:
-        reason: What TorchDynamo or Inductor says.
-        place: Function or line; empty where it does not say.
-        count: How often.
+        reason: Reason that TorchDynamo or Inductor states.
+        place: Function or line; empty where none is stated.
+        count: Number of occurrences.
     """
 
     reason: str
@@ -24,15 +24,15 @@ class Compilation(Record):
 
     Attributes:
         num_graphs: Graphs that were compiled.
-        num_graph_breaks: Places where a graph had to end and Python went on.
-        graph_breaks: The most frequent of them.
-        num_recompilations: Compilations because a guard of an earlier one failed.
-        recompilations: The most frequent of them, with the guard.
-        num_cudagraph_skips: Graphs that were asked to be CUDA graphs, and are not.
-        cudagraph_skips: Why.
-        seconds: Spent compiling.
-        cache_hits: Graphs that were found in the study's cache.
-        cache_misses: Graphs that were not.
+        num_graph_breaks: Places where a graph ended and Python took over.
+        graph_breaks: The most frequent graph breaks.
+        num_recompilations: Recompilations because a guard of an earlier compilation failed.
+        recompilations: The most frequent recompilations, with the guard that failed.
+        num_cudagraph_skips: Graphs that were to run as CUDA graphs but do not.
+        cudagraph_skips: Reasons for these skips.
+        seconds: Time spent compiling.
+        cache_hits: Graphs found in the study's cache.
+        cache_misses: Graphs not found there.
     """
 
     num_graphs: int
@@ -41,11 +41,11 @@ class Compilation(Record):
     num_recompilations: int = 0
     recompilations: tuple[CompilationEvent, ...] = ()
     num_given_up: int = 0
-    """Times that a function was compiled so often that it runs as it is from then on."""
+    """Number of times that TorchDynamo gave up on a function after too many recompilations and ran it uncompiled."""
     num_cudagraph_skips: int = 0
     cudagraph_skips: tuple[CompilationEvent, ...] = ()
     late_graphs: int = 0
-    """Graphs that were compiled after the warm-up, in the midst of what was measured."""
+    """Graphs compiled after the warm-up, during the measurement."""
     seconds: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0

@@ -1,4 +1,4 @@
-"""The steps of a search: what it asks for next, and the story of what came of it."""
+"""The steps of a search: its suggestions for the next trial, and its decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steptune.tuner.records.trials import Purpose
 
 
 class Suggestion(Record):
-    """The next trial (or group of trials) and why."""
+    """The next trial (or group of trials) of a search, and the reason for it."""
 
     candidate: Candidate
     purpose: Purpose
@@ -16,37 +16,37 @@ class Suggestion(Record):
     reason: str
     moves: tuple[Move, ...] = ()
     bound: float | None = None
-    """The most the candidate could save, as a share of the incumbent's step."""
+    """Upper limit on what the candidate could save, as a share of the incumbent's step."""
     replicate: int = 0
-    """0 for the first start of this candidate for this purpose."""
+    """Number of the start of this candidate for this purpose, from 0."""
     companion: Candidate | None = None
-    """Candidate that it is compared with; run in turns with it where both fit."""
+    """Candidate that it is compared with; the two take turns where both fit into memory."""
 
 
 class Decision(Record):
-    """One row of the story of a search: what was tried or not, why, and what came of it.
+    """One row of a search's record: what was tried or not, the reason, and the outcome.
 
     Attributes:
-        sequence: Its place in the search.
-        stage: Of the search.
-        reason: For people.
-        candidate: What was tried, or would have been.
-        moves: How it differs from the incumbent.
-        trial_ids: The trials behind it.
-        predicted_bound: The most it could have gained, as a share of the incumbent's step.
+        sequence: Position in the search.
+        stage: Stage of the search.
+        reason: Reason, in a readable form.
+        candidate: Candidate that was tried, or would have been.
+        moves: Moves by which it differs from the incumbent.
+        trial_ids: Trials that the decision rests on.
+        predicted_bound: Upper limit on its gain, as a share of the incumbent's step.
         measured_se: Standard error of `measured_gain`.
     """
 
     sequence: int
     stage: str
     verdict: str
-    """"accepted", "no_gain", "inconclusive", "failed", "contended" (others used the machine),
-    "guard_rejected", "no_effect", "measured", "confirmed", "not_confirmed", "not_tried"."""
+    """Outcome: "accepted", "no_gain", "inconclusive", "failed", "contended" (others used the machine),
+    "guard_rejected", "no_effect", "measured", "confirmed", "not_confirmed" or "not_tried"."""
     reason: str
     candidate: Candidate | None = None
     moves: tuple[Move, ...] = ()
     trial_ids: tuple[str, ...] = ()
     predicted_bound: float | None = None
     measured_gain: float | None = None
-    """Rate over the incumbent's rate at that time, less one."""
+    """Rate over that of the incumbent at the time, minus one."""
     measured_se: float | None = None

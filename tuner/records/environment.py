@@ -8,16 +8,16 @@ from steptune.tuner.records.topology import Topology
 
 
 class Environment(Record):
-    """Facts that strategies may rely on: the hardware, and the software beside it.
+    """Facts about the hardware and the software that strategies may rely on.
 
     Attributes:
-        hardware: What figures depend on.
-        calibration: Its measured ceilings.
+        hardware: Hardware profile.
+        calibration: Measured peak rates of the hardware.
         num_ranks: Processes of the training.
-        num_hosts: That they are on.
-        start_methods: How processes can be started: "fork", "spawn".
-        free_disk_bytes: When the study began.
-        free_memory_bytes: When the study began.
+        num_hosts: Number of hosts on which the processes run.
+        start_methods: Ways to start processes that the platform supports: "fork", "spawn".
+        free_disk_bytes: Free disk space when the study began.
+        free_memory_bytes: Free memory when the study began.
     """
 
     hardware: HardwareProfile
@@ -27,7 +27,7 @@ class Environment(Record):
     num_ranks: int = 1
     num_hosts: int = 1
     topology: Topology | None = None
-    """The links between the ranks; None with one rank, and where they were not measured."""
+    """Links between the ranks; None with one rank, and where they were not measured."""
     start_methods: tuple[str, ...] = ("fork",)
     free_disk_bytes: int = 0
     free_memory_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Judgement whether a candidate still is the same training."""
+"""Verdict of the guard on whether a candidate is still the same training."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ class GuardCheck(Record):
     """One comparison with the reference.
 
     Attributes:
-        name: What is compared.
-        passed: Within the tolerance.
-        observed: The largest difference.
-        tolerance: What it may be.
-        detail: Where it was; empty where there is nothing to say.
+        name: Quantity that is compared.
+        passed: Whether the difference is within the tolerance.
+        observed: The largest difference that was found.
+        tolerance: The largest difference that is allowed.
+        detail: Where it was found; empty where there is nothing to add.
     """
 
     name: str
     kind: str
-    """"pointwise", "update", "gradient", "twin", "output", "state", "average", "masks", "mask rate", "curve" or
-    "loader"."""
+    """Kind of check: "pointwise", "update", "gradient", "twin", "output", "state", "average", "masks", "mask rate",
+    "curve" or "loader"."""
     passed: bool
     observed: float
     tolerance: float
@@ -27,14 +27,14 @@ class GuardCheck(Record):
 
 
 class GuardVerdict(Record):
-    """Judgement whether a candidate still is the same training, as far as `num_steps` steps show.
+    """Verdict on whether a candidate is still the same training, as far as `num_steps` steps can show.
 
     Attributes:
-        passed: All checks did.
+        passed: Whether all checks passed.
         num_steps: Steps that were compared.
-        checks: Each comparison.
-        losses: Of the candidate, by step.
-        reference_losses: Of the reference, by step.
+        checks: The comparisons.
+        losses: Losses of the candidate, by step.
+        reference_losses: Losses of the reference, by step.
         compared: What was compared, how closely and for how long, part by part.
         notes: Which parts could not be judged, and why.
     """
@@ -45,7 +45,7 @@ class GuardVerdict(Record):
     losses: tuple[float, ...] = ()
     reference_losses: tuple[float, ...] = ()
     skipped_steps: int = 0
-    """Steps that a loss scaler skipped; they were repeated, so that the curves stay aligned."""
+    """Steps that a loss scaler skipped. They were repeated to keep the curves aligned."""
 
     compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

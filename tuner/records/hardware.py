@@ -1,4 +1,4 @@
-"""The machine that trains, and what it can do at most."""
+"""The hardware that trains, and its measured peak rates."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class Device(Record):
     """A device that trains.
 
     Attributes:
-        name: Of the product.
-        memory_bytes: Its memory.
-        capability: Of a CUDA device, like "9.0".
+        name: Product name.
+        memory_bytes: Memory of the device.
+        capability: Compute capability of a CUDA device, such as "9.0".
     """
 
     kind: str
-    """"cpu" or "cuda"."""
+    """Kind of device: "cpu" or "cuda"."""
     name: str
     memory_bytes: int
     capability: str | None = None
 
 
 class HardwareProfile(Record):
-    """Hardware and versions that figures depend on. Never host names or addresses.
+    """Hardware and software versions that figures depend on; never holds host names or addresses.
 
     Attributes:
-        devices: Those that a study may use.
-        num_cores: Cores of the processor that may be used.
-        cpu_name: Of the product.
-        memory_bytes: Of the host.
+        devices: Devices that a study may use.
+        num_cores: CPU cores that may be used.
+        cpu_name: Product name of the CPU.
+        memory_bytes: Memory of the host.
     """
 
     devices: tuple[Device, ...]
@@ -40,9 +40,9 @@ class HardwareProfile(Record):
     cpu_name: str
     memory_bytes: int
     links: dict[str, str] = msgspec.field(default_factory=dict)
-    """Kind of link between devices: {"0-1": "NV18"}; empty on one device."""
+    """Kind of link between each pair of devices, such as {"0-1": "NV18"}; empty with one device."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
-    """torch, python, and where present cuda, driver, cudnn, nccl."""
+    """Versions of torch and Python and, where present, CUDA, driver, cuDNN and NCCL."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,9 +60,9 @@ class HardwareProfile(Record):
 
 
 class Calibration(Record):
-    """Measured ceilings of the device, the floors of the bounds."""
+    """Measured peak rates of the device, from which the lower limits of step times are computed."""
 
     matmul_flops_per_s: dict[str, float] = msgspec.field(default_factory=dict)
-    """Best rate of a square matmul by dtype name ("float32", "bfloat16", ...)."""
+    """Highest measured rate of a square matmul, by dtype name ("float32", "bfloat16", ...)."""
     copy_bytes_per_s: float = 0.0
     """Bytes read plus bytes written per second of a large copy."""

@@ -1,4 +1,4 @@
-"""Measurements of a trial without a profiler: windows, startup, memory; and how windows are taken."""
+"""Measurements of a trial without a profiler (windows, startup, memory), and the settings of the windows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from steptune.tuner.records.base import Record
 
 
 class MeasureSettings(Record):
-    """Settings of the windows of a group of trials.
+    """Settings for timing the windows of a group of trials.
 
     Attributes:
-        min_rounds: Rounds before the measurement may stop.
-        max_rounds: Rounds after which it stops.
+        min_rounds: Minimum number of rounds before the measurement may stop.
+        max_rounds: Maximum number of rounds.
     """
 
     window_s: float = 0.2
-    """Aimed-at length of one window of every trial of the group."""
+    """Target length, in seconds, of one window of each trial in the group."""
     min_rounds: int = 5
     max_rounds: int = 60
     half_width: float = 0.01
-    """Stop when the 95 % half-width of every trial's mean rate (or ratio to the first trial of the
-    group) is below this share."""
+    """Target half-width: measuring stops when the 95 % half-width of every trial's mean rate (or of its ratio to the
+    group's first trial) is below this share of it."""
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
-    """Share of the cores that processes outside the group may use during a window of a quiet machine."""
+    """Maximum share of the cores that processes outside the group may use during a window of a quiet machine."""
     quiet_machine: bool = False
-    """True if only windows of a quiet machine count. Otherwise, where there are too few of these, all count, marked."""
+    """True if only windows of a quiet machine count. Otherwise, where there are too few such windows, all count and are
+    marked."""
 
 
 class InputActivity(Record):
-    """Activity of those who make batches (worker processes, or the main thread) during a window.
+    """Activity during a window of the processes that make batches: loader workers, or the main process without them.
 
     Attributes:
         num_workers: Worker processes; 0 where the main thread makes batches.
@@ -37,22 +38,25 @@ class InputActivity(Record):
 
     num_workers: int
     wait_ns: int
-    """Time of the main thread in the loader's `next()`."""
+    """Time that the main thread spends in the loader's `next()`."""
     runnable_share: float
-    """Share of the makers' time (the main thread: of `wait_ns`) computing or queueing for a core, not sleeping."""
+    """Share of the makers' time (for the main thread, of `wait_ns`) spent computing or waiting for a core, not
+    sleeping."""
     read_bytes_per_s: float
-    """Bytes from storage; what the page cache holds costs nothing and is not counted."""
+    """Bytes per second read from storage; reads from the page cache are not counted."""
 
 
 class DeviceReading(Record):
-    """Driver's readings of a rank's device during a window. None: it does not tell.
+    """Driver's readings of a rank's device during a window; None for a reading that it does not provide.
 
     Attributes:
-        sm_clock_mhz: When the window ended.
-        power_w: Mean over the window, from the energy used; without that counter, when the window ended.
-        power_limit_w: What the driver holds the device to.
-        temperature_c: When the window ended.
-        limits: What held the clock down at either edge, as `trials/device_state.py` names it.
+        sm_clock_mhz: SM clock at the end of the window.
+        power_w: Mean power over the window, from the energy counter; without that counter, power at the end of the
+            window.
+        power_limit_w: Power limit that the driver enforces.
+        temperature_c: Temperature at the end of the window, in °C.
+        limits: Reasons for a reduced clock at the beginning or the end of the window, as named in
+            `trials/device_state.py`.
     """
 
     sm_clock_mhz: int | None = None
@@ -61,9 +65,9 @@ class DeviceReading(Record):
     temperature_c: int | None = None
     limits: tuple[str, ...] = ()
     slowed_share: float | None = None
-    """Share of the window in which heat slowed the device down."""
+    """Share of the window in which thermal throttling slowed the device down."""
     foreign_share: float | None = None
-    """Share of the device's time that processes of others used."""
+    """Share of the device's time that other programs used."""
 
 
 class Window(Record):
@@ -73,18 +77,18 @@ class Window(Record):
         num_steps: Whole steps in it.
         num_samples: Samples in it.
         num_units: Samples or tokens in it, by the workload's unit.
-        duration_ns: From its first step's beginning to its last one's end, on the slowest rank.
-        step_p20_ns: 20th percentile of the steps' times; as the following, of the rank that has the largest.
+        duration_ns: Time from the start of its first step to the end of its last one, on the slowest rank.
+        step_p20_ns: 20th percentile of the step times; like the next two, of the rank where it is largest.
         step_p50_ns: Median of the steps' times.
         step_p80_ns: 80th percentile of the steps' times.
-        queue_depth_end: The same when it ended.
-        input: What those who make batches did; None where it was not watched.
+        queue_depth_end: Batches that the loader held ready or in flight at the end of the window.
+        input: Activity of the processes that make batches; None where it was not recorded.
     """
 
     round: int
-    """Windows of one round belong together: the trials of a group took turns in it."""
+    """Number of the round in which the trials of a group took turns, one window each."""
     position: int
-    """Index of the first batch in the study's fixed order of batches (None-like -1: a stream)."""
+    """Index of the window's first batch in the study's fixed order of batches; -1 for a stream."""
     num_steps: int
     num_samples: int
     num_units: int
@@ -93,17 +97,17 @@ class Window(Record):
     step_p50_ns: int
     step_p80_ns: int
     queue_depth_start: int
-    """Batches that the loader held ready or in flight when the window began, and when it ended."""
+    """Batches that the loader held ready or in flight at the start of the window."""
     queue_depth_end: int
     foreign_cpu_share: float
-    """CPU time used by others, as a share of all cores, while the window ran."""
+    """CPU time used by other processes during the window, as a share of all cores."""
     void: str | None = None
-    """Reason why the window does not count, or None."""
+    """Reason why the window does not count; None if it does."""
     marked: str | None = None
-    """Reason why the machine was not quiet during a window that counts all the same, or None."""
+    """Reason why the machine was not quiet during a window that counts nevertheless; None otherwise."""
     input: InputActivity | None = None
     device: DeviceReading | None = None
-    """Reading of the first rank's device; None on a CPU, and where nothing could be read."""
+    """Readings of the first rank's device; None on a CPU, and where nothing could be read."""
 
     @property
     def units_per_s(self) -> float:
@@ -118,39 +122,39 @@ class Startup(Record):
     """Time spent before the first measured window, by part.
 
     Attributes:
-        warm_up_ns: Steps before the first window.
-        warm_up_steps: How many there were.
-        steady: Their times had settled.
-        compile_cold: Nothing compiled for this candidate was cached.
+        warm_up_ns: Time of the steps before the first window.
+        warm_up_steps: Number of these steps.
+        steady: Whether the step times had become steady by the first window.
+        compile_cold: Whether the candidate was compiled without anything from the cache.
     """
 
     build_ns: int
-    """Time from the request to a built job, the next field included."""
+    """Time from the request until the job is built; includes `user_code_ns`."""
     user_code_ns: int
     """Part of `build_ns` inside the user's import, model and dataset code."""
     first_step_ns: int
-    """Time from the request to the beginning of the first warm-up step."""
+    """Time from the request to the start of the first warm-up step."""
     warm_up_ns: int
     warm_up_steps: int
     steady: bool
     compile_ns: int = 0
-    """Warm-up beyond what the same number of steady steps takes: compilation and capture."""
+    """Excess of the warm-up over the same number of steady steps: compilation and CUDA graph capture."""
     compile_cold: bool = False
 
 
 class MemoryPeak(Record):
-    """Peak memory of one rank. On a CPU only `resident_bytes` is not zero.
+    """Peak memory of one rank; on a CPU only `resident_bytes` is nonzero.
 
     Attributes:
-        rank: The process.
-        allocated_bytes: By tensors, on the device.
-        reserved_bytes: By torch's allocator, on the device.
-        device_bytes: Of the whole process, on the device.
+        rank: Number of the rank.
+        allocated_bytes: Memory allocated by tensors on the device.
+        reserved_bytes: Memory reserved by torch's allocator on the device.
+        device_bytes: Memory of the whole process on the device.
     """
 
     rank: int
     resident_bytes: int
-    """Memory of the rank and the processes it started, together."""
+    """Peak resident memory of the rank together with the processes that it started."""
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     device_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Profile beside a breakdown: the kernels, gaps and collectives with the most time."""
+"""Profile that accompanies a breakdown: the kernels, gaps and collectives with the most time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from steptune.tuner.records.base import Record
 
 
 class KernelStats(Record):
-    """All runs of one kernel.
+    """Statistics of one kernel over all its runs.
 
     Attributes:
-        name: As the trace has it.
-        category: Of the breakdown.
-        count: Runs in the profiled steps.
-        total_ns: Of all runs.
-        mean_ns: Of one run.
-        max_ns: Of the longest run.
-        tensor_cores: It uses them.
+        name: Name in the trace.
+        category: Category of the breakdown.
+        count: Number of runs in the profiled steps.
+        total_ns: Time of all runs.
+        mean_ns: Mean time of a run.
+        max_ns: Time of the longest run.
+        tensor_cores: Whether it uses tensor cores.
     """
 
     name: str
@@ -23,62 +23,64 @@ class KernelStats(Record):
     count: int
     total_ns: int
     share: float
-    """Part of the profiled time."""
+    """Share of the profiled time."""
     mean_ns: int
     max_ns: int
     tensor_cores: bool
     occupancy: float | None = None
-    """Estimated, weighted by time, 0 to 1."""
+    """Estimated occupancy from 0 to 1, weighted by time; None where unknown."""
 
 
 class GapSite(Record):
-    """All gaps, or parts of gaps, with one cause that end with one kernel.
+    """Statistics of all gaps, or parts of gaps, that have the same cause and end with the same kernel.
 
     Attributes:
-        category: What the gaps are blamed on.
-        count: How many there are.
-        total_ns: Of all of them.
+        category: Category that is the cause of the gaps.
+        count: Number of gaps.
+        total_ns: Time of all gaps.
     """
 
     category: str
     kernel_after: str
-    """Empty for what the end of the steps ends."""
+    """Name of the kernel that ends the gaps; empty for gaps that last until the end of the steps."""
     count: int
     total_ns: int
 
 
 class CollectiveStats(Record):
-    """All calls of one collective with messages of one size, over the ranks that were analysed.
+    """Statistics of one collective with one message size, over the ranks that were analysed.
 
     Attributes:
         name: "allreduce", "allgather", …
-        group: The process group.
-        group_size: Its ranks.
-        dtype: Of the message; empty where the trace does not say.
+        group: Name of the process group.
+        group_size: Number of ranks in the group.
+        dtype: Dtype of the message; empty where the trace does not record it.
     """
 
     name: str
     group: str
     group_size: int
     message_bytes: int
-    """The larger of what goes in and what comes out; 0 where the trace does not say."""
+    """Message size: the larger of input and output; 0 where the trace does not record it."""
     dtype: str
     count: int
-    """Calls per rank."""
+    """Number of calls per rank."""
     total_ns: int
-    """Mean over the ranks that have it, as is `exposed_ns`."""
+    """Total time, as a mean over the ranks that take part."""
     exposed_ns: int
-    """Time that no compute hides. Two collectives at the same time count both."""
+    """Time that is not hidden behind compute, as a mean over the ranks; where two collectives overlap, each counts in
+    full."""
     latency_ns: int | None = None
-    """Median over calls of the shortest over ranks: what is left when nobody waits. None with one rank."""
+    """Latency without waiting: the median over calls of the shortest duration among the ranks. None with one rank."""
     skew_ns: int | None = None
-    """Median over calls of the latest arrival less the earliest. None with one rank."""
+    """Skew: the median over calls of the latest arrival minus the earliest. None with one rank."""
     bus_bytes_per_s: float | None = None
-    """Message size times the algorithm's factor, over the latency (with one rank: over the duration)."""
+    """Bus bandwidth: message size times the algorithm's bus factor, divided by the latency (with one rank, by the
+    duration)."""
 
 
 class TrialProfile(Record):
-    """Kernels, gaps and collectives of the first rank with the most time, beside the breakdown."""
+    """Kernels, gaps and collectives of the first rank that take the most time; accompanies the breakdown."""
 
     kernels: tuple[KernelStats, ...] = ()
     gap_sites: tuple[GapSite, ...] = ()

@@ -1,4 +1,4 @@
-"""The answer of a study: what to change, what that gains, and what is known about everything else."""
+"""The answer of a study: the changes, their gain, and a certificate about all other configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptune.tuner.records.workload_facts import SampleUnit, ScriptFacts
 
 
 class Verdict(StrEnum):
-    """The claim of a recommendation.
+    """Verdict of a recommendation.
 
     `no_significant_gain`: candidates were judged, and none is proven faster. `unconfirmed`: a faster candidate was
     seen, and there was no time to confirm it. `not_searched`: the study ended before any candidate was judged.
@@ -35,7 +35,7 @@ class Interval(Record):
     Attributes:
         low: Its lower end.
         high: Its upper end.
-        level: The probability.
+        level: Probability that the range holds the figure.
     """
 
     low: float
@@ -47,16 +47,16 @@ class Gain(Record):
     """Rate of a confirmed candidate over the baseline's; 1.0 is no gain.
 
     Attributes:
-        ratio: The estimate.
-        num_blocks: Paired comparisons behind it.
-        num_finalists: Candidates that were compared at the end.
+        ratio: Estimated ratio of the rates.
+        num_blocks: Number of paired comparisons that it rests on.
+        num_finalists: Number of finalists in the confirmation.
     """
 
     ratio: float
     interval: Interval
     """Confidence interval of the ratio, simultaneous over the finalists."""
     prediction: Interval
-    """Range of the ratio of one more confirmation of the same size, with this probability."""
+    """Prediction interval: where the ratio would fall in one more confirmation of the same size."""
     num_blocks: int
     num_finalists: int
 
@@ -66,12 +66,12 @@ class Part(Record):
 
     Attributes:
         strategy: The strategy.
-        choice: What it is set to.
-        interval: Of `gain`, simultaneous over the parts; None with it.
-        bound: The most it was predicted to gain, as a share of the step.
-        reason: For people.
-        numerics: What it does to the numbers.
-        num_blocks: Paired comparisons behind `gain`; 0 where none was made.
+        choice: The choice to which it is set.
+        interval: Interval of `gain`, simultaneous over the parts; None where `gain` is None.
+        bound: Upper limit predicted for its gain, as a share of the step.
+        reason: Reason, in a readable form.
+        numerics: Effect on the numbers.
+        num_blocks: Number of paired comparisons that `gain` rests on; 0 where none was made.
     """
 
     strategy: str
@@ -80,32 +80,32 @@ class Part(Record):
     reason: str
     numerics: Numerics
     gain: float | None = None
-    """Contribution as a ratio of speeds: the answer over the answer without this part, both started anew, in turns.
-    None where that was not measured. In older records, whose `num_blocks` is 0, it is an estimate of the search, and is
-    not shown. Where a part is the only one, the gain of the answer is its gain."""
+    """Contribution as a ratio of speeds: the answer over the answer without this part, both run anew, in turns. None
+    where it was not measured. In older records, whose `num_blocks` is 0, it is an estimate of the search, and is not
+    shown. With a single part, it is the gain of the whole answer."""
     interval: Interval | None = None
     num_blocks: int = 0
 
 
 class Certificate(Record):
-    """Knowledge about everything that was not recommended.
+    """Summary of what is known about all that was not recommended.
 
     Attributes:
-        not_tried: Each with its reason.
-        audits: Pruned choices that were tried all the same.
-        audit_violations: Those that gained more than their bound.
-        probability_left: That something else makes the step shorter by more than 2 %, when the search ended; None
-            where the search says nothing of it.
+        not_tried: Choices that were not tried, each with the reason.
+        audits: Number of pruned choices that were run to check their bounds.
+        audit_violations: Number of these that gained more than their bound.
+        probability_left: Probability, when the search ended, that another candidate shortens the step by more than 2 %;
+            None where the search does not estimate it.
     """
 
     remaining_bound: float
-    """The most that any untried, legal choice could still gain, as a share of the step."""
+    """Upper limit on what any untried, legal choice could still gain, as a share of the step."""
     status: str
-    """"estimated" until enough pruned choices were audited, then "audited"."""
+    """Status of the bounds: "estimated", or "audited" once enough pruned choices were run to check them."""
     noise: float
-    """Smallest gain that this study could tell from none."""
+    """Smallest gain that this study could distinguish from zero."""
     ended: str
-    """"no bound above noise", "budget spent", "trials spent", "interrupted"."""
+    """Reason why the search ended: "no bound above noise", "budget spent", "trials spent" or "interrupted"."""
     not_tried: tuple[Decision, ...] = ()
     audits: int = 0
     audit_violations: int = 0
@@ -116,13 +116,13 @@ class Alternative(Record):
     """Another candidate that was measured.
 
     Attributes:
-        candidate: What it changes.
+        candidate: Its changes.
         gain: Rate over the baseline's.
-        peak_memory_bytes: Of its hungriest rank.
-        numerics: What it does to the numbers.
-        guard: What the guard said.
-        interval: Of `gain`, by the trials of the search; None in older records.
-        confirmed: Its gain by the confirmation, which goes before `gain`; None where it was no finalist.
+        peak_memory_bytes: Peak memory of the rank that uses the most.
+        numerics: Effect on the numbers.
+        guard: Summary of the guard's verdict.
+        interval: Interval of `gain`, from the trials of the search; None in older records.
+        confirmed: Gain measured by the confirmation, which takes precedence over `gain`; None unless it was a finalist.
     """
 
     candidate: Candidate
@@ -138,27 +138,27 @@ class Cost(Record):
     """Cost of finding the recommendation.
 
     Attributes:
-        tuning_s: All of the study.
-        num_trials: Trials that were run.
-        compile_s: What the recommendation compiles before it is fast.
-        payback_tuning_steps: Steps after which the study has paid for itself.
+        tuning_s: Time of the whole study.
+        num_trials: Number of trials that were run.
+        compile_s: Compile time of the recommendation.
+        payback_tuning_steps: Number of steps after which the time of the study is recovered.
     """
 
     tuning_s: float
     num_trials: int
     compile_s: float = 0.0
     payback_steps: float | None = None
-    """Steps after which the recommendation's compilation has paid for itself."""
+    """Number of steps after which the compile time of the recommendation is recovered."""
     payback_tuning_steps: float | None = None
 
 
 class ScriptChanges(Record):
-    """The changes of a recommendation in a training script, as its trials made them and `steptune.enable` does.
+    """Changes of a recommendation to a training script, as its trials made them and `steptune.enable` makes them.
 
     Attributes:
         script: Findings of the inspection: which script, and which of its objects are changed.
-        changes: By name (`scripts/agent/changes.py`).
-        words: The same as a user would write it, one for each strategy.
+        changes: Values of the changes, by name (`scripts/agent/changes.py`).
+        words: Description of the changes, one for each strategy.
     """
 
     script: ScriptFacts
@@ -167,37 +167,37 @@ class ScriptChanges(Record):
 
 
 class Recommendation(Record):
-    """The answer of a study.
+    """Recommendation that a study makes, with its gain and its certificate.
 
     Attributes:
-        study_id: The study.
+        study_id: Id of the study.
         created_at: ISO 8601, UTC.
-        workload: The reference that the user gave.
-        workload_signature: Of similar workloads.
+        workload: Reference of the workload, as the user wrote it.
+        workload_signature: Hash that similar workloads share.
         global_batch: Samples of one step.
-        sample_unit: What the throughput counts.
-        verdict: What is claimed.
-        candidate: What to change.
+        sample_unit: Unit of the throughput.
+        verdict: Verdict of the study.
+        candidate: Changes to today's settings.
         choices: The complete choice of every strategy.
-        environment_variables: To be set before torch is imported.
-        hardware: On which it was measured.
-        baseline_units_per_s: Of today's settings.
-        units_per_s: Of the recommendation.
-        gain: Of the recommendation, with its intervals; None unless it is proven.
+        environment_variables: Variables to set before torch is imported.
+        hardware: Hardware on which it was measured.
+        baseline_units_per_s: Rate with today's settings.
+        units_per_s: Rate as recommended.
+        gain: Gain of the recommendation, with its intervals; None unless it is proven.
         parts: Each accepted change.
-        shares_before: Of the step by category, with today's settings.
-        shares_after: The same with the recommendation.
-        bottleneck_before: What took the most time.
-        bottleneck_after: What takes the most time now.
-        guard: Whether it is the same training.
-        certificate: About what was not recommended.
-        cost: Of finding it.
+        shares_before: Shares of the step by category, with today's settings.
+        shares_after: Shares of the step by category, as recommended.
+        bottleneck_before: Category that took the most time with today's settings.
+        bottleneck_after: Category that takes the most time as recommended.
+        guard: Verdict on whether it is the same training.
+        certificate: Certificate about what was not recommended.
+        cost: Cost of finding it.
         num_ranks: Processes of the training.
         alternatives: Other good candidates.
-        peak_memory_bytes: Of the hungriest rank.
-        baseline_peak_memory_bytes: The same with today's settings.
-        schema_version: Of this record.
-        steptune_version: That made it.
+        peak_memory_bytes: Peak memory of the rank that uses the most.
+        baseline_peak_memory_bytes: Peak memory with today's settings.
+        schema_version: Version of the record's schema.
+        steptune_version: Version of Steptune that made it.
     """
 
     study_id: str
@@ -227,29 +227,29 @@ class Recommendation(Record):
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
     unproven_gain: Gain | None = None
-    """Gain of the best finalist, where the confirmation proved none faster: it is not recommended."""
+    """Gain of the best finalist where the confirmation proved none faster; that finalist is not recommended."""
     unproven_candidate: Candidate | None = None
     """The finalist of `unproven_gain`; None in older records."""
     search_interval: Interval | None = None
-    """Interval of the ratio of the rates, by the trials of the search, where nothing confirmed it."""
+    """Interval of the ratio of rates from the trials of the search, where no confirmation was made."""
     no_time_for: tuple[str, ...] = ()
-    """Parts of the study that an interrupt or the budget left out, each as a phrase."""
+    """Parts of the study omitted because of an interrupt or the budget, each as a phrase."""
     needed_budget_s: float | None = None
-    """Budget, in seconds, that is expected to suffice for trying and confirming candidates; None where this one did."""
+    """Budget, in seconds, expected to suffice for trying and confirming candidates; None where this study's did."""
     objective: str = "throughput"
-    """The objective: all gains are ratios of it. Rates are units per second whatever it is."""
+    """Objective of which all gains are ratios. Rates are in units per second whatever it is."""
     objective_before: str = ""
-    """Figure of today's settings by it, with its unit; empty for throughput."""
+    """Objective's value with today's settings, with its unit; empty for throughput."""
     objective_after: str = ""
-    """Figure of the recommendation by it, with its unit; empty for throughput."""
+    """Objective's value as recommended, with its unit; empty for throughput."""
     prospect: str = ""
-    """The probable gain of more time, as a sentence; empty where the search did not end by its budget."""
+    """Sentence about the probable gain of more time; empty unless the search ended because its budget was spent."""
     foreign_cpu_share: float = 0.0
-    """Median share of the cores that other programs used while the baseline was measured, or during the confirmation:
-    the larger one."""
+    """Share of the cores that other programs used: the larger of the median during the baseline's trials and the median
+    during the confirmation."""
     of_trial: int | None = None
-    """Number of the trial whose configuration a user put in the place of the recommended one; never stored."""
+    """Number of the trial whose configuration a user chose instead of the recommended one; never stored."""
     in_script: ScriptChanges | None = None
-    """Its changes in a training script; None for a workload."""
+    """Changes of the recommendation to a training script; None for a workload."""
     schema_version: int = SCHEMA_VERSION
     steptune_version: str = ""

@@ -1,4 +1,4 @@
-"""A study: what the user asked for, where it is in its life, and what belongs to it beside its trials."""
+"""A study: the user's request, its state, its artifacts and its events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steptune.tuner.records.workload_facts import WorkloadFacts
 
 
 class StudyState(StrEnum):
-    """State of a study. Completed, cancelled and failed studies have ended."""
+    """State of a study; the final ones are completed, cancelled and failed."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -30,21 +30,21 @@ class StudySettings(Record):
     """A user's settings of a study.
 
     Attributes:
-        budget_s: Seconds that the search may take.
-        max_trials: Most trials; None for as many as the budget allows.
-        allow: Numerics that need consent and have it.
+        budget_s: Time limit of the search, in seconds.
+        max_trials: Maximum number of trials; None for as many as the budget allows.
+        allow: Kinds of numerics that the user consents to.
         only: Strategies to try; empty for all.
         skip: Strategies not to try.
-        seed: Of the search, the samples and the initial state.
-        measure: How windows are taken.
+        seed: Seed of the search, the samples and the initial state.
+        measure: Settings of the windows.
         num_ranks: Processes of the training.
-        num_hosts: That they are on; under torchrun and srun the launch says it.
+        num_hosts: Number of hosts; under torchrun and srun, taken from the launcher.
         device: "cpu" or "cuda"; None for CUDA where there is one.
-        memory_limit_bytes: Most memory of a trial.
-        remeasure_links: Whether links between ranks are measured that an earlier study has measured.
-        confirm_blocks: Paired comparisons of each finalist with the baseline, unless the answer is clear earlier; two
-            at least where time is short.
-        num_finalists: Candidates that are compared at the end.
+        memory_limit_bytes: Maximum memory of a trial.
+        remeasure_links: Whether links between ranks are measured again although an earlier study has measured them.
+        confirm_blocks: Paired comparisons of each finalist with the baseline, fewer if the answer is clear earlier; at
+            least two if time is short.
+        num_finalists: Number of candidates that are compared in the confirmation.
     """
 
     budget_s: float = 300.0
@@ -62,11 +62,11 @@ class StudySettings(Record):
     confirm_blocks: int = 5
     num_finalists: int = 2
     phase_timeout_s: float | None = None
-    """Seconds that any phase of a trial may take; None allows multiples of what the baseline took."""
+    """Time limit of each phase of a trial, in seconds; None for multiples of the baseline's time."""
     search: str = "model"
-    """Name of the search that proposes the trials."""
+    """Name of the search method that proposes the trials."""
     objective: str = "throughput"
-    """The objective, as `tuner/objectives.py` reads it."""
+    """Objective, in the syntax of `tuner/objectives.py`."""
 
 
 class Study(Record):
@@ -87,11 +87,11 @@ class Study(Record):
 
 
 class Artifact(Record):
-    """A file that belongs to a study, known by its content."""
+    """A file that belongs to a study, identified by the hash of its content."""
 
     study_id: str
     trial_id: str | None
-    """Trial of the file; None for a file of the whole study."""
+    """Id of the trial that the file belongs to; None for a file of the whole study."""
     kind: str
     digest: str
     """SHA-256 of the content, in hexadecimal digits."""
@@ -100,14 +100,14 @@ class Artifact(Record):
 
 
 class Event(Record):
-    """Event of a study; append-only, in order.
+    """Event of a study. Events are only appended, in order.
 
     Attributes:
-        sequence: Its number: it grows over all studies.
-        study_id: The study.
-        at: ISO 8601, UTC.
+        sequence: Sequence number, increasing over all studies.
+        study_id: Id of the study.
+        at: Time in ISO 8601, UTC.
         kind: "state", "trials_ended", "recommended", …
-        data: More, by kind.
+        data: Further data, depending on the kind.
     """
 
     sequence: int

@@ -1,27 +1,28 @@
-"""Placement of the ranks, and the measured cost of the links between them."""
+"""Placement of ranks on hosts, and the measured cost of their links."""
 
 from __future__ import annotations
 
 from steptune.tuner.records.base import Record
 
 EMULATED_NETWORK = "emulated network"
-"""Kind of a link between hosts that are one machine: sockets over its loopback interface, or over shaped links."""
+"""Kind of a link between emulated hosts on one machine: sockets over the loopback interface, or over rate-limited
+links."""
 
 
 class CollectiveTiming(Record):
-    """One measured point: how long a collective took.
+    """One measured duration of a collective.
 
     Attributes:
         collective: "all_reduce", "all_gather" or "reduce_scatter".
-        num_ranks: Of the group.
+        num_ranks: Number of ranks in the group.
     """
 
     collective: str
     num_ranks: int
     message_bytes: int
-    """The larger of what goes in and what comes out."""
+    """Message size: the larger of input and output."""
     duration_ns: int
-    """Median over repeats of the slowest rank's."""
+    """Duration on the slowest rank, as the median over repeats."""
 
 
 class Link(Record):
@@ -30,35 +31,35 @@ class Link(Record):
     A ring of n ranks takes `call_ns + steps * latency_ns + bytes / bytes_per_s`; see `tuner.network.collective_costs`.
 
     Attributes:
-        kind: Between devices as `nvidia-smi topo -m` names it ("NV18", "PIX", "SYS"), else "shared memory", "loopback",
-            "network" or "emulated network".
-        latency_ns: Of one step of a ring: alpha.
-        call_ns: Of one call, whatever it sends.
-        timings: The points that were measured; empty for a link that somebody described.
+        kind: Name of the link: between devices as in `nvidia-smi topo -m` ("NV18", "PIX", "SYS"), else "shared memory",
+            "loopback", "network" or "emulated network".
+        latency_ns: Latency of one step of a ring: alpha.
+        call_ns: Constant cost of one call, independent of its size.
+        timings: Measured points; empty for a link described by the user.
     """
 
     kind: str
     latency_ns: float
     bytes_per_s: float
-    """One way. Inside a host what one rank sends; between hosts what all ranks of a host send together."""
+    """One-way bandwidth: of one rank inside a host; of all ranks of a host together between hosts."""
     call_ns: float = 0.0
     num_sharing: int = 1
-    """Groups that ran at the same time over the same link when it was measured: one for each rank of a host."""
+    """Number of groups that used the link at the same time when it was measured: one for each rank of a host."""
     fit_residual: float = 0.0
     """Root mean square of the relative errors of the fit."""
     timings: tuple[CollectiveTiming, ...] = ()
 
 
 class Topology(Record):
-    """Ranks by host, and the measured links inside hosts and between them.
+    """Placement of ranks on hosts, and the measured links inside hosts and between them.
 
     Attributes:
-        host_of_rank: Number of the host of each rank, hosts numbered in the order of their first rank.
-        inside: None where every host has one rank.
-        between: None with one host.
-        whole: A flat ring over all ranks, as if it had one kind of link.
-        hardware_fingerprint: Of the hardware profile.
-        measured_at: ISO 8601, UTC.
+        host_of_rank: Host number of each rank; hosts are numbered in the order of their first rank.
+        inside: Link inside a host; None where every host has one rank.
+        between: Link between hosts; None with one host.
+        whole: Link fitted to a flat ring over all ranks, as if all its edges were of one kind.
+        hardware_fingerprint: Fingerprint of the hardware profile.
+        measured_at: Time of the measurement in ISO 8601, UTC.
     """
 
     host_of_rank: tuple[int, ...]
@@ -66,7 +67,7 @@ class Topology(Record):
     between: Link | None
     whole: Link
     backend: str
-    """"nccl" or "gloo"."""
+    """Communication backend: "nccl" or "gloo"."""
     hardware_fingerprint: str
     measured_at: str
 
@@ -80,7 +81,7 @@ class Topology(Record):
 
     @property
     def is_emulated(self) -> bool:
-        """Say whether its hosts are one machine."""
+        """True if the hosts are emulated on one machine."""
         return EMULATED_NETWORK in self.whole.kind
 
     @property

@@ -1,4 +1,4 @@
-"""One process start of one candidate: what is asked for, how it ends, all that it showed."""
+"""One process start of one candidate: the request, how it ended, and all that it measured."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class Purpose(StrEnum):
     AUDIT = "audit"
     CONFIRM = "confirm"
     CONTRIBUTION = "contribution"
-    """The answer again, or the answer without one of its parts."""
+    """Trial of the recommended candidate, complete or without one of its parts, which measures a part's contribution.
+    """
     MOVED = "moved"
-    """Reference or incumbent again, in another place than the figures before."""
+    """Trial of the reference or the incumbent, repeated because the place of the trials has changed."""
 
 
 class FailureKind(StrEnum):
@@ -65,7 +66,7 @@ class TrialState(StrEnum):
 
 
 class Deadlines(Record):
-    """Seconds that each phase may take before the trial counts as hung."""
+    """Time limits of the phases, in seconds, after which a trial counts as hung."""
 
     build_s: float = 300.0
     guard_s: float = 300.0
@@ -74,7 +75,7 @@ class Deadlines(Record):
     profile_s: float = 120.0
     report_s: float = 60.0
     starting_s: float | None = None
-    """Build, guard and warm-up together; None sets no limit."""
+    """Limit for build, guard and warm-up together; None sets no limit."""
 
     def of(self, phase: Phase) -> float:
         return float(getattr(self, f"{phase.value}_s"))
@@ -94,9 +95,9 @@ class TrialSpec(Record):
     seed: int = 0
     guard: bool = True
     lossy: bool = False
-    """A choice is lossy or a recipe: the guard judges the loss curve over its longer horizon."""
+    """True if a choice is lossy or changes the recipe; the guard then judges the loss curve over a longer horizon."""
     unit_roundoff: float = 2.0**-24
-    """Roundoff of the coarsest arithmetic that a `rounding` choice asks for; selects the tolerance."""
+    """Unit roundoff of the coarsest arithmetic that a `rounding` choice asks for; determines the tolerance."""
     checks_loader: bool = False
     profile: bool = True
     keep_trace: bool = False
@@ -104,18 +105,19 @@ class TrialSpec(Record):
     memory_limit_bytes: int | None = None
     deadlines: Deadlines = Deadlines()
     run_id: str = ""
-    """Identity of this run: where its ranks meet. A trial that is repeated meets where no earlier run's ranks did."""
+    """Id of this run, under which its ranks meet. A repeated trial has a new one, so it cannot meet ranks of an earlier
+    run."""
     requested_at_ns: int = 0
-    """`time.monotonic_ns()` when the trial was asked for (one clock for all processes of a host)."""
+    """Value of `time.monotonic_ns()` when the trial was requested (one clock for all processes of a host)."""
 
 
 class Effect(Record):
-    """Evidence that a choice did what it says, seen in the running job.
+    """Evidence, seen in the running job, that a choice took effect.
 
     Attributes:
-        strategy: The strategy.
-        took: It did.
-        detail: What was seen.
+        strategy: Name of the strategy.
+        took: Whether it took effect.
+        detail: What was seen in the job.
     """
 
     strategy: str
@@ -127,12 +129,12 @@ class Failure(Record):
     """Failure that ended a trial early, with its phase.
 
     Attributes:
-        kind: For programs.
-        phase: In which it happened.
-        message: For people.
-        rank: The process that failed first.
-        signal: That ended it; None where it ended by itself.
-        traceback: Of the exception; empty without one.
+        kind: Kind of failure, for programs.
+        phase: Phase in which it happened.
+        message: Description of the failure, in a readable form.
+        rank: Rank that failed first.
+        signal: Signal that ended the process; None where it ended by itself.
+        traceback: Traceback of the exception; empty without one.
     """
 
     kind: FailureKind
@@ -144,12 +146,12 @@ class Failure(Record):
 
 
 class Attempt(Record):
-    """A run of a trial that was repeated, because how it ended says nothing about the candidate.
+    """Earlier run of a trial that was repeated because its failure says nothing about the candidate.
 
     Attributes:
-        failure: How it ended: of its own ranks, or of a trial that was alive beside it.
-        began_at: ISO 8601, UTC.
-        duration_ns: From then to its end.
+        failure: Failure that ended it: of its own ranks, or of another trial of its group.
+        began_at: Time of its start in ISO 8601, UTC.
+        duration_ns: Time from its start to its end.
     """
 
     failure: Failure
@@ -158,17 +160,17 @@ class Attempt(Record):
 
 
 class TrialResult(Record, dict=True):
-    """All that one process start of one candidate showed; also what a crash left behind."""
+    """Result of one process start of one candidate; after a crash, what is known of it."""
 
     trial_id: str
     candidate: Candidate
     purpose: Purpose
     group: str
-    """Trials of one group lived at the same time and took turns."""
+    """Id of the group of trials that ran at the same time and took turns."""
     windows: tuple[Window, ...] = ()
     startup: Startup | None = None
     epoch_restart_ns: int | None = None
-    """Cost of starting one epoch: from the last batch of one to the first of the next."""
+    """Cost of an epoch restart: time from the last batch of an epoch to the first of the next."""
     steps_per_epoch: int | None = None
     memory: tuple[MemoryPeak, ...] = ()
     breakdowns: tuple[Breakdown, ...] = ()
@@ -177,12 +179,12 @@ class TrialResult(Record, dict=True):
     guard: GuardVerdict | None = None
     effects: tuple[Effect, ...] = ()
     compilation: Compilation | None = None
-    """Compilation of the candidate; None where nothing was compiled."""
+    """Record of the candidate's compilation; None where nothing was compiled."""
     failure: Failure | None = None
     contended: bool = False
-    """Fewer clean windows than asked for: others used the machine."""
+    """True if there were too few clean windows because others used the machine."""
     unmeasured: tuple[str, ...] = ()
-    """Readings of the devices that could not be had, and why: windows are not void for what is not seen."""
+    """Device readings that were not available, with the reason; a missing reading does not make a window void."""
     interpreter: str = "forked"
     isolation: str = "none"
     phases_ns: dict[str, int] = field(default_factory=dict)
@@ -190,11 +192,11 @@ class TrialResult(Record, dict=True):
     place: str = ""
     """Hash of the machine and its devices, without names; rates of different places are not compared."""
     repeated: tuple[Attempt, ...] = ()
-    """Runs of this trial before the one that the rest is about, the oldest first."""
+    """Earlier runs of this trial, oldest first; the other fields describe the last run."""
 
     @functools.cached_property
     def ok(self) -> bool:
-        """Measured, and still the same training."""
+        """True if the trial was measured and is still the same training."""
         return self.failure is None and bool(self.clean_windows) and (self.guard is None or self.guard.passed)
 
     @functools.cached_property
@@ -215,7 +217,7 @@ class TrialResult(Record, dict=True):
 
 
 class Trial(Record):
-    """One row of a study: a process start that was asked for, and its result once complete."""
+    """One row of a study: a requested process start, and its result once complete."""
 
     trial_id: str
     study_id: str

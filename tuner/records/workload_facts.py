@@ -11,46 +11,46 @@ from steptune.tuner.records.choices import Choice, Scalar
 
 
 class SampleUnit(StrEnum):
-    """Unit that the throughput counts."""
+    """Unit in which the throughput is counted."""
 
     SAMPLE = "sample"
     TOKEN = "token"
     STEP = "step"
-    """Unit of a script whose batches Steptune cannot count."""
+    """Unit for a script whose samples Steptune cannot count."""
 
 
 class DatasetFacts(Record):
     """Facts about a dataset.
 
     Attributes:
-        load_deterministic: `load(index)` gave the same sample under both states.
+        load_deterministic: Whether `load(index)` gave the same sample under two states of the random generators.
     """
 
     kind: str
-    """"map" or "iterable"; "none" where a script makes its batches without a loader."""
+    """Kind of dataset: "map", "iterable", or "none" where a script makes its batches without a loader."""
     length: int | None
-    """Samples, or None where an iterable dataset has no length."""
+    """Number of samples; None for an iterable dataset without a length."""
     sample_bytes: int | None
-    """Mean bytes of one sample over the samples that were looked at."""
+    """Mean bytes of a sample, over the samples that were inspected."""
     sample_ns: int | None
     """Mean time of one `dataset[index]` in the calling process."""
     deterministic: bool
-    """`dataset[i]` gave the same sample under two states of the random generators."""
+    """True if `dataset[i]` gave the same sample under two states of the random generators."""
     splits: bool
-    """The dataset has `load(index)` (deterministic) and `augment(sample)`."""
+    """True if the dataset has `load(index)` (deterministic) and `augment(sample)`."""
     load_deterministic: bool = False
     seedable: bool = True
-    """`dataset[i]` repeats itself when torch's, NumPy's and Python's generators are seeded."""
+    """True if `dataset[i]` is reproducible when torch's, NumPy's and Python's generators are seeded."""
     padding_share: float | None = None
-    """Padding's share of the batches, each padded to its longest sample; None where lengths are not known."""
+    """Share of the batches that is padding, each padded to its longest sample; None where lengths are unknown."""
 
 
 class UnitFacts(Record):
-    """Units of a model's parameters that sharding gathers as one.
+    """Parameter counts of the units that sharding gathers.
 
     Attributes:
-        largest: Elements of the largest unit below the root.
-        root: Elements that only the root holds.
+        largest: Number of parameters in the largest unit below the root.
+        root: Number of parameters that only the root holds.
     """
 
     largest: int
@@ -61,14 +61,15 @@ class ModelFacts(Record):
     """Facts about a model.
 
     Attributes:
-        num_parameters: Elements of all parameters.
-        parameter_bytes: What they take.
-        num_parameter_tensors: How many tensors they are.
-        num_blocks: Repeated blocks; 0 where there are none.
-        num_block_kinds: How many of them differ in parameters' shapes or plain attributes: each is compiled by itself.
-        has_batch_statistics: It has layers that normalise over the batch.
+        num_parameters: Number of elements in all parameters.
+        parameter_bytes: Bytes of all parameters.
+        num_parameter_tensors: Number of parameter tensors.
+        num_blocks: Number of repeated blocks; 0 where there are none.
+        num_block_kinds: Number of blocks that differ in their parameters' shapes or plain attributes; each is compiled
+            separately.
+        has_batch_statistics: Whether some layers normalise over the batch.
         expert_implementations: Ways in which its experts can run: "looped", "batched", "grouped".
-        expert_implementation: That in use; None where there are no experts.
+        expert_implementation: The implementation in use; None where there are no experts.
     """
 
     num_parameters: int
@@ -79,44 +80,48 @@ class ModelFacts(Record):
     num_blocks: int = 0
     num_block_kinds: int = 0
     uses_attention: bool = False
-    """`scaled_dot_product_attention` was called in one step."""
+    """True if `scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
     block_state: str = ""
-    """A buffer that its repeated blocks change in their forward pass, running statistics of torch's norms apart."""
+    """Name of a buffer that the repeated blocks change in their forward pass, except running statistics of torch's
+    norms."""
     num_frozen: int = 0
-    """Elements of parameters that are not trained."""
+    """Number of elements in parameters that are not trained."""
     num_unused_parameters: int = 0
-    """Tensors that require a gradient and got none from the first batch."""
+    """Number of parameter tensors that require a gradient but got none from the first batch."""
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
     can_be_batch_second: bool = False
-    """The repeated blocks are attention of torch whose batch may come second (`training/batch_second.py`)."""
+    """True if the repeated blocks use torch's attention and can take the batch second (`training/batch_second.py`)."""
     flops_per_step: int | None = None
-    """Counted by torch's FlopCounterMode over one forward and backward of the global batch."""
+    """FLOP of one forward and backward pass over the global batch, counted by torch's FlopCounterMode."""
     unaligned_linears: dict[str, int] = field(default_factory=dict)
-    """Number of linear layers that could be padded to multiples of 8 or 64 ("8", "64")."""
+    """Number of linear layers whose sizes could be padded to multiples of 8 or 64, by that number ("8", "64")."""
     unaligned_flops: dict[str, float] = field(default_factory=dict)
-    """Share of `flops_per_step` of the layers in `unaligned_linears`."""
+    """Share of `flops_per_step` in the layers that `unaligned_linears` counts."""
     num_movable_experts: int = 0
-    """Experts of every mixture that ranks can share out; 0 where it has none, or does not let them."""
+    """Number of experts in every mixture that can be divided among ranks; 0 without experts, or where that is not
+    supported."""
     tensor_units: int = 0
-    """Heads or inner columns of its blocks that ranks can share out; 0 where that is not known how."""
+    """Number of heads or inner columns of the blocks that can be divided among ranks; 0 where no way to do it is known.
+    """
     tensor_refusal: str = ""
-    """Reason why it is not."""
+    """Reason why `tensor_units` is 0; empty otherwise."""
     chain_refusal: str = ""
     """Reason why the repeated blocks cannot be pipeline stages; empty where they can, or where there are none."""
     mask_refusal: str = "its attention was not looked at"
-    """Reason why causal attention by a flag would differ from its masks; empty where it is the same."""
+    """Reason why the causal flag of attention would give another result than the model's masks; empty if the result is
+    the same."""
     kernel_refusals: dict[str, str] = field(default_factory=dict)
-    """Reason why a fused kernel cannot compute a part of it, by the kernel's name; empty where it can."""
+    """Reason why a fused kernel cannot compute part of the model, by the kernel's name; empty where it can."""
     has_class_token: bool = False
-    """It is a vision transformer whose class token can be left out."""
+    """True if it is a vision transformer whose class token can be left out."""
     shard_units: dict[str, UnitFacts] = field(default_factory=dict)
-    """Units by what `sharding` gathers as one: "root", "block", "size 1000000", …"""
+    """Units that `sharding` gathers, by its setting: "root", "block", "size 1000000", …"""
 
     @property
     def num_trained(self) -> int:
-        """Elements of parameters that are trained."""
+        """Number of elements in parameters that are trained."""
         return self.num_parameters - self.num_frozen
 
 
@@ -124,18 +129,18 @@ class OptimizerFacts(Record):
     """Facts about an optimizer.
 
     Attributes:
-        name: Its class.
-        module: Where the class is defined.
-        state_bytes: What its state takes after one step.
-        capturable: A CUDA graph can hold its update.
+        name: Name of its class.
+        module: Module in which the class is defined.
+        state_bytes: Bytes of its state after one step.
+        capturable: Whether a CUDA graph can hold its update.
     """
 
     name: str
     module: str
     implementation: str
-    """Implementation that the user's optimizer runs: "default", "for_loop", "foreach", "fused" or "own"."""
+    """Implementation of the user's optimizer: "default", "for_loop", "foreach", "fused" or "own"."""
     implementations: tuple[str, ...] = ()
-    """Implementations that the optimizer's class can run."""
+    """Implementations that the optimizer's class supports."""
     state_bytes: int = 0
     capturable: bool = False
 
@@ -144,11 +149,11 @@ class KnobFacts(Record):
     """An attribute of a workload that may be set to other values.
 
     Attributes:
-        name: The attribute.
-        today: Its value as the user runs it.
-        values: Others to try, the first first.
-        ordered: They are numbers of which neighbours behave alike.
-        recipe: Other values are another training recipe, tried with consent only.
+        name: Name of the attribute.
+        today: The value that the user runs today.
+        values: Other values to try, in the order in which they are tried.
+        ordered: Whether they are numbers whose neighbours behave alike.
+        recipe: Whether other values change the training recipe and are tried with consent only.
     """
 
     name: str
@@ -159,25 +164,25 @@ class KnobFacts(Record):
 
 
 class ScriptFacts(Record):
-    """Findings of an inspection in a training script that nobody rewrites.
+    """Findings of an inspection of a training script that runs unmodified.
 
     Attributes:
-        command: As the user types it.
-        folder: In which it runs.
+        command: Command as the user types it.
+        folder: Folder in which it runs.
         device: "cpu" or "cuda".
         loader: Class of the loader whose batches train; None where the loop makes its batches itself.
-        loader_number: Of the loader, in the order of creation; None without one.
-        optimizers: Classes of those that make a step, in order; empty where parameters are updated by hand.
-        optimizer_numbers: Of these, in the order of creation.
+        loader_number: Number of the loader, in the order of creation; None without one.
+        optimizers: Classes of the optimizers that make a step, in order; empty where parameters are updated by hand.
+        optimizer_numbers: Numbers of these optimizers, in the order of creation.
         models: Classes of the outermost modules that are called with gradients.
         places: Lines of the user's code at which "loader" and "optimizer" were made, a "model" is called, and a "step"
             ends.
         autocast: Dtype of the script's own autocast; empty without one.
-        compiled: The script compiles a model itself.
-        wrappers: DistributedDataParallel and its like.
-        deterministic: The script sets `torch.backends.cudnn.deterministic`.
-        sparse: A layer makes sparse gradients.
-        device_name: As torch names it; of a CPU its number of cores.
+        compiled: Whether the script compiles a model itself.
+        wrappers: Names of the wrappers, such as DistributedDataParallel.
+        deterministic: Whether the script sets `torch.backends.cudnn.deterministic`.
+        sparse: Whether a layer makes sparse gradients.
+        device_name: Name of the device in torch; for a CPU, its number of cores.
         files: Digests of the files that the command or `places` name, by their path below the folder. Blank lines and
             those that call Steptune do not count (`scripts/agent/sources.py`).
         lines: Of `places` in these files: file, and position among the lines that count, from 0.
@@ -203,72 +208,72 @@ class ScriptFacts(Record):
 
 
 class WorkloadFacts(Record):
-    """Facts that Steptune found out about a workload once, without importing it into the parent.
+    """Facts about a workload, determined once, without importing it into the parent process.
 
     Attributes:
-        reference: How the user named it.
-        name: Its class.
+        reference: Reference as the user wrote it.
+        name: Name of its class.
         global_batch: Samples of one step, over all ranks.
-        sample_unit: What the throughput counts.
-        dataset: Its data.
-        model: Its model.
-        optimizer: Its optimizer.
-        steps_per_epoch: None where the dataset has no length.
-        batch_bytes: Of the first batch.
-        batch_splittable: A batch can be cut into micro-batches.
-        varying_shapes: Batches differ in shape.
+        sample_unit: Unit of the throughput.
+        dataset: Facts about its data.
+        model: Facts about its model.
+        optimizer: Facts about its optimizer.
+        steps_per_epoch: Number of steps in an epoch; None where the dataset has no length.
+        batch_bytes: Bytes of the first batch.
+        batch_splittable: Whether a batch can be cut into micro-batches.
+        varying_shapes: Whether batches differ in shape.
         units_per_batch: Mean samples or tokens of a batch.
-        custom_step: The workload has a training step of its own.
+        custom_step: Whether the workload has a training step of its own.
         host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
         host_read_beside_masks: The first such one that computes no attention mask.
-        sample_loss: Of the first batch.
-        prepare_ns: What its `prepare` took.
-        import_ns: What importing it took.
-        model_ns: What making its model took.
-        fork_spares_ns: Time by which a trial of a script is shorter that goes on from a frozen copy of its process.
+        sample_loss: Loss of the first batch.
+        prepare_ns: Time of its `prepare`.
+        import_ns: Time of importing it.
+        model_ns: Time of making its model.
+        fork_spares_ns: Time that a trial of a script saves by starting from a frozen copy of its process.
     """
 
     reference: str
     name: str
     signature: str
-    """Hash of what makes workloads similar: classes, sizes and batch; used to reuse past results."""
+    """Hash of the classes, sizes and batch, by which similar workloads are found to reuse past results."""
     global_batch: int
     sample_unit: SampleUnit
     dataset: DatasetFacts
     model: ModelFacts
     optimizer: OptimizerFacts
     current: dict[str, Choice] = field(default_factory=dict)
-    """Choices that the user runs today, by strategy: only what differs from PyTorch's defaults."""
+    """Choices that the user runs today, by strategy; only those that differ from PyTorch's defaults."""
     steps_per_epoch: int | None = None
     batch_bytes: int = 0
     batch_splittable: bool = True
     varying_shapes: bool = False
     units_per_batch: float = 0.0
     randomness: str = "none"
-    """"none"; "switchable" (dropout that evaluation mode turns off); "always"."""
+    """Use of random numbers in the step: "none", "switchable" (dropout that evaluation mode turns off) or "always"."""
     max_global_batch: int | None = None
-    """Most samples of a step that the user would train with; None allows no more than today's."""
+    """Maximum number of samples in a step that the user would train with; None for no more than today's."""
     sampling: str = "shuffled"
     """Source of the batches: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False
     host_read: str = ""
     host_read_beside_masks: str = ""
     byte_form: bool = False
-    """It has `byte_dataset` and `from_bytes`."""
+    """True if the workload has `byte_dataset` and `from_bytes`."""
     sample_loss: float = 0.0
     sample_step_ns: int = 0
-    """Forward and backward of the first batch, when the workload was looked at."""
+    """Time of the forward and backward pass of the first batch during the inspection."""
     fits_memory: bool = True
-    """False where one whole batch ran out of memory and a part of it was looked at."""
+    """True if one whole batch fits into memory; if not, only a part of it was inspected."""
     look_samples: float = 0.0
-    """Samples of the step that was looked at."""
+    """Number of samples in the step that was inspected."""
     look_peak_bytes: int = 0
-    """Bytes that tensors took on the device at the peak of that step, without an optimizer; 0 on a CPU."""
+    """Peak memory of tensors on the device during the inspected step, without an optimizer; 0 on a CPU."""
     knobs: tuple[KnobFacts, ...] = ()
-    """The workload's own, which are searched with the strategies."""
+    """Knobs of the workload, which are searched together with the strategies."""
     prepare_ns: int = 0
     import_ns: int = 0
     model_ns: int = 0
     fork_spares_ns: int = 0
     script: ScriptFacts | None = None
-    """None of a `Workload`."""
+    """Findings of the inspection of a script; None for a `Workload`."""

@@ -1,4 +1,4 @@
-"""Training scripts that nobody rewrites: run as they are, seen from inside by hooks that one variable arms.
+"""Support for unmodified training scripts: they run as they are, observed by hooks that an environment variable arms.
 
 launch.py       starts the command, in a copy-on-write view of its folder (view.py, supervisor.py)
 armed/          the folder that PYTHONPATH names: every Python process of the command loads it

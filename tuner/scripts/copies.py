@@ -25,25 +25,25 @@ from steptune.tuner.scripts.launch import Ended, ended_in
 from steptune.tuner.scripts.record import SETTINGS, STATUS, CopyPlace, ScriptRecord
 
 REQUEST, PID, REFUSED = "request", "pid", "refused"
-"""Files of a copy, as the hooks name them."""
+"""File names in a copy's folder, as the hooks define them."""
 POLL_S = 0.02
 CHECK_EVERY_S = 0.5
 END_S = 5.0
-"""For a copy to see that a trial which was killed has ended."""
+"""Seconds that a copy has to notice the end of a killed trial."""
 USED_BY_EVERY_TRIAL = ("torch._dynamo",)
-"""Optimizers import it, and it takes seconds."""
+"""Modules imported ahead in every copy: optimizers import them, which takes seconds."""
 USED_TO_COMPILE = ("torch._inductor.compile_fx",)
 
 
 class CopyError(SteptuneError):
-    """A frozen copy starts no trial; the message says why. Trials start anew."""
+    """Error for a frozen copy that cannot start a trial, with the reason. Trials then start the command anew."""
 
 
 def place_to_start_from(record: ScriptRecord) -> CopyPlace:
-    """The last copy before the training loader is first iterated: all changes are made after it.
+    """Return the last copy before the training loader is first iterated: all changes are made after it.
 
     Raises:
-        CopyError: There is none.
+        CopyError: There is no such copy.
     """
     loader = record.training_loader
     places = list(record.copies)
@@ -59,19 +59,19 @@ def place_to_start_from(record: ScriptRecord) -> CopyPlace:
 
 
 class FrozenCopy:
-    """The copy from which the trials of a script start.
+    """Frozen copy from which the trials of a script start.
 
     Args:
-        folder: Of the look's record.
-        record: Of the process that left copies.
-        began_ns: When the look began.
+        folder: Folder of the inspection's record.
+        record: Record of the process that left copies.
+        began_ns: Time at which the inspection began.
         view: The folder where the script runs.
 
     Attributes:
-        spared_ns: Time that a start of the command takes to come to this place.
+        spared_ns: Time that the command takes from its start to this place.
 
     Raises:
-        CopyError: There is none.
+        CopyError: There is no usable copy.
     """
 
     def __init__(self, folder: Path, record: ScriptRecord, began_ns: int, view: Path) -> None:
@@ -89,7 +89,7 @@ class FrozenCopy:
         self._send({"imports": [*USED_BY_EVERY_TRIAL, *compiles]}, END_S)
 
     def shared(self, folder: Path) -> Path:
-        """A folder where the copy's view shows it: what was written after the view was made may be hidden there."""
+        """Return the path of a folder in the copy's view, where files written after the view was made may be hidden."""
         target = self._folder / f"shared-{folder.name}"
         if not target.exists():
             shutil.copytree(folder, target)
@@ -99,10 +99,10 @@ class FrozenCopy:
     def ran(
         self, trial: Mapping[str, Any], log: Path, longest_s: float | None, check: Callable[[], None] | None
     ) -> Iterator[Ended]:
-        """Run a trial from the copy; what it wrote is there until the context ends. Several threads may do so at once.
+        """Run a trial from the copy; its files exist until the context ends. Several threads may do so at once.
 
         Raises:
-            CopyError: The copy starts none.
+            CopyError: The copy cannot start it.
         """
         folder = self._folder / f"trial-{next(self._numbers)}"
         folder.mkdir()
@@ -127,7 +127,7 @@ class FrozenCopy:
         check: Callable[[], None] | None,
         copy_log: Callable[[], None],
     ) -> int | None:
-        """Exit status of a trial; None where it took longer than it may."""
+        """Return the exit status of a trial; None if it exceeded its time limit."""
         status, checked = folder / STATUS, began
         try:
             while not status.exists():
@@ -150,7 +150,7 @@ class FrozenCopy:
             copy_log()
 
     def _end(self, folder: Path) -> None:
-        """Kill a trial, and wait until the copy has seen to what it leaves."""
+        """Kill a trial, and wait until the copy has ended the processes that it leaves."""
         with contextlib.suppress(OSError):
             _kill(_pid(folder))
         end_s = time.monotonic() + END_S
@@ -158,7 +158,7 @@ class FrozenCopy:
             time.sleep(POLL_S)
 
     def _send(self, request: Mapping[str, Any], longest_s: float | None) -> None:
-        """Write to the copy's pipe, which opens once the copy waits."""
+        """Write a request to the copy's pipe, which opens once the copy waits."""
         end_s = None if longest_s is None else time.monotonic() + longest_s
         while True:
             refused = self._copy / REFUSED

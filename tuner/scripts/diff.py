@@ -1,4 +1,4 @@
-"""A recommendation as a change to the script's own lines: a unified diff, and options of its own command line.
+"""A recommendation as changes to the script itself: a unified diff, and options of its command line.
 
 Only changes with a plain idiom become lines: the rest is left to `steptune.enable`, with the reason. A diff is made at
 the places that the inspection recorded, in files below the script's folder, and only in such as were not edited since.
@@ -32,7 +32,7 @@ from steptune.tuner.strategies.api import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
 MOST_LINES = 15
-"""Lines that a diff takes away or adds."""
+"""Maximum number of lines that a diff removes and adds."""
 LOADER = "loader."
 NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
     "num_workers": (0,),
@@ -40,22 +40,22 @@ NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
     "prefetch_factor": (None, 2),
     "persistent_workers": (False,),
 }
-"""Settings that a DataLoader has by itself."""
+"""Defaults of a DataLoader, which need no argument."""
 POSITIONAL = 6
-"""Positional arguments of a DataLoader from which on one of them may be its workers."""
+"""Minimum number of positional arguments of a DataLoader with which one of them may be the number of workers."""
 OPTIMIZER = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptDiff:
-    """A recommendation in the words of its script.
+    """A recommendation expressed as changes to its script.
 
     Attributes:
         texts: New texts of files, by their path below the folder.
-        diff: The same as a unified diff; empty where options say all.
-        options: To be added to the command.
-        expressed: Strategies that are in it.
-        left_out: Why others are not, by strategy.
+        diff: The same as a unified diff; empty where options express everything.
+        options: Options to be added to the command.
+        expressed: Strategies that the diff and the options express.
+        left_out: Reasons why other strategies are not expressed, by strategy.
     """
 
     texts: dict[str, str]
@@ -66,10 +66,11 @@ class ScriptDiff:
 
 
 def script_diff(recommendation: Recommendation) -> ScriptDiff:
-    """The changes of a recommendation that the script's own lines and options can say.
+    """Return the changes of a recommendation that the script's own lines and options can express.
 
     Raises:
-        RecommendationError: It is for no script, the script was edited or is gone, or nothing can be said so.
+        RecommendationError: It is for no script, the script was edited or is gone, or nothing can be expressed in this
+            way.
     """
     if recommendation.in_script is None:
         raise RecommendationError("the recommendation is for a workload: a diff changes the lines of a training script")
@@ -96,13 +97,13 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
 
 
 def unified(name: str, before: str, after: str) -> str:
-    """The difference of two texts of a file, as `git apply` and `patch -p1` take it."""
+    """Return the difference of two texts of a file, as `git apply` and `patch -p1` accept it."""
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 class _Writer:
-    """Edits of the files of a script, choice by choice: each whole or not at all."""
+    """Editor of a script's files, choice by choice; each choice is written completely or not at all."""
 
     def __init__(self, script: ScriptFacts) -> None:
         self._script = script
@@ -122,7 +123,7 @@ class _Writer:
         self._done.append(outside)
 
     def _write_all(self, wanted: list[Outside]) -> None:
-        """All edits from the beginning: a choice that fails leaves nothing of itself."""
+        """Redo all edits from the beginning, so that a choice that fails leaves no trace."""
         before = self.files, self.options
         self.files, self.options = {}, []
         try:
@@ -136,7 +137,7 @@ class _Writer:
             raise
 
     def texts(self) -> dict[str, str]:
-        """Edited texts, of the files that changed."""
+        """Return the edited texts of the files that changed."""
         edited = {name: file.edited() for name, file in self.files.items()}
         return {name: text for name, text in edited.items() if text != self.files[name].text}
 
@@ -158,7 +159,7 @@ class _Writer:
                 write(changes)
 
     def _write_to_library(self, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Give the library that owns the loop what it takes as arguments, and return the other changes."""
+        """Set the arguments of the library that owns the loop, and return the changes that it has no argument for."""
         named = [part for part in self._script.command if part in self._script.files]
         said = library_arguments(changes, self._script, self._file(named[0])) if len(named) == 1 else None
         if said is None:
@@ -207,7 +208,7 @@ class _Writer:
         self._add_lines([f"{self._model()}.to(memory_format=torch.channels_last)"])
 
     def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
-        """Autocast around forward and loss."""
+        """Add autocast around forward and loss."""
         if len(self._script.models) != 1:
             raise NotEditableError(f"a step calls {len(self._script.models)} models")
         file, line = self._at("model")
@@ -217,7 +218,7 @@ class _Writer:
         file.put_under(forward_and_loss(file, line), opening)
 
     def _add_lines(self, lines: list[str], *, uses_torch: bool = True) -> None:
-        """Lines after the optimizer is made: before the first step, and after the script's own settings."""
+        """Add lines after the optimizer is made: before the first step, and after the script's own settings."""
         file, call = self._optimizer()
         block, position = file.block_of(call.lineno)
         imported = [] if not uses_torch or knows_torch(file.tree, call.lineno) else ["import torch"]
@@ -230,7 +231,7 @@ class _Writer:
         return file, file.call(line, self._script.optimizers)
 
     def _model(self) -> str:
-        """The variable whose parameters the optimizer was given, if it is the one that is called."""
+        """Return the variable whose parameters the optimizer was given, if it is the model that the loop calls."""
         if len(self._script.models) != 1 or self._script.wrappers:
             raise NotEditableError("which variable holds the model that is called is not known")
         file, call = self._optimizer()
@@ -249,7 +250,7 @@ class _Writer:
         return name
 
     def _at(self, name: str) -> tuple[SourceFile, int]:
-        """The file and the line at which an object was made."""
+        """Return the file and the line at which an object was made."""
         if name not in self._script.lines:
             raise NotEditableError(f"the {name}'s line is in no file of your folder")
         path, position = self._script.lines[name]
@@ -263,7 +264,7 @@ class _Writer:
 
 
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
-    """Refuse a class that may not take the arguments of torch's."""
+    """Refuse a class that may not accept the arguments of torch's."""
     if not full_name(file.tree, call.func).startswith(module):
         raise NotEditableError(f"{last_name(call.func)} is not a class of {module.rstrip('.')} by the file's imports")
 
@@ -282,7 +283,7 @@ def _unchanged(script: ScriptFacts, name: str) -> str:
 
 
 def _option(tree: ast.AST, present: ast.expr, value: Scalar) -> str:
-    """Option of the script's own parser that sets an argument; empty where there is none."""
+    """Return the option of the script's own parser that sets an argument; empty if there is none."""
     found = option_of(tree, present)
     if found is None or value is None:
         return ""
@@ -298,5 +299,5 @@ def _num_changed(before: str, after: str) -> int:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as a patch has them: Windows' line ends are kept."""
+    """Return the lines as a patch needs them: Windows line ends are kept."""
     return io.StringIO(text, newline="\n").readlines()

@@ -1,4 +1,4 @@
-"""The way out of a study of a script: one line in it makes the changes that its trials made."""
+"""Use of a recommendation in a script: one added line makes the changes that its trials made."""
 
 from __future__ import annotations
 

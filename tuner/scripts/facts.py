@@ -1,4 +1,4 @@
-"""An inspection in the terms of the search: facts of a workload whose step is a foreign loop."""
+"""Facts about a script from its inspection, in the form that the search uses for workloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIGHER_PRECISION = ("high", "medium")
 
 
 def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
-    """Text of the Python files below a folder that a command or places name, by their path there."""
+    """Return the texts of the Python files below a folder that a command or places name, by their path there."""
     root = folder.resolve()
     named = [*command, *(place.rpartition(":")[0] for place in places)]
     paths = {(folder / name).resolve() for name in named if name.endswith(".py")}
@@ -40,7 +40,7 @@ def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dic
 
 
 def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """File and position of each place among the lines that count."""
+    """Return file and position of each place among the lines that count."""
     found = {}
     for name, place in places.items():
         path, _, rest = place.rpartition(":")
@@ -53,7 +53,7 @@ def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) ->
 
 
 def command_digest(command: tuple[str, ...], folder: Path) -> str:
-    """Hash of the files that a command names, so that results of an edited script are not mixed."""
+    """Return a hash of the files that a command names, to keep results of an edited script apart."""
     digest = hashlib.sha256()
     for argument in command:
         path = folder / argument
@@ -63,7 +63,7 @@ def command_digest(command: tuple[str, ...], folder: Path) -> str:
 
 
 def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFacts:
-    """The facts of a script whose steps an inspection has recorded."""
+    """Return the facts of a script whose steps an inspection has recorded."""
     script = script_facts(command, record)
     loader = record.training_loader
     per_step = max(1, record.step.num_batches)
@@ -98,7 +98,7 @@ def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFa
 
 
 def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
-    """Findings of an inspection, as strategies ask for them."""
+    """Return the findings of an inspection, in the form that strategies use."""
     loader = record.training_loader
     optimizers = _in_step(record)
     numbers = record.step.optimizers or ()
@@ -135,7 +135,7 @@ def script_facts(command: tuple[str, ...], record: ScriptRecord) -> ScriptFacts:
 
 
 def _name(command: tuple[str, ...]) -> str:
-    """The script's name, as far as the command shows it."""
+    """Return the script's name, as far as the command shows it."""
     named = [Path(argument).name for argument in command if argument.endswith((".py", ".sh"))]
     return named[0] if named else Path(command[0]).name
 
@@ -185,7 +185,7 @@ def _optimizer_facts(record: ScriptRecord) -> OptimizerFacts:
 
 
 def _current(record: ScriptRecord) -> dict[str, Choice]:
-    """Choices that the script makes already, by strategy."""
+    """Return the choices that the script already makes, by strategy."""
     current: dict[str, Choice] = {}
     loader = record.training_loader
     if loader is not None:

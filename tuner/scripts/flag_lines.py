@@ -1,4 +1,4 @@
-"""Flags of torch as lines below the making of an optimizer, where the script's own settings do not come after them."""
+"""Lines that set torch's flags below the making of an optimizer, unless the script sets the same flags later."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SETTERS = {
     "matmul_precision": ("set_float32_matmul_precision(", "matmul.allow_tf32 ="),
     "flush_denormals": ("set_flush_denormal(",),
 }
-"""Statements by which a script sets the same flag."""
+"""Statements by which a script sets the same flag, by flag."""
 
 
 def flag_lines(changes: Mapping[str, Scalar], tree: ast.AST, line: int, others: Sequence[ast.AST]) -> list[str]:
-    """Lines that set the flags of a choice; a default needs none where the script does not set another.
+    """Return lines that set the flags of a choice; a default needs none where the script does not set another value.
 
     Args:
         tree: The file into which they go.
-        line: After which they go.
+        line: Line after which they go.
         others: Further files of the script.
 
     Raises:

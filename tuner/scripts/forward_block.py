@@ -1,4 +1,4 @@
-"""The statements of a training loop that autocast goes around: from the model's call to the loss.
+"""Statements of a training loop that autocast must enclose: from the model's call to the loss.
 
 A trial casts inside the model's `forward`, wherever it is called. Lines say the same only where the model is called
 once for each backward pass, and nothing else of the script chooses the precision or needs the outputs in FP32.
@@ -13,16 +13,16 @@ from steptune.tuner.scripts.source_edits import NotEditableError, SourceFile, la
 from steptune.tuner.scripts.source_meaning import calls, function_of, names
 
 SCALING = ("backward", "scale")
-"""Calls in a backward statement that compute no loss."""
+"""Calls in a backward statement that do not compute the loss."""
 TO_OTHERS = ("float", "double", "argmax", "long", "int")
-"""Methods whose results are not in bfloat16."""
+"""Methods whose results have another dtype than bfloat16."""
 
 
 def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
-    """Statements from the one that calls the model to the one that makes the loss.
+    """Return the statements from the one that calls the model to the one that computes the loss.
 
     Raises:
-        NotEditableError: There is no such block, or autocast around it would be another training than the trial's.
+        NotEditableError: There is no such block, or autocast around it would make another training than the trial's.
     """
     _refuse_own_autocast(file.tree, line)
     found: tuple[list[ast.stmt], int] | None = file.block_of(line)
@@ -46,7 +46,7 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
 
 
 def _refuse_own_autocast(tree: ast.AST, line: int) -> None:
-    """A context that switches autocast off would undo what is written around it."""
+    """Refuse a script with a context that switches autocast off, which would undo the autocast around it."""
     contexts = [n for n in ast.walk(tree) if isinstance(n, ast.With) and n.lineno <= line <= (n.end_lineno or n.lineno)]
     items = [ast.unparse(item.context_expr) for context in contexts for item in context.items]
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names(n.targets, ast.Store) & set(items)]

@@ -1,4 +1,4 @@
-"""The files of a script's guard, and the process that judges them: the parent of a study never loads torch."""
+"""Files of a script's guard, and the process that judges them, because the parent of a study never loads torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.own_process import OwnProcess
 
 NUM_STEPS, NUM_AUDITS = 3, 2
-"""Guarded steps that run on, and those of which each begins from the reference's weights."""
+"""Number of guarded steps in sequence, and of those that each begin from the reference's weights."""
 SEEN = "guard-0.pt"
-"""File of what the first rank saw."""
+"""Name of the file with the first rank's guarded steps."""
 
 
 class JudgeRequest(Record):
-    """A candidate, and the runs that it is compared with.
+    """A candidate, and the runs to compare it with.
 
     Attributes:
         reference: File of the run that candidates are compared with.
         repeated: File of another run of today's settings.
-        disturbed: By unit roundoff (as text): files of runs that were disturbed by it.
+        disturbed: Files of runs that were disturbed by a unit roundoff, by that roundoff (as text).
         candidate: File of the candidate's run.
-        unit_roundoff: Of the candidate's arithmetic.
-        own_roundoff: Of today's.
+        unit_roundoff: Unit roundoff of the candidate's arithmetic.
+        own_roundoff: Unit roundoff of today's arithmetic.
         device: "cpu" or "cuda".
     """
 
@@ -41,7 +41,7 @@ class JudgeRequest(Record):
 
 
 class Judge(OwnProcess):
-    """The process that judges candidates: it loads torch once."""
+    """Process that judges candidates; it loads torch once."""
 
     def __init__(self) -> None:
         super().__init__("steptune.tuner.scripts.judge:main", "the guard could not judge a trial")
@@ -56,19 +56,19 @@ class Judge(OwnProcess):
 
 
 class ReferenceRuns:
-    """The runs that candidates are compared with, kept in a study's directory."""
+    """Runs that candidates are compared with, kept in a study's directory."""
 
     def __init__(self, directory: Path) -> None:
         self.folder = directory / "reference"
 
     @property
     def reference(self) -> Path:
-        """Folder of what candidates read of the reference: its weights, hashes of its batches, its batches."""
+        """Folder of the reference's data that candidates read: its weights, hashes of its batches, its batches."""
         return self.folder / "today"
 
     @property
     def is_made(self) -> bool:
-        """True once candidates can be judged: today's settings have run twice."""
+        """True once candidates can be judged, after two runs of today's settings."""
         return (self.reference / SEEN).exists() and (self.repeated / SEEN).exists()
 
     @property
@@ -79,7 +79,7 @@ class ReferenceRuns:
         return self.folder / f"disturbed-{unit_roundoff.hex()}-{number}"
 
     def request(self, candidate: Path, unit_roundoff: float, own_roundoff: float, device: str) -> JudgeRequest:
-        """Request to the process that judges a candidate's file."""
+        """Return the request to judge a candidate's file."""
         disturbed: dict[str, tuple[str, ...]] = {}
         for path in sorted(self.folder.glob("disturbed-*")):
             unit = str(float.fromhex(path.name.split("-", 1)[1].rpartition("-")[0]))

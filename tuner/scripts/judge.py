@@ -1,4 +1,4 @@
-"""Judgement of a candidate: is it the same training, by what its guarded steps and those of the reference saw?
+"""Judgement of whether a candidate is the same training, from its guarded steps and those of the reference.
 
 It runs in a process of its own, because the files hold tensors. Rules and limits are those of workloads
 (`tuner/guard/`); what a foreign loop does not show is listed among the verdict's notes. Where two runs of today's
@@ -36,7 +36,7 @@ from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
 Seen = dict[str, Any]
-"""Content of the file that `agent/guard_watch.py` saved of one run."""
+"""Content of the file in which `agent/guard_watch.py` saved one run."""
 
 
 def judge(request: JudgeRequest) -> GuardVerdict:
@@ -141,7 +141,7 @@ class _Judgement:
         )
 
     def _check_updates(self) -> None:
-        """Replay the user's optimizers on the candidate's own gradients, while no weights were put back."""
+        """Replay the user's optimizers on the candidate's own gradients, in the steps before weights are reset."""
         number = self._request.num_steps
         wanted, found = (_by_optimizer(seen["steps"][:number]) for seen in (self._reference, self._candidate))
         worst = None
@@ -163,7 +163,7 @@ class _Judgement:
             self._checks.append(gated("replayed update", "update", worst.score, LIMIT, detail, True))
 
     def _check_between(self) -> None:
-        """Check that nothing but updates changes weights, where today's settings leave them alone."""
+        """Check that only updates change weights, where that holds with today's settings."""
         number = self._request.num_steps
         known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
         found = changes_between([run["steps"][:number] for run in known], self._candidate["steps"][:number])
@@ -204,7 +204,7 @@ class _Judgement:
         self._checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
 
     def _check_data(self) -> None:
-        """Compare the batches by hashes of their content, and by the sampler's order where samples are random."""
+        """Compare the batches by hashes of their content; by the sampler's order where samples are random."""
         wanted, found = self._reference["hashes"], self._candidate["hashes"]
         if not wanted:
             self._notes.append("data: the loop makes its batches itself")
@@ -232,7 +232,7 @@ def _failed(name: str, detail: str, kind: str = "pointwise") -> GuardCheck:
 
 
 def _shape(steps: Sequence[Seen]) -> list[tuple[int, list[int]]]:
-    """Numbers of losses, and the optimizers that step, by step."""
+    """Return the number of losses and the numbers of the optimizers that step, for each step."""
     return [(len(step["losses"]), [update["number"] for update in step["updates"]]) for step in steps]
 
 
@@ -272,7 +272,7 @@ def _by_optimizer(steps: Sequence[Seen]) -> dict[int, list[Seen]]:
 
 
 def _rule(updates: Sequence[Seen]) -> UpdateRule:
-    """The rule with the options of each step; gradients were seen after they were clipped."""
+    """Return the update rule with the options of each step, without clipping: recorded gradients are clipped."""
     steps = tuple(
         tuple(
             RuleGroup(
@@ -297,7 +297,7 @@ def _seen_step(update: Seen) -> SeenStep:
 
 
 def main() -> None:
-    """Judge requests, each as it comes."""
+    """Judge requests one after another."""
     import_module("torch._dynamo")  # the optimizers of a replay do it, and it takes seconds
     decoder = msgspec.msgpack.Decoder(JudgeRequest)
     answer(lambda given: msgspec.msgpack.encode(judge(decoder.decode(given))))

@@ -1,4 +1,4 @@
-"""Running a command with the hooks armed in every Python process that it starts."""
+"""Runs of a command with the hooks armed in every Python process that it starts."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from steptune.tuner.trials.processes import LINUX
 
 ARMED = Path(__file__).parent / "armed"
 NO_MESSAGES = {"KINETO_LOG_LEVEL": "99"}
-"""The profiler says on standard error that it begins and ends."""
+"""Environment variables that suppress the profiler's messages on standard error."""
 NO_RUNS = {"WANDB_MODE": "disabled"}
-"""An inspection is no run to report."""
+"""Environment variables that disable experiment trackers: an inspection is no run to report."""
 INTERRUPT_S = 8.0
-"""Time for the command to end after an interrupt, before its processes are killed."""
+"""Seconds that the command has to end after an interrupt, before its processes are killed."""
 CHECK_S = 0.5
-"""Interval between checks whether a command shall go on."""
+"""Seconds between checks whether a command is to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A command that has ended.
+    """Result of a command that has ended.
 
     Attributes:
-        status: As a shell has it.
-        records: One for each process that used torch to make or train something, the recorded ones first, by rank.
-        traces: Of the recorded ranks.
-        folder: Of the record, with what a trial wrote.
-        timed_out: It was ended because it took longer than it may.
-        forked: It went on from a frozen copy.
+        status: Exit status, as in a shell.
+        records: Records, one for each process that made or trained something with torch; the recorded ones first, by
+            rank.
+        traces: Traces of the recorded ranks.
+        folder: Folder of the record, with the files of a trial.
+        timed_out: Whether it was ended because it exceeded its time limit.
+        forked: Whether it continued from a frozen copy.
     """
 
     status: int
@@ -71,25 +72,25 @@ def ran_script(
     longest_s: float | None = None,
     check: Callable[[], None] | None = None,
 ) -> Iterator[Ended]:
-    """Run a command with the hooks armed; its record and traces are there until the context ends.
+    """Run a command with the hooks armed; its record and traces exist until the context ends.
 
     Args:
-        full: Let it run to its end, in place.
-        in_place: Let it write where it stands; otherwise it works in a copy-on-write view of the folder.
-        own_output: Leave it standard output; otherwise what it prints goes to standard error.
-        trial: What a trial is to do (`agent/trial.py`); None for an inspection.
-        variables: Environment variables of the command, whatever they are outside.
+        full: Whether it runs to its end, in place.
+        in_place: Whether it writes in the folder itself; otherwise, in a copy-on-write view of it.
+        own_output: Whether it keeps standard output; otherwise its output goes to standard error.
+        trial: Task of a trial (`agent/trial.py`); None for an inspection.
+        variables: Environment variables of the command, which override the current ones.
         texts: Other texts of files, by their path below the folder: written into the view.
         frozen_seed: Seed of an inspection that leaves frozen copies (`copies.py`), which live until the context ends;
             None leaves none.
-        folder: Where it runs; by default this folder.
-        log: A file for what it prints.
-        longest_s: Seconds after which it is ended.
-        check: Called some times a second while it runs; what it raises ends it.
+        folder: Folder in which it runs; the current one by default.
+        log: File for its output.
+        longest_s: Time limit in seconds.
+        check: Called several times a second while it runs; an exception from it ends the command.
 
     Raises:
-        PlatformError: There can be no view here.
-        KeyboardInterrupt: No process of the command is left.
+        PlatformError: This system cannot make a view.
+        KeyboardInterrupt: The user interrupted; all processes of the command have been ended.
     """
     folder = folder or Path.cwd()
     with _temporary_folder() as temporary:
@@ -126,7 +127,7 @@ def ran_script(
 
 
 def ended_in(record: Path, status: int | None) -> Ended:
-    """An ended command whose record this is; without a status it took longer than it may."""
+    """Return the result of a command from its record; without a status, it exceeded its time limit."""
     return Ended(
         status=128 + signal.SIGALRM if status is None else status,
         timed_out=status is None,
@@ -138,7 +139,7 @@ def ended_in(record: Path, status: int | None) -> Ended:
 
 @contextmanager
 def _output_of(log: Path | None, *, own_output: bool) -> Iterator[Any]:
-    """Output of a command: its own streams, standard error alone, or a file."""
+    """Provide the output of a command: its own streams, standard error alone, or a file."""
     if log is None:
         yield None if own_output else sys.stderr
         return
@@ -148,7 +149,7 @@ def _output_of(log: Path | None, *, own_output: bool) -> Iterator[Any]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Make a folder that is gone at the end, with all that a script has put there, and nothing that a link leads to.
+    """Create a temporary folder, and remove it at the end with all its content, without following links.
 
     `tempfile.TemporaryDirectory` changes permissions through links before Python 3.11.8 and 3.12.1 (CVE-2023-6597).
     """
@@ -165,7 +166,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def find_links_out(folder: Path) -> tuple[str, ...]:
-    """Names of a folder's entries that are links to folders outside that can be written: they are in no view of it."""
+    """Return the names of a folder's entries that link to writable folders outside it, which a view does not cover."""
     root = folder.resolve()
     links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     out = (path.name for path in links if not path.resolve().is_relative_to(root) and os.access(path, os.W_OK))
@@ -173,12 +174,12 @@ def find_links_out(folder: Path) -> tuple[str, ...]:
 
 
 def find_script_traces(folder: Path) -> tuple[Path, ...]:
-    """The traces in a folder of records, by rank."""
+    """Return the traces in a folder of records, by rank."""
     return tuple(sorted(folder.glob("trace-*.json"), key=lambda path: int(path.stem.partition("-")[2])))
 
 
 def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
-    """The windows with call stacks beside traces; a script may end before one is recorded."""
+    """Return the windows with call stacks that belong to traces; a script may end before one is recorded."""
     beside = {trace: trace.with_name(f"details-{trace.stem.partition('-')[2]}.json") for trace in traces}
     return {trace: DetailsFile(path=path, num_steps=1) for trace, path in beside.items() if path.exists()}
 
@@ -192,7 +193,7 @@ def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
 
 @dataclass(kw_only=True)
 class _Run:
-    """One run of a command below a supervisor."""
+    """One run of a command under a supervisor."""
 
     command: Sequence[str]
     folder: Path
@@ -203,7 +204,7 @@ class _Run:
     process: subprocess.Popen[bytes] | None = None
 
     def wait(self, stream: Any, longest_s: float | None, check: Callable[[], None] | None) -> int | None:
-        """Run it to its end; None where it took longer than it may."""
+        """Run the command to its end, and return its exit status; None if it exceeded its time limit."""
         path = os.pathsep.join(filter(None, (str(ARMED), os.environ.get("PYTHONPATH"))))
         given = {
             "record": str(self.record),
@@ -238,7 +239,7 @@ class _Run:
             raise
 
     def end(self) -> None:
-        """End a supervisor that keeps frozen copies, and with it these."""
+        """End a supervisor that keeps frozen copies, and the copies."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait()
@@ -247,10 +248,10 @@ class _Run:
 def _status_of(
     process: subprocess.Popen[bytes], status: Path | None, longest_s: float | None, check: Callable[[], None] | None
 ) -> int:
-    """Exit status of a command, with looks at something else meanwhile.
+    """Return the exit status of a command, running a check at intervals meanwhile.
 
     Args:
-        status: File for it, where the process may go on.
+        status: File for the exit status, if the process may continue afterwards.
     """
     if check is None and status is None:
         return process.wait(longest_s)
@@ -275,4 +276,4 @@ view = Path(given["view"]) if given["view"] else None
 record, keeps = Path(given["record"]), given["keeps_copies"]
 os._exit(supervise(record, given["parent"], view, given["variables"], given["command"], keeps_copies=keeps))
 """
-"""The supervisor's program: `-P` keeps modules of the user's folder out."""
+"""Program of the supervisor process. `-P` keeps modules of the user's folder off its path."""

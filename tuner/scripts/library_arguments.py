@@ -1,4 +1,4 @@
-"""Changes as arguments of the library that owns a script's loop: the words that its users know.
+"""Changes expressed as arguments of the library that owns a script's loop.
 
 A Trainer of transformers takes all of a loader, an optimizer and a precision as arguments, in the script's text or on
 its command line; Accelerate and Lightning take the precision. Everything else is left to the lines of the script.
@@ -25,26 +25,26 @@ LIGHTNING = (
 )
 TRAINING_ARGUMENTS = ("transformers.TrainingArguments", "transformers.training_args.TrainingArguments")
 PARSERS = ("HfArgumentParser", "TrlParser")
-"""Classes that make options of the fields of dataclasses."""
+"""Classes of parsers that make options from the fields of dataclasses."""
 PARSES = ("parse_args_into_dataclasses", "parse_args_and_config")
-"""Their methods that read the command's options."""
+"""Methods of these parsers that read the command's options."""
 SETTERS = ("set_dataloader", "set_optimizer")
 """Methods of `TrainingArguments` that set several fields."""
 ARGUMENT_FILES = (".json", ".yaml", ".yml")
 LOADER = "loader."
 DEFAULTS = {"num_workers": (0,), "pin_memory": (True,), "prefetch_factor": (None, 2), "persistent_workers": (False,)}
-"""Settings that a Trainer gives its loader by itself."""
+"""Defaults that a Trainer gives its loader."""
 UNSAID = {"compile_dynamic": (None,)}
-"""Values that need no words, where they are not those of a flag that is off."""
+"""Values that need no argument, in addition to flags that are off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """Arguments that say some of the changes.
+    """Arguments that express some of the changes.
 
     Attributes:
-        call: That takes them; None where they are options of the command.
-        names: Of the changes.
+        call: Call that takes them; None where they are options of the command.
+        names: Names of these changes.
     """
 
     call: ast.Call | None
@@ -57,7 +57,7 @@ class Said:
 
 
 def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> Said | None:
-    """The changes of a choice that the library takes as arguments; None where it takes none of them.
+    """Return the changes of a choice as arguments of the library; None where it takes none of them.
 
     Args:
         file: The script that the command names.
@@ -82,10 +82,11 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
 
 
 def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
-    """The user's own loader, whose settings Accelerate takes over where a line prepares it; None where none does.
+    """Return the call that makes the user's own loader, if a line prepares it with Accelerate, which takes over its
+    settings; None otherwise.
 
     Raises:
-        NotEditableError: It may prepare several.
+        NotEditableError: Which of several loaders it prepares is not known.
     """
     if "accelerate" not in ast.unparse(file.tree) or not is_called(file.tree, line, "prepare"):
         return None
@@ -96,7 +97,7 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
 
 
 def _is_trainers(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> bool:
-    """Say whether a Trainer of transformers makes what is changed: in its `train`, not in a line of the user's."""
+    """Say whether the `train` of a transformers Trainer, not a line of the user's, makes the object to change."""
     if any(name.startswith(LOADER) for name in changes):
         made = {"loader"}
     else:
@@ -106,7 +107,7 @@ def _is_trainers(changes: Mapping[str, Scalar], script: ScriptFacts, file: Sourc
 
 
 def _is_prepared(script: ScriptFacts, file: SourceFile) -> bool:
-    """Say whether the model that is called is one that Accelerate's `prepare` gave back."""
+    """Say whether the called model is one that Accelerate's `prepare` returned."""
     line = _line_of("model", script, file)
     prepares = [
         node
@@ -120,7 +121,7 @@ def _is_prepared(script: ScriptFacts, file: SourceFile) -> bool:
 
 
 def _line_of(name: str, script: ScriptFacts, file: SourceFile) -> int:
-    """The line of the script that the command names at which an object was made; 0 where it is of another file."""
+    """Return the line of the command's script at which an object was made; 0 if it was made in another file."""
     path, position = script.lines.get(name, ("", 0))
     return counted_lines(file.text)[position] if path and path in script.command else 0
 
@@ -136,7 +137,7 @@ def _has_options(script: ScriptFacts, file: SourceFile) -> bool:
 
 
 def _is_training_arguments(tree: ast.AST, name: str) -> bool:
-    """Say whether a class is one of transformers, a subclass of one in the file, or a configuration of TRL."""
+    """Say whether a class is `TrainingArguments` of transformers, a subclass in the file, or a configuration of TRL."""
     own = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
     if own:
         return any(_is_training_arguments(tree, ast.unparse(base)) for node in own for base in node.bases)
@@ -146,7 +147,7 @@ def _is_training_arguments(tree: ast.AST, name: str) -> bool:
 
 
 def _refuse_others(tree: ast.AST, said: Said) -> None:
-    """Refuse a script that gives a field its value in another place, too."""
+    """Refuse a script that also sets one of these fields in another place."""
     fields = {*said.arguments}
     assigned = {name.rpartition(".")[2] for name in names([tree], ast.Store) if "." in name}
     others = [call for call in calls([tree]) if call is not said.call]
@@ -169,10 +170,10 @@ def _only_call(tree: ast.AST, classes: tuple[str, ...]) -> ast.Call | None:
 
 
 def _of_trainer(changes: Mapping[str, Scalar], script: ScriptFacts, call: ast.Call | None) -> dict[str, object]:
-    """Fields of `TrainingArguments`.
+    """Return the fields of `TrainingArguments` that express the changes.
 
     Args:
-        call: That makes them; None where the command's options do.
+        call: Call that makes the `TrainingArguments`; None where the command's options do.
     """
     found: dict[str, object] = {}
     given = _options_of(script) if call is None else {keyword.arg for keyword in call.keywords}
@@ -195,7 +196,7 @@ def _of_trainer(changes: Mapping[str, Scalar], script: ScriptFacts, call: ast.Ca
 
 
 def _of_loader(setting: str, value: Scalar, given: Collection[str | None], *, is_option: bool) -> dict[str, object]:
-    """The field of a loader's setting; none where it has the value by itself."""
+    """Return the field for a loader's setting; empty if the value is the default."""
     field = f"dataloader_{setting}"
     if field not in given and value in DEFAULTS[setting] and not (is_option and value is not None):
         return {}
@@ -205,5 +206,5 @@ def _of_loader(setting: str, value: Scalar, given: Collection[str | None], *, is
 
 
 def _options_of(script: ScriptFacts) -> set[str]:
-    """Names of the options in the command."""
+    """Return the names of the options in the command."""
     return {part[2:].partition("=")[0].replace("-", "_") for part in script.command if part.startswith("--")}

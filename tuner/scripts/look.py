@@ -1,4 +1,4 @@
-"""Looks at a script: inspections that record its steps, and leave the frozen copy from which its trials start."""
+"""Inspections of a script, which record its steps and leave the frozen copy from which its trials start."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.record import ScriptRecord
 
 SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Sets of strings have one order in all trials. To ask whether there is a GPU does not begin CUDA: a process that has
-begun it leaves no copies.
-"""
+"""Environment variables of all inspections and trials: sets of strings have one order in all, and asking for a GPU does
+not initialise CUDA, after which a process cannot leave copies."""
 
 
 class Look:
-    """An inspection that recorded the steps of a command.
+    """Inspection that recorded the steps of a command.
 
     Args:
-        breakdowns: Of the steps that it recorded.
-        seconds: That it took.
-        traces: Of these steps; gone once the look is closed.
-        copy: From which trials start; None where each is a start of the command.
-        why_no_copy: Where one was wanted.
+        breakdowns: Breakdowns of the recorded steps.
+        seconds: Duration of the inspection.
+        traces: Traces of these steps; deleted when the inspection is closed.
+        copy: Frozen copy from which trials start; None where each trial starts the command.
+        why_no_copy: Reason why there is no copy, if one was wanted.
     """
 
     def __init__(
@@ -55,23 +54,23 @@ class Look:
         self._kept = contextlib.ExitStack()
 
     def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
-        """Have trials start from a copy, with the view and the folder that it needs."""
+        """Keep a copy for trials to start from, with the view and the folder that it needs."""
         self.copy, self._kept = copy, kept
 
     def close(self) -> None:
-        """End what the look has left for trials."""
+        """End the processes and remove the files that the inspection keeps for trials."""
         self.copy = None
         self._kept.close()
 
     @functools.cached_property
     def facts(self) -> WorkloadFacts:
-        """In the terms of the search."""
+        """Facts about the script, in the form that the search uses."""
         facts = workload_facts(self.command, self.record)
         return facts if self.copy is None else msgspec.structs.replace(facts, fork_spares_ns=self.copy.spared_ns)
 
     @property
     def script(self) -> ScriptFacts:
-        """In the terms of the strategies."""
+        """Findings of the inspection, in the form that strategies use."""
         assert self.facts.script is not None, "facts of an inspection have a script"
         return self.facts.script
 
@@ -86,10 +85,10 @@ def look_at(
     longest_s: float | None = None,
     check: Callable[[], None] | None = None,
 ) -> tuple[Look | None, Ended]:
-    """Run a command until its steps are recorded; None where they could not be.
+    """Run a command until its steps are recorded; return None in place of the inspection where they could not be.
 
     Args:
-        frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends that.
+        frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends the copy.
     """
     began, began_ns = time.monotonic(), time.perf_counter_ns()
     own = {} if frozen_seed is None else same_for_all()
@@ -126,5 +125,5 @@ def look_at(
 
 
 def same_for_all() -> dict[str, str]:
-    """Variables of the environment of looks and trials, where the user has not set them."""
+    """Return the environment variables that inspections and trials set unless the user has set them."""
     return {name: value for name, value in SAME_FOR_ALL.items() if name not in os.environ}

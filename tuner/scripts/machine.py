@@ -1,4 +1,4 @@
-"""Description of the machine, with ceilings that torch measures: runs in a process of its own."""
+"""Description of the machine, with peak rates that torch measures, in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def described(kind: str, directory: Path, num_ranks: int) -> Environment:
     """Describe the machine, from a process of its own.
 
     Raises:
-        RunnerError: It failed.
+        RunnerError: The process failed.
     """
     given = msgspec.json.encode((kind, str(directory), num_ranks))
     found = in_own_process("steptune.tuner.scripts.machine:main", given, "this machine could not be described")
@@ -23,7 +23,7 @@ def described(kind: str, directory: Path, num_ranks: int) -> Environment:
 
 
 def main() -> None:
-    """Describe the machine as it is asked for."""
+    """Answer requests to describe the machine."""
     answer(_described)
 
 

@@ -1,4 +1,4 @@
-"""Work that loads torch, in a process of its own: the parent of a study never does."""
+"""Work that loads torch in a separate process, because the parent of a study never does."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ sys.path.insert(0, sys.argv[1])
 module, _, function = sys.argv[2].partition(":")
 getattr(importlib.import_module(module), function)()
 """
-"""`-P` keeps modules of the user's folder out, so the import root is put in by hand."""
+"""Program of the process. `-P` keeps modules of the user's folder off the path, so the program adds the import root."""
 _LENGTH = struct.Struct("<Q")
 
 
 class OwnProcess:
-    """A process that answers requests, one after another, with a function that calls `answer`.
+    """Process that answers requests one after another, with a function that calls `answer`.
 
     Args:
-        function: Its module and name, like "steptune.tuner.scripts.judge:main".
-        failed: What could not be done, for the message.
+        function: Module and name of the function, such as "steptune.tuner.scripts.judge:main".
+        failed: Task that failed, for the error message.
     """
 
     def __init__(self, function: str, failed: str) -> None:
@@ -36,7 +36,7 @@ class OwnProcess:
         self._errors: IO[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Let it load what it needs, while there is time for that."""
+        """Start the process, which then loads its modules in the background."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._errors = os.fdopen(os.memfd_create("errors"), "w+b")
@@ -49,7 +49,7 @@ class OwnProcess:
         return self._process
 
     def wait_until_loaded(self) -> None:
-        """Wait until it can answer at once.
+        """Wait until the process has loaded its modules.
 
         Raises:
             RunnerError: The process failed.
@@ -57,7 +57,7 @@ class OwnProcess:
         self.call(b"")
 
     def call(self, given: bytes) -> bytes:
-        """The answer to a request.
+        """Send a request, and return the answer.
 
         Raises:
             RunnerError: The process failed.
@@ -76,7 +76,7 @@ class OwnProcess:
         raise RunnerError(f"{self._failed}: {last[0] if last else 'no message'}")
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -87,7 +87,7 @@ class OwnProcess:
 
 
 def in_own_process(function: str, given: bytes, failed: str) -> bytes:
-    """The answer to one request, from a process for it alone.
+    """Return the answer to one request, from a process for this request alone.
 
     Raises:
         RunnerError: The process failed.
@@ -100,7 +100,7 @@ def in_own_process(function: str, given: bytes, failed: str) -> bytes:
 
 
 def answer(function: Callable[[bytes], bytes]) -> None:
-    """Answer requests on standard input on standard output, until the input is closed."""
+    """Answer requests from standard input on standard output, until the input is closed."""
     while True:
         try:
             given = _read(sys.stdin.buffer)

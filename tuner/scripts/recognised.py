@@ -1,4 +1,4 @@
-"""Parts of a script that were recognised, item by item, in words."""
+"""Description in words of the parts of a script that were recognised, item by item."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from steptune.tuner.scripts.record import ScriptLoader, ScriptModel, ScriptOptim
 
 SHORT_DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 LONG_STEP = 3.0
-"""Steps of more than so many medians hold something besides the step: an evaluation, a checkpoint, a rollout."""
+"""Minimum length of a step, in median steps, at which it contains other work: an evaluation, a checkpoint, a rollout.
+"""
 IRREGULAR_SHARE = 0.1
 MUCH_TIME = 0.05
 
 
 class Item(NamedTuple):
-    """One thing that a script has or lacks."""
+    """One part that a script has or lacks."""
 
     name: str
     text: str
@@ -26,7 +27,7 @@ class Item(NamedTuple):
 
 
 def recognised(record: ScriptRecord) -> tuple[Item, ...]:
-    """All items of a process, in the order of a training script."""
+    """Return all items of a process, in the order of a training script."""
     return (
         _item("step", _step(record)),
         _item("loader", _loader(record.training_loader), "none in the loop: the script makes its batches itself"),
@@ -46,7 +47,7 @@ def recognised(record: ScriptRecord) -> tuple[Item, ...]:
 
 
 def remarks(record: ScriptRecord) -> tuple[str, ...]:
-    """Remarks on the script for a reader of the profile."""
+    """Return remarks on the script for the reader of its profile."""
     return tuple(
         text
         for text in (
@@ -63,7 +64,7 @@ def remarks(record: ScriptRecord) -> tuple[str, ...]:
 
 
 def remarks_on_processes(trained: Sequence[ScriptRecord]) -> tuple[str, ...]:
-    """Remarks on the processes that trained, for a reader."""
+    """Return remarks on the processes that trained."""
     alone = sum(record.num_ranks == 1 for record in trained)
     if alone < 2:
         return ()
@@ -78,7 +79,7 @@ def _item(name: str, text: str, otherwise: str = "not seen") -> Item:
 
 
 def short_place(place: str, folder: str) -> str:
-    """A place relative to the script's folder, where it is below it."""
+    """Return a place relative to the script's folder, if it is below it."""
     path, _, rest = place.rpartition(":")
     pure = PurePath(path)
     return f"{pure.relative_to(folder) if pure.is_relative_to(folder) else pure}:{rest}" if path else place
@@ -157,7 +158,7 @@ def _precision(record: ScriptRecord) -> str:
 
 
 def _accumulation(record: ScriptRecord) -> str:
-    """Several backward passes before one update; those of several optimizers, or of a closure, are no accumulation."""
+    """Describe gradient accumulation: several backward passes before one update of one optimizer, without a closure."""
     step = record.step
     if len(step.optimizers or ()) != 1 or step.num_backwards < 2 or record.notes.get("closures"):
         return ""

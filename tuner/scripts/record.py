@@ -1,4 +1,4 @@
-"""Records of the hooks in a script, read back: one for each process that made or trained something with torch."""
+"""Records that the hooks in a script wrote: one for each process that made or trained something with torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from steptune.tuner.errors import RunnerError
 from steptune.tuner.records.base import Record
 
 SETTINGS, COMPLETE, NO_VIEW, TEXTS, STATUS = "settings.json", "complete", "no-view", "texts.json", "status"
-"""Files beside the records: the hooks' settings; that every rank was recorded; why there is no view; other texts of
-files in it; the exit status of a command whose frozen copies go on.
-"""
+"""Names of files beside the records: the hooks' settings; the mark that every rank was recorded; the reason why there
+is no view; other texts of files in it; the exit status of a command whose frozen copies continue."""
 
 
 class ScriptStep(Record):
     """The step of a loop.
 
     Attributes:
-        optimizers: Numbers of those that step, in order; empty where a backward pass is a step, None where no period
-            was found.
-        kinds: Their classes.
-        num_backwards: Backward passes in the commonest step.
-        num_batches: Batches from loaders in it.
-        share: Share of the steps that are like that.
+        optimizers: Numbers of the optimizers that step, in order; empty where a backward pass is a step, None where no
+            period was found.
+        kinds: Classes of these optimizers.
+        num_backwards: Backward passes in the most frequent kind of step.
+        num_batches: Batches from loaders in such a step.
+        share: Share of the steps that are of this kind.
         place: Line of the user's code that ends a step.
     """
 
@@ -41,9 +40,9 @@ class ScriptLoader(Record):
     """A `DataLoader`.
 
     Attributes:
-        number: In the order of creation, which is the same in every run.
+        number: Number in the order of creation, which is the same in every run.
         place: Line of the user's code that made it; empty where none is known.
-        batch_size: None where batches are made otherwise.
+        batch_size: Samples of a batch; None where batches are made in another way.
         num_batches: Length of an epoch; None where it has none.
         num_backwards: Backward passes whose last batch came from it.
     """
@@ -66,10 +65,10 @@ class ScriptOptimizer(Record):
     """An optimizer.
 
     Attributes:
-        implementation: "fused", "foreach", "capturable"; empty where it is torch's own choice.
-        in_step: Whether it is one of those that make the step.
-        implementations: That its class offers.
-        module: Where its class is defined.
+        implementation: "fused", "foreach", "capturable"; empty for torch's default.
+        in_step: Whether it takes part in the step.
+        implementations: Implementations that its class supports.
+        module: Module in which its class is defined.
     """
 
     number: int
@@ -84,14 +83,14 @@ class ScriptOptimizer(Record):
 
 
 class ScriptModel(Record):
-    """An outermost module that was called with gradients, or owns what is trained.
+    """An outermost module that was called with gradients, or owns trained parameters.
 
     Attributes:
-        num_in_optimizer: Parameters that the step's optimizers update.
+        num_in_optimizer: Number of parameters that the step's optimizers update.
         dtypes: Number of parameters by dtype.
-        num_calls: In the first steps; None where the module was found without being called.
+        num_calls: Number of calls in the first steps; None where the module was found without being called.
         sparse: Whether a part makes sparse gradients.
-        num_tensors: Parameter tensors.
+        num_tensors: Number of parameter tensors.
         module_types: Number of its parts by class.
         place: Line of the user's code that calls it; empty where none is known.
     """
@@ -117,7 +116,7 @@ class ScriptTrainer(Record):
     """A library that owns the loop.
 
     Attributes:
-        settings: Those that matter for speed, as text.
+        settings: Settings that matter for speed, as text.
         overrides: Methods that the user's subclass changes.
     """
 
@@ -128,15 +127,15 @@ class ScriptTrainer(Record):
 
 
 class Place(Record):
-    """First point of training from which a trial could be forked.
+    """First point of training at which a trial could be forked.
 
     Attributes:
-        what: "loader", when its iterator is made, or "forward", the first one with gradients.
-        number: Of the loader.
-        after_ns: Since torch was imported.
-        cuda: Whether CUDA had begun, after which no fork may use it.
+        what: "loader", before its iterator is made, or "forward", before the first one with gradients.
+        number: Number of the loader.
+        after_ns: Time since torch was imported.
+        cuda: Whether CUDA was initialised, after which no fork may use it.
         process_group: Whether a process group existed.
-        num_threads: Python's threads; a fork has one.
+        num_threads: Number of Python threads; a fork has one.
     """
 
     what: str
@@ -148,14 +147,14 @@ class Place(Record):
 
 
 class CopyPlace(Record):
-    """Place of the frozen copy, or the reason why there is none.
+    """Place of a frozen copy, or the reason why there is none.
 
     Attributes:
         what: "loader", before its iterator is made; "forward", before the first one with gradients; "cuda", before it
-            begins.
-        number: Of the loader.
-        copy: Its folder beside the record; empty where there is none.
-        at_ns: On the system's monotonic clock.
+            is initialised.
+        number: Number of the loader.
+        copy: Folder of the copy beside the record; empty where there is none.
+        at_ns: Time on the system's monotonic clock.
     """
 
     what: str
@@ -166,20 +165,20 @@ class CopyPlace(Record):
 
 
 class ScriptRecord(Record):
-    """One process of the script.
+    """Record of one process of the script.
 
     Attributes:
         complete: Whether its steps were recorded to the end of the window.
-        refusal: Why they were not; empty where the process ended before.
-        num_steps: Steps whose time is known: all but the first few.
-        num_steps_needed: Steps that a recording needs: of long steps, and of short ones.
-        step_time_ns: Without the profiler; None where the process ended before.
-        recorded_step_ns: Under the profiler.
-        notes: How often what was used, by kind: "autocast", "scalers", "clipping", "schedulers", "compiled", "saves",
-            "closures".
-        num_calls_without_grad: Calls of outermost modules without gradients, in the first steps.
-        settings: torch's own: threads, precision of FP32 matmuls, cuDNN.
-        copies: Frozen ones, from which trials can start, in the order in which they were made.
+        refusal: Reason why they were not; empty where the process ended before.
+        num_steps: Number of steps with a known time: all but the first few.
+        num_steps_needed: Number of steps that a recording needs: if they are long, and if they are short.
+        step_time_ns: Step time without the profiler; None where the process ended before it was measured.
+        recorded_step_ns: Step time under the profiler.
+        notes: Number of uses by kind and feature; kinds are "autocast", "scalers", "clipping", "schedulers",
+            "compiled", "saves", "closures".
+        num_calls_without_grad: Number of calls of outermost modules without gradients, in the first steps.
+        settings: Settings of torch: threads, precision of FP32 matmuls, cuDNN.
+        copies: Frozen copies from which trials can start, in the order of creation.
     """
 
     pid: int
@@ -213,22 +212,22 @@ class ScriptRecord(Record):
 
     @property
     def num_made(self) -> int:
-        """Steps that the script made, those before their period was known included."""
+        """Number of steps that the script made, including those before their period was known."""
         optimizers = self.step.optimizers
         return self.num_optimizer_steps // len(optimizers) if optimizers else self.num_backwards
 
     @property
     def training_loader(self) -> ScriptLoader | None:
-        """The loader whose batches the most backward passes followed; None where there is none in the loop."""
+        """The loader whose batches most backward passes followed; None if no loader is in the loop."""
         most = max(self.loaders, key=lambda loader: loader.num_backwards, default=None)
         return most if most is not None and most.num_backwards and self.step.num_batches else None
 
 
 def read_records(folder: Path) -> tuple[ScriptRecord, ...]:
-    """The records of a folder, those that trained first, by rank.
+    """Read the records of a folder: processes that trained first, by rank.
 
     Raises:
-        RunnerError: One cannot be read.
+        RunnerError: A record cannot be read.
     """
     records = []
     for path in folder.glob("record-*.json"):

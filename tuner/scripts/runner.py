@@ -1,5 +1,5 @@
-"""Trials of a script that nobody rewrites: each goes on from a frozen copy of its process, or starts its command again,
-with a candidate's changes.
+"""Trials of an unmodified script with a candidate's changes: each continues from a frozen copy of its process, or
+starts its command again.
 
 The command runs in a copy-on-write view of its folder, armed as in an inspection. Nothing of it is parsed: where the
 changes are made, the inspection has recorded. Trials run one after another; a launcher's command has all its ranks.
@@ -59,34 +59,35 @@ from steptune.tuner.trials.study_files import StudyFiles
 MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
 LOG_BYTES = 1 << 16
 FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
-"""Longest time of a trial from a frozen copy: times that of the look, and seconds beyond."""
+"""Time limit of a trial from a frozen copy: in inspection times, and seconds in addition."""
 START_LOOKS = 4.0
-"""Times of the look that a start of the command may take in any case."""
+"""Minimum time limit of a run of the command, in inspection times."""
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
-"""Failures after which a start of the command tries again: files or threads of the script may not bear a copy."""
+"""Failures of a trial from a copy after which the command is started instead: the script's files or threads may not
+work in a copy."""
 WARM_UP_WINDOWS = 2.5
-"""Least length of the warm-up, in windows."""
+"""Minimum length of the warm-up, in windows."""
 LEAST_WINDOWS = 2
-"""Windows that a script must have let pass if it ends before its trial does."""
+"""Minimum number of timed windows with which a script may end before its trial does."""
 LOAD_READ_EVERY_S = 0.5
 NUM_LOSSES = 100
-"""Backward passes at the beginning whose losses a verification compares."""
+"""Number of first backward passes whose losses a verification compares."""
 ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
-"""For runs of the reference beside each other: share of the device's memory, memory of an eager run in peaks of today's
-trial, and cores of each.
-"""
+"""Limits for running the reference several times at once: share of the device's memory, assumed memory of an eager run
+in peaks of today's trial, and cores for each run."""
 MOST_REFERENCE_SHARE = 0.1
-"""Share of the time that is left, from which on each roundoff disturbs one run in place of two."""
+"""Share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead of two.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Start of a script.
+    """Way to start a script.
 
     Attributes:
-        variables: Of the environment.
+        variables: Environment variables.
         texts: Other texts of files in its view, by their path below the folder.
-        anew: Not from the frozen copy.
+        anew: Whether the command is started, not a trial from the frozen copy.
     """
 
     command: tuple[str, ...]
@@ -96,13 +97,13 @@ class Start:
 
 
 class ScriptRunner:
-    """A `TrialRunner` whose trials are starts of a command.
+    """`TrialRunner` whose trials are runs of a command.
 
     Args:
-        look: What the command trains.
-        directory: Of the study.
-        variables: Of the environment of every start.
-        check: Called some times a second while a start runs; what it raises ends it.
+        look: Inspection of the command.
+        directory: Directory of the study.
+        variables: Environment variables of every run.
+        check: Called several times a second during a run; an exception from it ends the run.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class ScriptRunner:
         self._judge = Judge()
         self._own_roundoff = 0.0
         self._peak_bytes = 0
-        """Largest peak of a good trial of today's settings."""
+        """Largest peak memory of a successful trial of today's settings, in bytes."""
         self._fastest_ns: dict[bool, float] = {}
-        """Shortest mean step time of good trials, by whether they started anew."""
+        """Shortest mean step time of successful trials, by whether they started the command anew."""
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class ScriptRunner:
     # --- the guard's reference ------------------------------------------------------------------
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Nothing: it would disturb the trial beside it."""
+        """Do nothing: runs of the reference would disturb the trial that runs at the same time."""
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self._own_roundoff = request.own_roundoff
@@ -191,8 +192,8 @@ class ScriptRunner:
     def _run_together(
         self, runs: Sequence[tuple[Path, float]], noises: Mapping[Path, int], longest_s: float | None
     ) -> None:
-        """Runs of today's settings at the same time, as many as the device has memory for: they are not timed. One that
-        fails beside others is left to be made alone.
+        """Run today's settings several times at once, untimed, as far as the device's memory permits. A run that fails
+        beside others is left to be repeated alone.
         """
         copy, at_once = self._look.copy, min(len(runs), self._num_together())
         if copy is None or at_once < 2 or not (self._runs.reference / SEEN).exists():
@@ -225,7 +226,7 @@ class ScriptRunner:
                 raise
 
     def _num_together(self) -> int:
-        """Runs of today's settings that fit on the device beside each other, each without its compilation."""
+        """Return the number of runs of today's settings that fit on the device at once, without compilation."""
         hardware, cores = self._environment.hardware, usable_cores()
         if self._look.record.device != "cuda" or not self._peak_bytes:
             return 1
@@ -235,7 +236,7 @@ class ScriptRunner:
     def _run_guarded(
         self, folder: Path, unit: float, number: int, longest_s: float | None, variables: Mapping[str, str]
     ) -> None:
-        """One run of today's settings through the guarded steps; its files are kept in the folder."""
+        """Run today's settings through the guarded steps, and keep the files in the folder."""
         reference = None if folder == self._runs.reference else str(self._runs.reference)
         guard = self._guard(reference, disturb=unit, noise=number)
         trial = {**self._trial({}, guard, None), "only_guard": True}
@@ -285,7 +286,7 @@ class ScriptRunner:
         return False
 
     def close(self) -> None:
-        """End the copy from which trials start, and the judge."""
+        """End the copy from which trials start, and the process that judges candidates."""
         self._judge.close()
         self._look.close()
 
@@ -323,7 +324,7 @@ class ScriptRunner:
     def _run_anew(
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
-        """A trial that starts the command, whatever its changes."""
+        """Run a trial that starts the command, whatever its changes."""
         copy, self._look.copy = self._look.copy, None
         try:
             return self._run(spec, purpose, settings, group, listener)
@@ -331,8 +332,8 @@ class ScriptRunner:
             self._look.copy = copy
 
     def _starts_anew(self, spec: TrialSpec, purpose: Purpose, applied: Mapping[str, Outside]) -> bool:
-        """Say whether a trial cannot go on from the frozen copy: the process must be another one, or the answer may be
-        one that needs that, and is compared with starts alike.
+        """Say whether a trial must start the command: its changes need another process, or its figures are compared
+        with those of such runs.
         """
         if self._look.copy is None or spec.environment_variables:
             return True
@@ -344,8 +345,8 @@ class ScriptRunner:
 
     @property
     def _confirms_anew(self) -> bool:
-        """True where starts that an answer rests on start the command: forks share the layout of the host's memory,
-        which differs from start to start. Context, memory and kernels of a GPU are made after the fork.
+        """True if confirmations start the command anew: on a CPU, forks share the host's memory layout, which differs
+        between starts. On a GPU, context, memory and kernels are made after the fork.
         """
         return self._look.record.device != "cuda"
 
@@ -356,25 +357,27 @@ class ScriptRunner:
 
     @property
     def why_no_copy(self) -> str:
-        """Reason why trials start the command anew."""
+        """Reason why trials start the command anew; empty if they do not."""
         return self._look.why_no_copy
 
     def run_start(
         self, way: Start, spec: TrialSpec, settings: MeasureSettings
     ) -> tuple[TrialResult, Mapping[str, Any]]:
-        """One start that makes no changes itself, timed like a trial, with what its first process wrote.
+        """Run a script once without making changes to it, timed like a trial; return the result and the first process's
+        record.
 
         Args:
-            spec: Whose candidate it stands for.
+            spec: Specification of the candidate that the script represents.
         """
         trial = {**self._trial({}, None, _measure(spec, settings)), "seed": spec.seed, "num_losses": NUM_LOSSES}
         return self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {})
 
     def frozen(self, way: Start, log: Path) -> Look:
-        """Start the command another way, up to its first steps; the look's findings with a frozen copy of that process.
+        """Start the command another way up to its first steps, and return the inspection with a frozen copy of that
+        process.
 
         Raises:
-            CopyError: It leaves none, or does not train.
+            CopyError: The run leaves no copy, or does not train.
         """
         look, began_ns = self._look, time.perf_counter_ns()
         with contextlib.ExitStack() as kept:
@@ -400,7 +403,7 @@ class ScriptRunner:
         way: Start,
         applied: Mapping[str, Outside],
     ) -> tuple[TrialResult, Mapping[str, Any]]:
-        """One start of the command as a result, and what its first process wrote."""
+        """Run the command once; return the result, and the record of its first process."""
         log = self._files.logs / f"{spec.trial_id}.log"
         began_ns = time.perf_counter_ns()
         with _LoadWatch() as load, self._ran(trial, way, log, self._longest_s(spec, way)) as ended:
@@ -428,7 +431,7 @@ class ScriptRunner:
         log: Path,
         applied: Mapping[str, Outside],
     ) -> TrialResult:
-        """A result with what its processes wrote."""
+        """Return the result with the records of its processes."""
         windows = self._windows(seen, settings, load)
         phases = _phases(seen, windows, began_ns)
         record = ended.records[0] if ended.records else None
@@ -459,7 +462,9 @@ class ScriptRunner:
         )
 
     def _later_ns(self, ended: Ended) -> int:
-        """Time that the confirming starts of a candidate take beyond its fork: forecasts are of those."""
+        """Return the extra time that a candidate's confirmation runs take compared with its fork, for forecasts of the
+        budget.
+        """
         copy = self._look.copy
         return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0
 
@@ -494,7 +499,7 @@ class ScriptRunner:
         return tuple(found)
 
     def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
-        """The breakdown of the recorded steps; their traces are kept where that was asked for."""
+        """Return the breakdown of the recorded steps, and keep their traces if asked for."""
         if not spec.profile:
             return ()
         traces = ended.traces or (self._look.traces if spec.candidate.is_baseline else ())
@@ -566,20 +571,20 @@ class ScriptRunner:
         return starting + deadlines.measure_s + deadlines.profile_s + deadlines.report_s
 
     def _for_copy(self, copy: FrozenCopy, trial: Mapping[str, Any]) -> dict[str, Any]:
-        """A trial's task, as the copy's view shows its files."""
+        """Return a trial's task with the paths of its files in the copy's view."""
         guard = trial["guard"]
         if guard is None or guard["reference"] is None:
             return dict(trial)
         return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
 
     def _longest_fork_s(self, longest_s: float | None) -> float:
-        """Longest time of a trial from the copy: one that hangs is found before the time of a start is over."""
+        """Return the time limit of a trial from the copy, shorter than a run's, so that a hang is found early."""
         longest = FORK_LOOKS * self._look.seconds + FORK_MORE_S
         return longest if longest_s is None else min(longest, longest_s)
 
 
 class _LoadWatch:
-    """Processor use of other programs, read at intervals while a trial runs."""
+    """CPU use of other programs, read at intervals while a trial runs."""
 
     def __init__(self) -> None:
         self._readings: list[CpuReading] = []
@@ -598,7 +603,7 @@ class _LoadWatch:
         self._thread.join()
 
     def share(self, begin_ns: int, end_ns: int) -> float:
-        """Share of the cores that others used, between the readings around a window."""
+        """Return the share of the cores that others used, between the readings around a window."""
         before = [reading for reading in self._readings if reading.at_s * 1e9 <= begin_ns]
         after = [reading for reading in self._readings if reading.at_s * 1e9 >= end_ns]
         return foreign_share(before[-1], after[0]) if before and after else 0.0
@@ -613,7 +618,7 @@ class _LoadWatch:
 
 
 def _measure(spec: TrialSpec, settings: MeasureSettings) -> dict[str, Any]:
-    """Settings of the windows."""
+    """Return the settings of the windows as plain values."""
     return {
         "warm_up_s": WARM_UP_WINDOWS * settings.window_s,
         "window_s": settings.window_s,
@@ -627,13 +632,13 @@ def _measure(spec: TrialSpec, settings: MeasureSettings) -> dict[str, Any]:
 
 
 def _queue(spec: TrialSpec) -> int:
-    """Batches that the candidate's loader may have loaded ahead."""
+    """Return the number of batches that the candidate's loader may have loaded ahead."""
     loading = Settings(spec.choices)[DataLoadingSetting]
     return loading.num_workers * (loading.prefetch_factor or 0)
 
 
 def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -> dict[str, int]:
-    """Time of each phase; together, all of the trial."""
+    """Return the time of each phase; the sum is the time of the trial."""
     whole = time.perf_counter_ns() - began_ns
     first = seen.get("first_step_ns", 0)
     build = first - began_ns if first else whole
@@ -648,7 +653,7 @@ def _phases(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int) -
 
 
 def _keep_guard(seen: Path, folder: Path) -> None:
-    """Keep what guarded steps have written, whole or not at all."""
+    """Keep the files of the guarded steps, all or none."""
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -666,14 +671,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def last_line_of(said: str) -> str:
-    """Last line that a script said, of its own where it has any: `steptune.enable` speaks after its error."""
+    """Return the last line of output, preferably the script's own: `steptune.enable` writes after its error."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("steptune: ")]
     return (own or lines or [""])[-1]
 
 
 def _why(ended: Ended, log: Path) -> Failure:
-    """Reason why a start of the command gave no result, in the script's own words where it failed."""
+    """Return the failure of a run of the command that gave no result, in the script's own words where it failed."""
     tail = _tail(log)
     last = last_line_of(tail)
     if ended.timed_out:
@@ -709,7 +714,7 @@ def _tail(log: Path) -> str:
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Say which choices were made in the script: a change whose object never came was not."""
+    """Return for each choice whether it took effect in the script; a change whose object never appeared did not."""
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

@@ -1,4 +1,4 @@
-"""Weights in the guarded steps of a script: their distance from the reference's, and changes of them between updates.
+"""Weights in a script's guarded steps: their distance from the reference's, and changes to them between updates.
 
 Each update is replayed from the weights before it, so that a change behind an update, like weights that are cut off or
 averaged, is no part of any.
@@ -21,11 +21,11 @@ _ROUNDING = 2.0**-23
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """Change of weights between two updates that the reference does not make.
+    """Change of weights between two updates that does not occur in the reference.
 
     Attributes:
-        score: Norm of the change, in last digits of the weights.
-        is_compared: False where the reference's loop changes weights as well.
+        score: Norm of the change, in units of the weights' last digit.
+        is_compared: Whether it is compared; False where the reference's loop changes weights as well.
     """
 
     score: float = 0.0
@@ -35,7 +35,7 @@ class Between:
 
 
 def weights_after(steps: Sequence[Seen]) -> list[dict[str, torch.Tensor]]:
-    """Weights after each step, by optimizer and place."""
+    """Return the weights after each step, by optimizer and position in it."""
     return [
         {f"{update['number']}.{name}": value for update in step["updates"] for name, value in update["after"].items()}
         for step in steps
@@ -45,14 +45,16 @@ def weights_after(steps: Sequence[Seen]) -> list[dict[str, torch.Tensor]]:
 def distances_from(
     reference: Sequence[Seen], disturbed: Sequence[Sequence[Seen]], found: Sequence[Seen]
 ) -> list[float]:
-    """Distance of a candidate's weights from the reference's after each step, as a multiple of a disturbed run's."""
+    """Return the distance of a candidate's weights from the reference's after each step, as a multiple of a disturbed
+    run's.
+    """
     wanted = weights_after(reference)
     noise = measure_distances(wanted, [weights_after(run) for run in disturbed])
     return distances(wanted, noise, weights_after(found))
 
 
 def changes_between(known: Sequence[Sequence[Seen]], found: Sequence[Seen]) -> Between:
-    """The largest change between updates of a tensor that no run of today's settings changes there.
+    """Return the largest change between updates of a tensor that no run of today's settings changes there.
 
     Args:
         known: Steps of the reference, of its repetition, and of its disturbed runs: what a loop cuts off at a bound
@@ -71,7 +73,7 @@ def changes_between(known: Sequence[Sequence[Seen]], found: Sequence[Seen]) -> B
 
 
 def _changes(steps: Sequence[Seen]) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:
-    """Changed tensors between one update of an optimizer and its next: place of the first, name, change, weights."""
+    """Yield tensors changed between an optimizer's update and its next: first update, name, change, weights."""
     last: dict[int, Seen] = {}
     for place, step in enumerate(steps, start=1):
         for update in step["updates"]:

@@ -16,11 +16,11 @@ INDENT = "    "
 
 
 class NotEditableError(SteptuneError):
-    """The source has no place for an edit; the message says why."""
+    """Error for a source without a place for an edit, with the reason."""
 
 
 class SourceFile:
-    """A source with the edits that were asked for.
+    """Source file with pending edits.
 
     Raises:
         NotEditableError: It is not valid Python.
@@ -40,7 +40,7 @@ class SourceFile:
             raise NotEditableError(f"it is not valid Python: {error.msg}") from None
 
     def edited(self) -> str:
-        """The text with all edits.
+        """Return the text with all edits.
 
         Raises:
             NotEditableError: The edits do not go together.
@@ -61,7 +61,7 @@ class SourceFile:
     # --- finding --------------------------------------------------------------------------------
 
     def call(self, line: int, names: Sequence[str]) -> ast.Call:
-        """The only call of a function or class of these names in a line."""
+        """Return the only call of a function or class of these names in a line."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         found = [c for c in calls if last_name(c.func) in names and c.lineno <= line <= (c.end_lineno or c.lineno)]
         if len(found) != 1:
@@ -69,7 +69,7 @@ class SourceFile:
         return found[0]
 
     def block_of(self, line: int) -> tuple[list[ast.stmt], int]:
-        """The innermost block with a simple statement in a line, and the statement's position in it."""
+        """Return the innermost block with a simple statement in a line, and the statement's position in it."""
         for body in _blocks(self.tree):
             for position, statement in enumerate(body):
                 is_simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.AugAssign)
@@ -78,7 +78,9 @@ class SourceFile:
         raise NotEditableError(f"line {line} holds no assignment or call of its own")
 
     def around(self, block: list[ast.stmt]) -> tuple[list[ast.stmt], int] | None:
-        """The block that holds the `with` of which a block is the body, and its position; None where it is of none."""
+        """Return the block that contains the `with` statement whose body is the given block, and its position; None if
+        there is no such statement.
+        """
         for body in _blocks(self.tree):
             for position, statement in enumerate(body):
                 if isinstance(statement, ast.With) and statement.body is block:
@@ -91,7 +93,7 @@ class SourceFile:
     # --- editing --------------------------------------------------------------------------------
 
     def set_arguments(self, call: ast.Call, arguments: Mapping[str, object]) -> None:
-        """Give keyword arguments other values, or add them."""
+        """Set keyword arguments of a call, adding those that are missing."""
         if any(keyword.arg is None for keyword in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
             raise NotEditableError("its arguments come from a dictionary or list")
         present = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -118,10 +120,10 @@ class SourceFile:
         self._edits.append((end, end, before + added.encode()))
 
     def put_under(self, statements: Sequence[ast.stmt], opening: str) -> None:
-        """Put statements that follow each other under a compound statement like `with ...:`.
+        """Put consecutive statements under a compound statement like `with ...:`.
 
         Raises:
-            NotEditableError: Indented, they would be others: a string that goes over several lines changes with them.
+            NotEditableError: Indentation would change the statements: they contain a string of several lines.
         """
         margin = self._margin(statements[0])
         begin = self._starts[statements[0].lineno - 1]
@@ -132,7 +134,7 @@ class SourceFile:
         self._edits.append((begin, end, f"{margin}{opening}{self._line_end}{block}".encode()))
 
     def _margin(self, statement: ast.stmt) -> str:
-        """The indentation of a statement that begins a line."""
+        """Return the indentation of a statement that begins a line."""
         begin = self._starts[statement.lineno - 1]
         margin = self._source[begin : begin + statement.col_offset].decode()
         if margin.strip():
@@ -152,7 +154,7 @@ class SourceFile:
 
 
 def _reads_as(block: str, statements: Sequence[ast.stmt]) -> bool:
-    """Say whether an indented text holds exactly these statements."""
+    """Say whether an indented text parses to exactly these statements."""
     try:
         (found,) = ast.parse(f"if True:\n{block}").body
     except (SyntaxError, ValueError):
@@ -170,14 +172,16 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def last_name(function: ast.expr) -> str:
-    """`DataLoader` of `torch.utils.data.DataLoader`; empty of what has no name."""
+    """Return the last name of a function expression, such as `DataLoader` of `torch.utils.data.DataLoader`; empty if it
+    has none.
+    """
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
 def option_of(tree: ast.AST, value: ast.expr) -> tuple[str, str | None] | None:
-    """The option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
+    """Return the option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
     if not isinstance(value, ast.Attribute):
         return None
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]

@@ -1,4 +1,4 @@
-"""Meaning of names in a source, as far as its syntax tree shows it."""
+"""Meaning of names in a source, as far as its syntax tree shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator
 from steptune.tuner.scripts.source_edits import last_name
 
 SAME = ("to", "cuda", "cpu", "float", "double", "train", "eval", "prepare")
-"""Calls that give the module back that they were called for; of Accelerate, whose wrappers are known otherwise."""
+"""Methods and functions that return the module they are given; Accelerate's wrappers are recognised elsewhere."""
 
 SCOPES = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
 
 
 def full_name(tree: ast.AST, function: ast.expr) -> str:
-    """`torch.optim.AdamW` of `optim.AdamW`, by the imports of the file; empty where none brings it."""
+    """Return the full name of a function by the file's imports, such as `torch.optim.AdamW` of `optim.AdamW`; empty if
+    no import provides it.
+    """
     imported = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -26,7 +28,7 @@ def full_name(tree: ast.AST, function: ast.expr) -> str:
 
 
 def knows_torch(tree: ast.AST, line: int) -> bool:
-    """Say whether the name `torch` is known in a line: imported there or for the whole file, or by a star."""
+    """Say whether the name `torch` is defined in a line: imported there or for the whole file, or by a star import."""
     nodes = list(ast.walk(tree))
     stars = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
     if stars and "torch" in names([tree], ast.Load):
@@ -38,23 +40,23 @@ def knows_torch(tree: ast.AST, line: int) -> bool:
 
 
 def names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]:
-    """Variables and attributes that are read or assigned, as they are written."""
+    """Return variables and attributes that are read or assigned, as written."""
     inside = [inner for node in nodes for inner in ast.walk(node)]
     return {ast.unparse(n) for n in inside if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, context)}
 
 
 def calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
-    """All calls within."""
+    """Yield all calls within these nodes."""
     return (inner for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Call))
 
 
 def is_in_scope_of_its_own(tree: ast.AST, node: ast.AST) -> bool:
-    """Say whether a node stands in a comprehension or a lambda, whose variables are known there only."""
+    """Say whether a node is inside a comprehension or a lambda, whose variables are local to it."""
     return any(node in ast.walk(scope) for scope in ast.walk(tree) if isinstance(scope, SCOPES))
 
 
 def function_of(tree: ast.AST, line: int) -> ast.AST:
-    """The innermost function around a line, or the whole file."""
+    """Return the innermost function around a line, or the whole file."""
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     around = [n for n in functions if n.lineno <= line <= (n.end_lineno or n.lineno)]
     return max(around, key=lambda n: n.lineno, default=tree)
@@ -66,7 +68,7 @@ def is_called(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
-    """Say whether a name may stand for another object than in a line: assigned later, or wrapped elsewhere."""
+    """Say whether a name may refer to another object than in a line: assigned later, or wrapped elsewhere."""
     own = function_of(tree, line)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or name not in _last(names(node.targets, ast.Store)):
@@ -79,7 +81,7 @@ def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def _gives_back(value: ast.expr, name: str) -> bool:
-    """Say whether a value is the object of a name itself, moved or set to a mode."""
+    """Say whether a value is a name's own object, moved or set to a mode."""
     if isinstance(value, ast.Call) and last_name(value.func) in SAME:
         return last_name(value.func) == "prepare" or _gives_back(getattr(value.func, "value", value.func), name)
     return last_name(value) == name

@@ -1,4 +1,4 @@
-"""The process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
+"""Process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
 
 All that the command starts and abandons is adopted, and killed when the command has ended, when its ranks have been
 recorded, when this process is told to end, or when its parent dies.
@@ -23,15 +23,15 @@ from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
 END_S = 3.0
-"""Time that the command has to end by itself once it was recorded, or interrupted."""
+"""Seconds that the command has to end by itself after it was recorded or interrupted."""
 POLL_S = 0.05
 KEPT_POLL_S = 0.2
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""Exit statuses of shells."""
+"""Exit statuses of shells for a command that does not exist or cannot be executed."""
 
 
 class _Stop:
-    """Flag that this process was told to end. An interrupt from the terminal reaches the command by itself."""
+    """Flag that is set when this process is told to end. A terminal interrupt also reaches the command directly."""
 
     def __init__(self) -> None:
         self.told = False
@@ -55,13 +55,13 @@ def supervise(
     *,
     keeps_copies: bool = False,
 ) -> int:
-    """Run the command to its end, and return its exit status as a shell has it: 0 where it was recorded.
+    """Run the command to its end, and return its exit status as in a shell, or 0 if it was recorded.
 
     Args:
-        record: The folder of the record.
-        keeps_copies: Once it was recorded, let frozen copies of it live until this process is told to end.
-        view: An empty folder for what the command writes; None lets it write where it stands.
-        variables: Environment variables of the command, beside this process's.
+        record: Folder of the record.
+        keeps_copies: Whether frozen copies of a recorded command live until this process is told to end.
+        view: Empty folder for what the command writes; None to write in the folder itself.
+        variables: Environment variables of the command, in addition to this process's.
     """
     stop = _Stop()
     become_subreaper()

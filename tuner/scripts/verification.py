@@ -1,4 +1,4 @@
-"""The changed script beside the unchanged one: its own speed, and its own loss.
+"""Comparison of the changed script with the unchanged one: its own speed, and its own loss.
 
 Both are started as a user starts them, in blocks of one run each, in random order: a start of the command, or, where
 the device is a GPU, a fork of a frozen copy that a start of it has left. The intervals are those of the confirmation.
@@ -31,10 +31,10 @@ from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
-"""Tolerance as a share of the loss itself: rounding grows over the steps, also where the loss does not fall."""
+"""Tolerance as a share of the loss: rounding grows over the steps, even where the loss does not fall."""
 STARTS_ON_CPU = "forks share the layout of the host's memory, which differs from start to start"
 UNCHANGED = {OUTSIDE: ""}
-"""A line `steptune.enable()` that stands in the script already does nothing."""
+"""Environment variables of the unchanged script, with which `steptune.enable()` in it does nothing."""
 
 
 class ScriptVerification(Record):
@@ -43,12 +43,12 @@ class ScriptVerification(Record):
     Attributes:
         gain: Speed of the changed script over the unchanged one.
         same: Whether the losses agree; False where none could be compared.
-        reason: Of that, for people.
-        num_losses: First backward passes of each start, whose losses were compared.
-        difference: Of the mean losses over their last quarter.
-        tolerance: For it.
-        missing: Changes to which the changed script never came.
-        runs: How each run began, for people.
+        reason: Reason for that, in a readable form.
+        num_losses: Number of first backward passes in each run whose losses were compared.
+        difference: Difference of the mean losses over the last quarter of these passes.
+        tolerance: Maximum difference that is allowed.
+        missing: Changes that the changed script never made.
+        runs: Readable description of how each run began.
     """
 
     gain: Gain
@@ -63,10 +63,10 @@ class ScriptVerification(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """The changed script.
+    """The changed script to compare with the unchanged one.
 
     Attributes:
-        candidate: That it stands for.
+        candidate: Candidate that it represents.
         choices: Complete choices of strategies, where they are known.
     """
 
@@ -77,7 +77,7 @@ class Changed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One of both scripts, and who runs it."""
+    """One of the two scripts, with the runner that runs it."""
 
     name: str
     shown: Changed
@@ -99,13 +99,13 @@ def verify_script(
     """Time both scripts in blocks, and compare their losses.
 
     Args:
-        look: At the unchanged one; its frozen copy is used where it has one.
-        directory: For logs.
+        look: Inspection of the unchanged script, whose frozen copy is used if there is one.
+        directory: Directory for logs.
         longest_s: Seconds after which no further block begins, once there are enough for an interval.
 
     Raises:
         BaselineError: The unchanged script could not be timed.
-        RecommendationError: The changed one could not.
+        RecommendationError: The changed script could not be timed.
     """
     begun = _Blocks(look, changed, directory, num_blocks, settings, seed, time.monotonic() + longest_s, say)
     reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was asked for")
@@ -124,7 +124,7 @@ def verify_script(
 
 
 def shares_layout(look: Look) -> bool:
-    """Say whether forks share what differs from start to start: on a CPU the layout of the host's memory."""
+    """Say whether forks share what differs between starts: on a CPU, the layout of the host's memory."""
     return look.record.device != "cuda"
 
 
@@ -142,7 +142,7 @@ class _Blocks:
     say: Callable[[str], None]
 
     def compared(self, today: ScriptRunner, changed: ScriptRunner, *, forked: bool) -> ScriptVerification:
-        """Run them, and judge.
+        """Run the blocks, and return the verification.
 
         Raises:
             CopyError: A run was no fork, or failed as one.
@@ -190,7 +190,7 @@ class _Blocks:
 
 
 def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]], gain: Gain) -> ScriptVerification:
-    """The verdict over the losses of the starts of both scripts, the same number of each."""
+    """Return the verdict on the losses of both scripts' runs, the same number of each."""
     num = min(len(losses) for losses in (*today, *changed))
     if not num:
         reason = "no backward pass was seen: the losses were not compared"

@@ -1,4 +1,4 @@
-"""A copy-on-write view of a folder: what this process and those that it starts write there, nobody else sees.
+"""Copy-on-write view of a folder: only this process and those that it starts see what they write there.
 
 An overlay of the kernel is put over the folder, in a mount namespace of its own (overlayfs, Documentation/filesystems/
 overlayfs.rst). A file is copied when it is first written to, not before. File systems mounted below the folder get an
@@ -17,27 +17,27 @@ from steptune.tuner.errors import SteptuneError
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 MS_LOCKED = 0x2 | 0x4 | 0x8
-"""Mount flags (no setuid, devices or programs) that a user namespace may not remove. Equal to the flags of `statvfs`.
+"""Mount flags (no setuid, devices or programs) that a user namespace may not remove; equal to the flags of `statvfs`.
 """
 MNT_DETACH = 2
 KEPT_TYPES = frozenset({"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "bpf", "securityfs"})
-"""File systems that are no files: they are shown as they are."""
+"""Types of file systems that hold no ordinary files; a view shows them unchanged."""
 CUDA_NO_DEVICE = 100
 
 
 class ViewError(SteptuneError):
-    """The system makes no copy-on-write view; the message says why."""
+    """Error for a system that cannot make a copy-on-write view, with the reason."""
 
 
 def enter_view(folder: Path, scratch: Path) -> None:
-    """Put this process, which must have one thread, into a view of a folder, and make that its working directory.
+    """Move this process, which must have one thread, into a view of a folder, and make that its working directory.
 
     Args:
         folder: An absolute path.
-        scratch: An empty folder outside of it, where what is written is kept.
+        scratch: Empty folder outside it, where writes are kept.
 
     Raises:
-        ViewError: The system forbids it, or CUDA starts outside of the view only. The process is of no use then.
+        ViewError: The system forbids it, or CUDA starts outside the view only. The process is then unusable.
     """
     if scratch.resolve().is_relative_to(folder):
         raise ViewError(
@@ -55,7 +55,7 @@ def enter_view(folder: Path, scratch: Path) -> None:
 
 
 def _cover(folder: Path, scratch: Path) -> None:
-    """Put overlays over a folder and over what is mounted below it."""
+    """Mount overlays over a folder and over the file systems mounted below it."""
     below = _mounts_below(folder)
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     original = scratch / "original"
@@ -75,7 +75,7 @@ def _cover(folder: Path, scratch: Path) -> None:
 
 
 def _show_file(source: Path, target: Path) -> None:
-    """Mount a file, which no overlay can be put over, for reading only."""
+    """Mount a file read-only, because no overlay can be put over a file."""
     _mount(str(source), str(target), "", MS_BIND)
     locked = os.statvfs(target).f_flag & MS_LOCKED
     _mount("none", str(target), "", MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
@@ -96,7 +96,7 @@ def _unshare() -> None:
 
 
 def _overlay(source: Path, target: Path, layer: Path) -> None:
-    """Mount an overlay; in memory, where the temporary directory's file system cannot hold one's upper layer."""
+    """Mount an overlay; in memory, if the temporary directory's file system cannot hold an overlay's upper layer."""
     try:
         _try_overlay(source, target, layer)
     except OSError:
@@ -131,7 +131,7 @@ def _escaped(path: Path) -> str:
 
 
 def _mounts_below(folder: Path) -> list[tuple[Path, str]]:
-    """Mount points below a folder with their types, each after those that contain it."""
+    """Return the mount points below a folder with their types, each after those that contain it."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]:
         fields, _, rest = line.partition(b" - ")
@@ -155,7 +155,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _cuda_status() -> int:
-    """Answer of `cuInit`, in a process of its own; no driver counts as no device."""
+    """Return the status of `cuInit` in a process of its own; a missing driver counts as no device."""
     child = os.fork()
     if child == 0:
         status = CUDA_NO_DEVICE

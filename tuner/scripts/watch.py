@@ -1,4 +1,4 @@
-"""Watching from inside a script: the hooks of `steptune profile -- COMMAND`, put in place by a line of the script."""
+"""Profiling from inside a script: one line in it installs the hooks of `steptune profile -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.path.insert(0, sys.argv[1])
 from steptune.service.script_profile import print_watched
 print_watched(sys.argv[2])
 """
-"""The program that prints the answer: a process of its own, beside the training."""
+"""Program that prints the answer, in a process separate from the training."""
 
 
 def watch(loader: T = None) -> T:  # type: ignore[assignment]
@@ -53,7 +53,7 @@ def watch(loader: T = None) -> T:  # type: ignore[assignment]
 
 
 class _Answer:
-    """The process that prints the answer, and the folder of the record."""
+    """Process that prints the answer, and the folder of its record."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="steptune-script-"))

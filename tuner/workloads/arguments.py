@@ -1,4 +1,4 @@
-"""Arguments in a workload's reference, checked against what its class or function takes.
+"""Checks of the arguments in a workload's reference against the parameters of its class or function.
 
 Ready workloads are read, not imported: their modules load torch, which the parent of a study never does.
 """
@@ -24,12 +24,12 @@ _NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """The parameters of a workload's class or function.
+    """Parameters of a workload's class or function.
 
     Attributes:
-        annotations: By name, as written in the source; empty where there is none.
+        annotations: Annotations by name, as written in the source; empty where there is none.
         required: Names without a default.
-        is_open: Whether other names are taken, too.
+        is_open: Whether further names are accepted.
     """
 
     annotations: Mapping[str, str]
@@ -41,7 +41,7 @@ class Parameters:
 
         Args:
             name: The workload as its user wrote it, such as `zoo:timm`.
-            arguments: From the reference.
+            arguments: Arguments in the reference.
             given: Arguments that the entry itself sets.
 
         Raises:
@@ -62,7 +62,7 @@ class Parameters:
 
 
 def parameters_of(factory: Callable[..., Any]) -> Parameters | None:
-    """The parameters of a class or function; None where Python cannot tell."""
+    """Return the parameters of a class or function; None where Python cannot determine them."""
     try:
         found = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -80,7 +80,7 @@ def parameters_of(factory: Callable[..., Any]) -> Parameters | None:
 
 @cache
 def parameters_in_source(module: str, class_name: str) -> Parameters:
-    """The parameters of a class of Steptune's own, read from its source without importing it."""
+    """Return the parameters of one of Steptune's own classes, read from its source without an import."""
     spec = find_spec(module)
     assert spec is not None, module
     assert spec.origin is not None, module
@@ -101,7 +101,7 @@ def parameters_in_source(module: str, class_name: str) -> Parameters:
 
 
 def check_multiple(name: str, value: int, of: int) -> None:
-    """Refuse a size that a network cannot halve as often as it does.
+    """Refuse a size that is not a positive multiple of `of`, as the network's strides require.
 
     Raises:
         WorkloadRejectedError: It is no positive multiple.

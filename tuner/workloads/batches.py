@@ -22,7 +22,7 @@ MAX_BATCHES = 1024
 
 
 def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_BATCHES) -> list[list[int]]:
-    """The first batches of indices of a map-style dataset, over as many epochs as it takes.
+    """Return the first batches of indices of a map-style dataset, drawn over as many epochs as needed.
 
     Raises:
         WorkloadRejectedError: The dataset gives no full batch.
@@ -42,7 +42,7 @@ def draw_batches(workload: Workload, dataset: Any, seed: int, limit: int = MAX_B
 
 
 def epoch_batches(workload: Workload, dataset: Any, seed: int, epoch: int) -> Iterator[list[int]]:
-    """Batches of indices of one epoch, seeded by `seed` and `epoch`."""
+    """Yield one epoch's batches of indices, with generators seeded by `seed` and `epoch`."""
     seed_generators(seed * 1_000_003 + epoch)
     batch_sampler = workload.batch_sampler(dataset)
     if batch_sampler is not None:
@@ -66,7 +66,7 @@ def _set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Python's, NumPy's and torch's."""
+    """Seed the random generators of Python, NumPy and torch."""
     import torch
 
     seed %= 2**32
@@ -76,7 +76,7 @@ def seed_generators(seed: int) -> None:
 
 
 def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
-    """Slice of a batch that a rank takes: every n-th sample, from its own number on.
+    """Return the slice of a batch that a rank takes: every n-th sample, starting at its own number.
 
     Where there are fewer samples than ranks, those left over take one again, as torch's DistributedSampler has it: no
     rank can leave a step out that the others wait in.
@@ -93,14 +93,14 @@ class EndlessBatches:
     first. A rank gets its part of each batch (`part_of_rank`).
 
     Args:
-        batches: Indices of all ranks.
-        merged: Batches of the user's order that make one of these; positions count the user's.
-        pool: So many batches hold the samples of as many others in another arrangement; a position is moved back
-            to the beginning of its pool.
+        batches: Indices of the batches of all ranks.
+        merged: Number of the user's batches that make one batch here; positions count the user's.
+        pool: Number of batches in a pool, which hold the samples of as many batches of another arrangement; a position
+            is moved back to the beginning of its pool.
 
     Attributes:
         original: The user's batches.
-        length: Of a sample, where batches were arranged by it.
+        length: Function that returns the length of a sample, if batches were arranged by it.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class EndlessBatches:
         return self._next * self.merged
 
     def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """The batches of the first pool, and those of the user that hold the same samples."""
+        """Return the batches of the first pool, and the user's batches that hold the same samples."""
         return self.batches[: self.pool], self.original[: self.pool * self.merged]
 
     @property
@@ -134,7 +134,7 @@ class EndlessBatches:
     def regrouped(
         self, batches: Sequence[Sequence[int]], *, merged: int, pool: int, length: Callable[[int], int]
     ) -> EndlessBatches:
-        """Return the same samples in other batches."""
+        """Return a sampler over the same samples in other batches."""
         other = EndlessBatches(batches, self._rank, self.num_ranks, merged=merged, pool=pool)
         other.original, other.length = self.original, length
         return other
@@ -157,7 +157,7 @@ def save_batches(path: Path, batches: Sequence[Sequence[int]]) -> None:
 
 
 def load_batches(path: Path) -> list[list[int]]:
-    """Read what `save_batches` wrote."""
+    """Read batches that `save_batches` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         flat, offsets = archive["indices"], archive["offsets"]
     return [flat[start:end].tolist() for start, end in pairwise(offsets)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def longest_repetition(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Members of the longest ModuleList or Sequential whose members are of one class.
+    """Return the members of the longest ModuleList or Sequential whose members are all of one class.
 
     Of equally long ones the outermost wins (modules are visited parents first). Containers of
     fewer than two members, and members without parameters, are not blocks.

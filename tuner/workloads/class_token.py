@@ -1,4 +1,4 @@
-"""Place of a vision transformer's class token, for the models of three libraries.
+"""Location of a vision transformer's class token, for the models of three libraries.
 
 A class token is the first of the tokens. It can be left out before the block that takes it first, and what stands for
 it can be put in after the normalisation whose first token is classified.
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def known_class_token(model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
-    """The first block and the last normalisation of an image classifier of transformers, torchvision or timm, or None
-    for any other model.
+    """Return the first block and the last normalisation of an image classifier of transformers, torchvision or timm;
+    None for any other model.
     """
     library = type(model).__module__.partition(".")[0]
     finder = {"transformers": _of_transformers, "torchvision": _of_torchvision, "timm": _of_timm}.get(library)

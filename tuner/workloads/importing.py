@@ -1,4 +1,4 @@
-"""Importing a user's file that may have been written as a script.
+"""Import of a user's file that may have been written as a script.
 
 A script without `if __name__ == "__main__":` trains, reads its arguments or starts processes as soon as it is imported.
 That is noticed when it happens and named with its line; anything else that takes long is named while it runs.
@@ -21,7 +21,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.user_code import is_users, place_of
 
 SLOW_S = 5.0
-"""Time after which a statement of a module is named, imports excepted."""
+"""Time, in seconds, after which the running statement of a module is reported; imports are exempt."""
 SAMPLE_S = 0.5
 WAY_OUT = (
     'Steptune imports the file: put what should only run in a script under `if __name__ == "__main__":`, and leave '
@@ -31,10 +31,10 @@ WAY_OUT = (
 
 @contextmanager
 def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Refuse what only a script does, while a module of the user's is imported within.
+    """Refuse operations that only a script performs, while a user's module is imported inside this context.
 
     Args:
-        say: Told once, while it runs, which statement of a module takes long.
+        say: Called once if a statement of a module takes long, with that statement, while it runs.
 
     Raises:
         WorkloadRejectedError: The module trains, starts processes by spawning, or ends Python.
@@ -68,7 +68,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
 
 
 def _refuse(what: str) -> None:
-    """Refuse what the module that is being imported does, if that is the user's own and not a library's."""
+    """Refuse an operation of the module that is being imported, if it is the user's own and not a library's."""
     frame = _module_frame(sys._getframe(1))
     if frame is not None:
         place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
@@ -76,7 +76,7 @@ def _refuse(what: str) -> None:
 
 
 def _module_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost module whose code is running, if it is the user's."""
+    """Return the frame of the innermost module whose code is running, if it is the user's."""
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
     return frame if frame is not None and is_users(frame.f_code.co_filename) else None
@@ -84,7 +84,7 @@ def _module_frame(frame: FrameType | None) -> FrameType | None:
 
 @contextmanager
 def _watched(say: Callable[[str], None]) -> Iterator[None]:
-    """Sample the stack of this thread from another one."""
+    """Watch the current thread for slow statements: sample its stack from another thread."""
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -107,7 +107,7 @@ def _watched(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _statement(frame: FrameType) -> str | None:
-    """The module's statement that runs, as `file, line 12`; None for an import, which may take long."""
+    """Return the module's running statement as `file, line 12`; None for an import, which may take long."""
     path = frame.f_code.co_filename
     try:
         body = ast.parse("".join(linecache.getlines(path))).body

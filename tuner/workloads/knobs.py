@@ -1,4 +1,4 @@
-"""A workload's own knobs: attributes that Steptune may set to other values, and whose effect on the step it measures.
+"""Knobs of a workload: attributes that Steptune may set to other values, and whose effect on the step it measures.
 
     class Chunked(Workload):
         chunk = 2                        # what you run today
@@ -28,7 +28,7 @@ _EXAMPLE = "{'chunk': (1, 2, 4)}"
 
 
 def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
-    """The knobs that a workload names, those of `knobs` before those of `recipe_knobs`.
+    """Return the knobs that a workload declares, those of `knobs` before those of `recipe_knobs`.
 
     Raises:
         WorkloadRejectedError: One is ill-formed; names it, what is wrong and how to write it.
@@ -50,7 +50,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
 
 
 def set_knobs(workload: Workload, values: Mapping[str, Scalar]) -> None:
-    """Give a workload the values of its knobs."""
+    """Set a workload's knobs to the given values."""
     for name, value in values.items():
         setattr(workload, name, value)
 
@@ -81,7 +81,7 @@ def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: boo
 
 
 def _today(workload: Workload, place: str, name: Any) -> Scalar:
-    """The value that an attribute has, which is what the user runs today."""
+    """Return the current value of an attribute, which is what the user runs today."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise WorkloadRejectedError(
             f"{place} names {name!r}: a knob is an attribute of the workload, a name that begins with a letter"
@@ -109,18 +109,18 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
 
 
 def _is_plain(value: Any) -> bool:
-    """True where a record can hold it; NumPy's numbers are of other types."""
+    """Say whether a record can hold a value; NumPy's numbers are of other types."""
     return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
 
 
 def _identity(value: Scalar) -> tuple[type, Scalar]:
-    """Identity of a value, with its type: True is not the number 1."""
+    """Return a key that distinguishes values of different types: True is not the number 1."""
     return type(value), value
 
 
 def is_read(workload: Workload, name: str) -> bool:
-    """True where a method of the workload other than `__init__` names the attribute, as its code says. Reads elsewhere,
-    by a workload that was passed on, are not seen.
+    """Say whether the code of any method of the workload except `__init__` names the attribute. Reads elsewhere,
+    through a workload that was passed on, are not seen.
     """
     own = [cls for cls in type(workload).__mro__ if cls.__module__ != Workload.__module__]
     functions = [f for cls in own for method, f in vars(cls).items() if method != "__init__"]

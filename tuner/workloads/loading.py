@@ -1,4 +1,4 @@
-"""Turning a reference into a workload. Runs where user code may run: in a rank, never in a parent."""
+"""Construction of a workload from a reference. It runs where user code may run: in a rank, never in a parent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from steptune.tuner.workloads.workload import Workload
 
 
 def load_workload(reference: str | WorkloadReference, say: Callable[[str], None] | None = None) -> Workload:
-    """Import the module that a reference names and make the workload.
+    """Import the module that a reference names, and create the workload.
 
     Args:
-        say: Told what takes long while the module is imported.
+        say: Called with the statement that takes long while the module is imported.
 
     Raises:
         WorkloadNotFoundError: The module, class or zoo entry does not exist.
@@ -77,7 +77,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(reference: WorkloadReference) -> ModuleType:
-    """Import a file as `python file.py` would see it: its folder first on the path."""
+    """Import a file as `python file.py` would: with its folder first on the path."""
     path = reference.path
     name = path.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):

@@ -1,4 +1,4 @@
-"""Names of workloads: a file, a module, or an entry of the zoo.
+"""References to workloads: a file, a module, an entry of the zoo, or a command.
 
     path/to/file.py:ClassName        a class in a file (its folder is importable, as under `python`)
     package.module:ClassName         a class in an installed module
@@ -27,7 +27,7 @@ from steptune.tuner.wording import which_of
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadReference:
-    """A parsed reference. `kind` is "file", "module" or "zoo"."""
+    """Parsed reference of a workload; `kind` is "file", "module" or "zoo"."""
 
     kind: str
     source: str
@@ -41,21 +41,21 @@ class WorkloadReference:
 
 
 COMMAND = "-- "
-"""Opens the name of a study's workload that is a command."""
+"""Prefix of a workload's name that marks it as a command."""
 
 
 def is_command(workload: str) -> bool:
-    """Return True where a study's workload is a command."""
+    """Say whether a study's workload is a command."""
     return workload.startswith(COMMAND)
 
 
 def workload_of(command: Sequence[str]) -> str:
-    """The name of a study's workload that is a command."""
+    """Return the workload name of a command."""
     return COMMAND + shlex.join(command)
 
 
 def command_of(workload: str) -> tuple[str, ...]:
-    """The command that a study's workload is."""
+    """Return the command that a workload name contains."""
     return tuple(shlex.split(workload.removeprefix(COMMAND)))
 
 
@@ -90,21 +90,21 @@ def parse_reference(text: str) -> WorkloadReference:
 
 
 def format_reference(reference: WorkloadReference) -> str:
-    """The inverse of `parse_reference`, with an absolute path."""
+    """Return the text of a reference, with an absolute path: the inverse of `parse_reference`."""
     query = urlencode(reference.arguments)
     target = f"zoo:{reference.name}" if reference.kind == "zoo" else f"{reference.source}:{reference.name}"
     return f"{target}?{query}" if query else target
 
 
 def source_digest(reference: WorkloadReference) -> str:
-    """Digest of a workload's own file, so that results of an edited workload are not mixed."""
+    """Return the digest of a workload's own file, to keep results of an edited workload apart."""
     if reference.kind == "file":
         return hashlib.sha256(reference.path.read_bytes()).hexdigest()[:16]
     return hashlib.sha256(format_reference(reference).encode()).hexdigest()[:16]
 
 
 def imported_modules(path: Path) -> list[str]:
-    """Top-level names of the modules that a file imports anywhere at its top level."""
+    """Return the names of the top-level modules that a file imports at its top level."""
     names: dict[str, None] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -131,7 +131,7 @@ def _check_file(path: Path, name: str) -> None:
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that a module's statements define, also under `if`, `try` and `with`; `*` for those of a star import."""
+    """Yield the names that a module's statements define, also under `if`, `try` and `with`; `*` for star imports."""
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -11,11 +11,11 @@ from steptune.tuner.workloads.knobs import knobs_of
 from steptune.tuner.workloads.workload import Workload
 
 MISTYPED = 0.85
-"""Least similarity of a member's name to one of `Workload` to count as a typo of it."""
+"""Minimum similarity of a member's name to one of `Workload` to be taken for a typo of it."""
 
 
 def validate(workload: object) -> Workload:
-    """Check in microseconds that an object is a complete workload; name the missing piece.
+    """Refuse an object that is not a complete workload, and name what is missing; takes microseconds.
 
     Raises:
         WorkloadRejectedError: It is not a `Workload`, lacks a required method, or has a bad attribute.
@@ -49,7 +49,7 @@ def validate(workload: object) -> Workload:
 
 
 def _check_values(workload: Workload) -> None:
-    """Refuse attributes whose values no training can have."""
+    """Refuse attribute values that no training can have."""
     cls = type(workload)
     if not isinstance(workload.global_batch, int) or workload.global_batch < 1:
         raise WorkloadRejectedError(
@@ -78,7 +78,7 @@ def _check_values(workload: Workload) -> None:
 
 
 def _check_names(workload: Workload) -> None:
-    """Refuse a member that is nearly one which Steptune would ask for, by its name and its kind: it would be ignored.
+    """Refuse a member whose name and kind nearly match one of `Workload`: as a typo, it would be ignored.
 
     Plain values of one's own are free: `samples = 512` is no mistyped `sampler`, which is a method.
     """

@@ -1,4 +1,4 @@
-"""Workload that is tuned: a user's model, data, loss and optimizer, and the settings they use today.
+"""Workload: a user's model, data, loss and optimizer, and the settings they use today.
 
 A user subclasses `Workload` and implements three methods. Everything else has the default of plain
 PyTorch. Nothing here imports torch, so that a file which only defines workloads loads anywhere.
@@ -33,7 +33,7 @@ NamedParameters = Iterable[tuple[str, "torch.nn.Parameter"]]
 
 
 class StepJob(Protocol):
-    """The running training, as a step of the workload's own sees it."""
+    """The running training job, as a workload's own step sees it."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -41,31 +41,31 @@ class StepJob(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The workload's optimizer, over what it updates."""
+        """Optimizer of the workload, over the parameters that it updates."""
 
     @property
     def scheduler(self) -> Any:
         """The workload's scheduler, or None."""
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch, in the precision that is tried."""
+        """Return the loss of a batch, in the precision of the candidate."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate gradients, scaled where there is a loss scaler."""
+        """Accumulate gradients of a loss, scaled where there is a loss scaler."""
 
     def update(self) -> None:
-        """Clip, update, clear the gradients and step the scheduler."""
+        """Clip gradients, update parameters, clear the gradients and step the scheduler."""
 
 
 class Workload:
-    """One training workload. Subclass it; implement `model`, `dataset` and `loss`.
+    """Training to tune. Subclass it, and implement `model`, `dataset` and `loss`.
 
     Attributes:
         global_batch: Samples per optimizer step over all ranks. Steptune changes it only up to `max_global_batch`.
         max_global_batch: The most samples per step that you would train with; None allows no more than `global_batch`.
             Larger ones are another recipe, tried with `--allow recipe`.
-        learning_rates: Of other optimizers, by their names in `optimizer_algorithm` (`{"lars": 2.0}`); one that is
-            not named takes your optimizer's.
+        learning_rates: Learning rates for other optimizers, by their names in `optimizer_algorithm` (`{"lars": 2.0}`);
+            an optimizer that is not named uses your optimizer's.
         sample_unit: What throughput counts: "sample", or "token" (then implement `num_units`).
         max_grad_norm: Clip gradients to this norm before each update; None does not clip.
         drop_last: Leave out the last, smaller batch of an epoch.
@@ -96,11 +96,11 @@ class Workload:
     # --- required -----------------------------------------------------------------------------
 
     def model(self) -> torch.nn.Module:
-        """The freshly initialised model, on the CPU."""
+        """Return the freshly initialised model, on the CPU."""
         raise NotImplementedError
 
     def dataset(self) -> Any:
-        """The training data: map-style (`__len__`, `__getitem__`) or iterable.
+        """Return the training data: map-style (`__len__`, `__getitem__`) or iterable.
 
         A map-style dataset whose `__getitem__` both reads and augments may instead offer
         `load(index)`, which is deterministic, and `augment(sample)`, which may draw random numbers:
@@ -109,21 +109,21 @@ class Workload:
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """The scalar loss of one batch (mean over its samples or tokens)."""
+        """Return the scalar loss of one batch (mean over its samples or tokens)."""
         return self.criterion(self.forward(model, batch), batch)
 
     # --- optional: the model ------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Any) -> Any:
-        """The model's output for a batch; with `criterion` this replaces `loss`."""
+        """Return the model's output for a batch; with `criterion` this replaces `loss`."""
         raise NotImplementedError
 
     def criterion(self, output: Any, batch: Any) -> torch.Tensor:
-        """The scalar loss of an output; with `forward` this replaces `loss`."""
+        """Return the scalar loss of an output; with `forward` this replaces `loss`."""
         raise NotImplementedError
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
-        """The repeated blocks, for checkpointing, regional compilation and wrapping.
+        """Return the repeated blocks, for checkpointing, regional compilation and wrapping.
 
         Default: the members of the longest ModuleList or Sequential whose members are of one class.
         """
@@ -132,8 +132,8 @@ class Workload:
         return longest_repetition(model)
 
     def class_token(self, model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
-        """Place of a class token: the first block that takes it, and the normalisation whose first token is classified.
-        None without a class token. Lets a classifier on the mean of the tokens be tried.
+        """Return the place of the class token: the first block that takes it, and the normalisation after which the
+        first token is classified. None without a class token. Needed to try a classifier on the mean of the tokens.
 
         Default: the vision transformers of transformers, torchvision and timm.
         """
@@ -144,17 +144,17 @@ class Workload:
     # --- optional: the update -----------------------------------------------------------------
 
     def optimizer(self, named_parameters: NamedParameters) -> torch.optim.Optimizer:
-        """The optimizer; called after wrapping, so that parameter groups survive sharding."""
+        """Return the optimizer. Called after wrapping, so that parameter groups survive sharding."""
         import torch
 
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=1e-3)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        """A learning-rate scheduler that is stepped once after every update, or None."""
+        """Return a learning-rate scheduler, which is stepped once after every update, or None."""
         return None
 
     def training_step(self, job: StepJob, batch: Any) -> torch.Tensor:
-        """One whole step, where forward, backward, update does not describe it.
+        """Run one whole step, where forward, backward, update does not describe it.
 
         Use `job.loss(batch)`, `job.backward(loss)` and `job.update()`. A workload that overrides
         this gives up the strategies that need to know the step: micro-batches and whole-step graphs.
@@ -164,36 +164,37 @@ class Workload:
     # --- optional: the data -------------------------------------------------------------------
 
     def prepare(self, directory: Path) -> None:
-        """Download, decode or generate data, once per study, into `directory`."""
+        """Download, decode or generate data into `directory`, once per study."""
 
     def sampler(self, dataset: Any) -> Any:
-        """Yield indices of one epoch; None shuffles."""
+        """Return a sampler that yields the indices of one epoch; None shuffles."""
         return None
 
     def batch_sampler(self, dataset: Any) -> Any:
-        """Yield lists of indices of one epoch; None groups the sampler's by `global_batch`."""
+        """Return a sampler that yields lists of indices of one epoch; None groups the sampler's by `global_batch`."""
         return None
 
     def length(self, dataset: Any, index: int) -> int:
-        """The length of a sample (tokens, frames), without loading it; lets batches be made of similar lengths.
+        """Return the length of a sample (tokens, frames) without loading it, so that batches of similar lengths can be
+        made.
 
         Default: `dataset.lengths[index]`, where the dataset has that.
         """
         return int(dataset.lengths[index])
 
     collate: Callable[[list[Any]], Any] | None = None
-    """`collate(self, samples)` makes a batch; None takes PyTorch's default."""
+    """Function that makes a batch: `collate(self, samples)`; None uses PyTorch's default."""
 
     def worker_init(self, worker_id: int) -> None:
         """Run once in every loader worker."""
 
     def batch_transform(self, batch: Any) -> Any:
-        """Applied to a batch on the device, before the model: normalisation, mix-up, casts."""
+        """Transform a batch on the device, before the model: normalisation, mix-up, casts."""
         return batch
 
     def byte_dataset(self, dataset: Any) -> Any:
-        """Return the same samples before their last conversion, images as uint8: a quarter of what has to be copied to
-        the device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
+        """Return a dataset of the same samples before their last conversion, such as images in uint8: a quarter of the
+        bytes to copy to the device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
 
         Args:
             dataset: What `dataset` returned.
@@ -201,11 +202,11 @@ class Workload:
         raise NotImplementedError
 
     def from_bytes(self, batch: Any) -> Any:
-        """A batch of `byte_dataset` on the device, as the same batch of `dataset` would be there."""
+        """Convert a batch of `byte_dataset` on the device to the equivalent batch of `dataset`."""
         raise NotImplementedError
 
     def num_units(self, batch: Any) -> int:
-        """Samples or (unpadded) tokens in a batch."""
+        """Return the number of samples or (unpadded) tokens in a batch."""
         if self.sample_unit == "token":
             raise WorkloadRejectedError(
                 f"{type(self).__name__}.sample_unit is 'token', but num_units(batch) is missing: "
@@ -220,7 +221,7 @@ class Workload:
         return type(self).training_step is not Workload.training_step
 
     def knows_lengths(self, dataset: Any) -> bool:
-        """Say whether `length` can be asked."""
+        """Say whether `length` is available."""
         return type(self).length is not Workload.length or hasattr(dataset, "lengths")
 
     @property
@@ -229,7 +230,7 @@ class Workload:
 
 
 def first_length(batch: Any) -> int:
-    """Length of the first tensor found in a batch: its number of samples."""
+    """Return the length of the first tensor in a batch: its number of samples."""
     for leaf in leaves(batch):
         if hasattr(leaf, "shape") and len(leaf.shape) > 0:
             return int(leaf.shape[0])
@@ -240,7 +241,7 @@ def first_length(batch: Any) -> int:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """The leaves of nested mappings and sequences, in order."""
+    """Yield the leaves of nested mappings and sequences, in order."""
     if isinstance(batch, Mapping):
         for value in batch.values():
             yield from leaves(value)

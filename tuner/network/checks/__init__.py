@@ -1,4 +1,4 @@
-"""Checks of a host, one a file: a name, and a function that inspects and reports."""
+"""Checks of a host, one per file: a name, and a function that inspects the host and yields findings."""
 
 from __future__ import annotations
 

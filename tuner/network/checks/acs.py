@@ -1,4 +1,6 @@
-"""PCI Access Control Services on the bridges above GPUs and NICs: they send direct exchange up to the root complex."""
+"""Check of PCI Access Control Services on the bridges above GPUs and NICs: they route direct transfers through the root
+complex.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from steptune.tuner.wording import counted
 
 NAME = "PCIe ACS"
 SHOWN = 4
-"""Bridges that are named."""
+"""Maximum number of bridges to list."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:

@@ -1,4 +1,5 @@
-"""Distance of each GPU from its nearest NIC: GPUDirect RDMA is used up to PXB, unless NCCL_NET_GDR_LEVEL differs.
+"""Check of each GPU's distance from its nearest NIC: GPUDirect RDMA is used up to PXB, unless NCCL_NET_GDR_LEVEL
+differs.
 
 The distances are those of `nvidia-smi topo -m`: from its output, kept in the tree as `nvidia-smi-topo.txt`, or from the
 paths in sysfs.
@@ -16,11 +17,11 @@ from steptune.tuner.network.pci import Function
 NAME = "GPU-NIC affinity"
 TOPOLOGY = "/nvidia-smi-topo.txt"
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""The nearest first."""
+"""Distances in `nvidia-smi topo -m`, nearest first."""
 DIRECT = ("PIX", "PXB")
 _OLD_LEVELS = {"1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 _WITHOUT_NODE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 3}
-"""Distances without NODE, which NCCL does not know: beyond a host bridge everything is SYS."""
+"""Order of the distances without NODE, which NCCL does not know: beyond a host bridge everything is SYS."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
@@ -77,7 +78,7 @@ def _from_sysfs(host: Host) -> dict[str, dict[str, str]]:
 
 
 def distance(first: Function, second: Function) -> str:
-    """Name of the distance between two functions whose paths are known."""
+    """Return the distance between two functions whose paths are known."""
     shared = 0
     for one, other in zip(first.path, second.path, strict=False):
         if one != other:
@@ -94,7 +95,7 @@ def distance(first: Function, second: Function) -> str:
 
 
 def parse_topology(text: str) -> dict[str, dict[str, str]]:
-    """Distance of every GPU to every NIC, by name, from the output of `nvidia-smi topo -m`."""
+    """Return the distance of every GPU to every NIC, by name, from the output of `nvidia-smi topo -m`."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     header = next((line.split() for line in lines if "GPU0" in line.split()), [])
     legend = dict(re.findall(r"^\s*(NIC\d+)\s*:\s*(\S+)", "\n".join(lines), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The files under /dev/infiniband by which a process uses an RDMA device; containers often lack them."""
+"""Check of the files under /dev/infiniband through which a process uses an RDMA device; containers often lack them."""
 
 from __future__ import annotations
 

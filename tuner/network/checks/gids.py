@@ -1,4 +1,4 @@
-"""The addresses of RoCE ports: RoCE v2 with an IP address can be routed, v1 and link-local addresses cannot."""
+"""Check of the addresses of RoCE ports: RoCE v2 with an IP address is routable, v1 and link-local addresses are not."""
 
 from __future__ import annotations
 

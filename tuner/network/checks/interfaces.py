@@ -1,4 +1,4 @@
-"""The network interfaces that NCCL uses for sockets: to set up connections, and for all data where there is no RDMA."""
+"""Check of the network interfaces that NCCL uses for sockets: for set-up, and for all data if there is no RDMA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptune.tuner.network.selection import Selection
 NAME = "socket interfaces"
 VARIABLE = "NCCL_SOCKET_IFNAME"
 LAST_RESORT = ("lo", "docker")
-"""Prefixes that NCCL takes only if there is nothing else."""
+"""Prefixes of interfaces that NCCL uses only if there is no other."""
 
 Speeds = Mapping[str, int | None]
 

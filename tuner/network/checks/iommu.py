@@ -1,4 +1,4 @@
-"""The IOMMU: off, or passing the addresses of GPUs and NICs through."""
+"""Check of the IOMMU, which must be off or pass the addresses of GPUs and NICs through."""
 
 from __future__ import annotations
 

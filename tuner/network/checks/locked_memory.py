@@ -1,4 +1,4 @@
-"""The memory that a process may lock: RDMA registers its buffers, and registered memory is locked."""
+"""Check of the limit on locked memory: RDMA registers its buffers, and registered memory is locked."""
 
 from __future__ import annotations
 

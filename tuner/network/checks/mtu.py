@@ -1,4 +1,4 @@
-"""The largest frame of RoCE and of fast Ethernet interfaces: 1500 bytes leave RoCE with messages of 1024."""
+"""Check of the MTU of RoCE and of fast Ethernet interfaces: with 1500 bytes, RoCE's messages have only 1024."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from steptune.tuner.network.interfaces import mtu_bytes, speeds
 
 NAME = "MTU"
 FOR_ROCE_OF_4096 = 4200
-"""Bytes of an Ethernet frame that carries RoCE's largest message with its headers."""
+"""Minimum bytes of an Ethernet frame that carries RoCE's largest message with its headers."""
 FAST_MEGABITS_PER_S = 10_000
-"""Speed from which on the number of packets is what limits TCP."""
+"""Minimum speed, in Mbit/s, at which the packet rate limits TCP."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:

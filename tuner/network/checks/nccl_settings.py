@@ -1,4 +1,4 @@
-"""NCCL's variables that this host sets to its disadvantage."""
+"""Check of NCCL's environment variables for values that cost bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that a NIC can read and write a GPU's memory: nvidia_peermem, nv_peer_mem or DMA-BUF.
+"""Check that a NIC can read and write a GPU's memory: through nvidia_peermem, nv_peer_mem or DMA-BUF.
 
 NCCL looks for the modules' version files, and else asks the kernel for DMA-BUF, which needs NVIDIA's open kernel
 modules (515 or newer, with CUDA 11.7) and Linux 5.12. EFA's driver has a way of its own, and says so in sysfs.
@@ -65,7 +65,7 @@ def _lines(host: Host, path: str) -> list[str]:
 
 
 def _missing_for_dma_buf(host: Host) -> str:
-    """Parts that the host lacks for DMA-BUF; nothing where it can be used."""
+    """Return what the host lacks for DMA-BUF; empty where it can be used."""
     if host.settings.get("NCCL_DMABUF_ENABLE", "").strip() == "0":
         return "NCCL_DMABUF_ENABLE=0"
     kernel = re.match(r"(\d+)\.(\d+)", host.tree.text("/proc/sys/kernel/osrelease") or "")

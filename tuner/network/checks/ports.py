@@ -1,4 +1,4 @@
-"""The ports of the RDMA devices: whether their links are up, and as fast as each other."""
+"""Check of the RDMA devices' ports: whether their links are up, and equally fast."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
 
 
 def _slower(host: Host) -> Iterator[NetworkFinding]:
-    """Ports that are slower than the fastest of their link layer."""
+    """Yield findings about ports that are slower than the fastest of their link layer."""
     for layer in sorted({port.link_layer for port in host.active_ports}):
         rates = {
             port.name: port.gigabits_per_s

@@ -1,4 +1,4 @@
-"""PCIe relaxed ordering: whether a NIC may mark its writes so that they may pass each other."""
+"""Check of PCIe relaxed ordering: whether a NIC may let its writes overtake one another."""
 
 from __future__ import annotations
 

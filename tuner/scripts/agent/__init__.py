@@ -1,4 +1,4 @@
-"""Hooks inside a training script: they find its steps, record some of them, and note what it is made of.
+"""Hooks inside a training script: they find its steps, record some of them, and describe its parts.
 
 It is loaded by its path, under a name of its own, into every Python process of a command. That process may belong to
 another environment than Steptune's: nothing here imports Steptune. Before torch is imported there is one import hook.
@@ -13,19 +13,18 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = "STEPTUNE_SCRIPT_RECORD"
-"""Environment variable that arms a process: the folder of the settings and the records."""
+"""Environment variable that arms a process; its value is the folder of the settings and the records."""
 
 ARMED_PACKAGE = "_steptune_agent"
-"""Name of this package where it is loaded to arm a process."""
+"""Package name under which this package is loaded in an armed process."""
 
 OUTSIDE = "STEPTUNE_SCRIPT_ENABLE"
-"""Environment variable by which a verification decides about `steptune.enable`, whatever the script says: the file of a
-recommendation, or nothing.
-"""
+"""Environment variable by which a verification overrides `steptune.enable` in the script: the path of a recommendation,
+or empty for none."""
 
 
 class TorchFinder:
-    """A finder of modules that installs the hooks as soon as torch has been executed, and is gone then."""
+    """Module finder that installs the hooks as soon as torch has been executed, then removes itself."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Find torch as all other finders do, and hook its execution; leave every other module to them."""
@@ -48,7 +47,7 @@ class TorchFinder:
 
 
 def _install() -> None:
-    """Put the hooks in place; where that fails, the script runs without them, and the reason is on standard error."""
+    """Install the hooks. If that fails, the script runs without them, and the reason is written to standard error."""
     try:
         from .hooks import install
 
@@ -60,7 +59,7 @@ def _install() -> None:
 
 
 def _enable() -> None:
-    """Install a recommendation's changes, where a verification asks for that; what is refused ends the script."""
+    """Install a recommendation's changes if a verification asks for that; a refusal ends the script."""
     if os.environ.get(OUTSIDE):
         from pathlib import Path
 
@@ -70,5 +69,5 @@ def _enable() -> None:
 
 
 def arm() -> None:
-    """Wait for torch in this process."""
+    """Arm this process: install the hooks as soon as torch is imported."""
     sys.meta_path.insert(0, TorchFinder())

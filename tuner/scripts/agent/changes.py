@@ -1,4 +1,4 @@
-"""The changes of a trial, made at the objects that the inspection recorded, as if the script's own lines said them.
+"""The changes of a trial, made to the objects that the inspection recorded, as if the script's own lines made them.
 
 Flags are set at the first mark of training, because scripts set them too; loaders are changed when their iterator is
 made, optimizers when they are made, modules when they are called with gradients for the first time. What was changed is
@@ -21,17 +21,17 @@ KNOWN = (
 
 
 class Changes:
-    """Changes by name, and what came of them.
+    """Changes by name, and their results.
 
     Args:
-        wanted: By name, as the strategies say in `outside`.
+        wanted: Changes by name, as the strategies state them in `outside`.
         loader: Number of the loader whose batches train.
-        place: Line at which it was made, where known: a script that makes it anew for every epoch makes it there.
-        optimizers: Numbers of those that make a step.
+        place: Line at which it was made, where known: a script that makes a new loader for every epoch makes it there.
+        optimizers: Numbers of the optimizers that make a step.
         models: Classes of the modules that are called with gradients.
 
     Attributes:
-        applied: What was seen after each change.
+        applied: State that was seen after each change, by its name.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Changes:
 
     @property
     def awaits_modules(self) -> bool:
-        """Say whether a module that is to be changed was not called yet."""
+        """Say whether a module that is to be changed has not been called yet."""
         return bool(self._models) and any(self._wanted.get(name) for name in ("autocast", "compile", "channels_last"))
 
     def begin(self) -> None:
@@ -77,7 +77,7 @@ class Changes:
             self.applied["flush_denormals"] = str(bool(wanted["flush_denormals"]) and possible)
 
     def loader(self, loader: Any, number: int, place: str) -> None:
-        """Change a loader whose batches train; its iterator is made next."""
+        """Change a loader whose batches train, just before its iterator is made."""
         if number != self._loader and (not place or place != self._place):
             return
         for name, value in self._wanted.items():
@@ -87,7 +87,7 @@ class Changes:
                 self.applied[name] = str(getattr(loader, attribute))
 
     def optimizer(self, optimizer: Any, number: int) -> None:
-        """Choose how an optimizer computes its update: its class has not read its groups yet."""
+        """Set an optimizer's implementation, before its class has read its parameter groups."""
         name = self._wanted.get("optimizer")
         if name is None or number not in self._optimizers:
             return
@@ -97,7 +97,7 @@ class Changes:
             return {**values, **{flag: value for flag, value in flags.items() if flag in values}}
 
         def keep(_: Any, state: dict[str, Any]) -> dict[str, Any]:
-            """A checkpoint brings the settings with which it was saved."""
+            """Keep the chosen implementation when a checkpoint is loaded, which brings its own settings."""
             return {**state, "param_groups": [chosen(group) for group in state["param_groups"]]}
 
         for values in (optimizer.defaults, *optimizer.param_groups):
@@ -130,7 +130,7 @@ class Changes:
 
 
 def _inner(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside of data-parallel wrappers."""
+    """Return the module inside data-parallel wrappers."""
     inner = getattr(module, "module", None)
     if type(module).__name__ in ("DistributedDataParallel", "DataParallel") and isinstance(inner, torch.nn.Module):
         return inner
@@ -154,7 +154,7 @@ def _to_channels_last(module: torch.nn.Module) -> None:
 
 
 def _to_autocast(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Wrap `forward`; what it returns is FP32, as Accelerate does it: the loss is computed outside."""
+    """Wrap `forward` in autocast. Its output is FP32, as with Accelerate, because the loss is computed outside."""
     forward = module.forward
     device = next(module.parameters()).device.type
 

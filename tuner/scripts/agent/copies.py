@@ -30,24 +30,24 @@ from .ranks import has_group
 
 MOST_COPIES = 6
 HARMLESS_THREADS = ("TMonitor",)
-"""Classes of threads that a copy does not miss: tqdm's watcher of progress bars."""
+"""Classes of threads whose absence in a copy does no harm: tqdm's watcher of progress bars."""
 REQUEST, PID, REFUSED = "request", "pid", "refused"
-"""Files of a copy: the pipe for requests; its process; why it can start nothing."""
+"""File names in a copy's folder: the pipe for requests; the process id; the reason why it can start nothing."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Forks:
-    """Forks of a process as itself.
+    """Forks made by Steptune, which the script's fork hooks must leave unchanged.
 
     Attributes:
-        now: True while one is made: what the script has installed stays as it is there.
+        now: True while such a fork is made: the script's hooks stay in place in it.
     """
 
     now = False
 
     @classmethod
     def fork(cls) -> int:
-        """Fork as `os.fork` does."""
+        """Fork as `os.fork` does, with `now` set meanwhile."""
         cls.now = True
         try:
             return os.fork()
@@ -56,13 +56,13 @@ class Forks:
 
 
 class Copies:
-    """The copies that a process leaves behind.
+    """The frozen copies that a process leaves behind.
 
     Args:
-        folder: Shared with the one who starts trials.
+        folder: Folder shared with the process that starts trials.
 
     Attributes:
-        places: Where copies were made, in order, and why not elsewhere.
+        places: Places where copies were made, in order, and reasons why none was made elsewhere.
     """
 
     def __init__(self, folder: str) -> None:
@@ -73,11 +73,11 @@ class Copies:
         self.places: list[dict[str, Any]] = []
 
     def freeze(self, what: str, number: int, *, is_last: bool, against: str = "") -> dict[str, Any] | None:
-        """Leave a copy at this place.
+        """Make a frozen copy at this place.
 
         Args:
-            is_last: What comes next makes further copies impossible, or useless.
-            against: Why no trial can begin here.
+            is_last: Whether what comes next makes further copies impossible, or useless.
+            against: Reason why no trial can begin here.
 
         Returns:
             None in the process that goes on; in a trial that starts here, later, what was requested.
@@ -101,7 +101,7 @@ class Copies:
             self._threads.end()
 
     def _against(self) -> str:
-        """Reason why there can be no copy of this process now."""
+        """Return the reason why this process cannot be copied now; empty if it can."""
         others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
         unknown = [thread.name for thread in others if type(thread).__name__ not in HARMLESS_THREADS]
         if threading.current_thread() is not threading.main_thread():
@@ -136,7 +136,7 @@ class Copies:
 
 
 class OneThread:
-    """One thread for torch, whatever the script sets: what was set comes into effect at the end."""
+    """Limit of one thread for torch, whatever the script sets; the script's setting takes effect at the end."""
 
     def __init__(self) -> None:
         self._set, self._get = torch.set_num_threads, torch.get_num_threads
@@ -146,7 +146,7 @@ class OneThread:
         torch.get_num_threads = lambda: self._wanted
 
     def end(self) -> None:
-        """Have as many as were wanted."""
+        """Set the number of threads that the script asked for."""
         torch.set_num_threads, torch.get_num_threads = self._set, self._get
         self._set(self._wanted)
 
@@ -158,7 +158,9 @@ class OneThread:
 
 
 def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns: int) -> dict[str, Any]:
-    """Have a trial forked for each request, and return in it. A copy itself never returns."""
+    """Wait for requests and have a trial forked for each. Return the request in the trial; the copy itself never
+    returns.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the supervisor ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -179,15 +181,20 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
 
 
 def requests_of(pipe: Path) -> Generator[dict[str, Any], None, None]:
-    """Requests, a line each. The pipe stays open, for writing as well: what another thread wrote between the end of one
-    request and the closing of the pipe would be lost.
+    """Yield requests, one per line.
+
+    The pipe stays open, for writing as well: otherwise what another thread wrote between the end of one request and
+    the closing of the pipe would be lost.
     """
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as stream:
         yield from map(json.loads, stream)
 
 
 def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]) -> bool:
-    """Fork a keeper, and it a trial: several may run at the same time. True in the trial, False in the copy."""
+    """Fork a keeper process, which forks a trial. Return True in the trial, False in the copy.
+
+    Each trial has its own keeper, so that several trials may run at the same time.
+    """
     copy = os.getpid()
     if Forks.fork():
         return False
@@ -203,7 +210,7 @@ def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], file
 
 
 def _reap() -> None:
-    """Forget keepers that have ended."""
+    """Reap keeper processes that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -227,7 +234,7 @@ def _begin_trial(
 
 
 def _see_end(folder: Path, child: int) -> None:
-    """Wait for a trial's end, and end what it leaves."""
+    """Wait for a trial's end, and end the processes that it leaves."""
     (folder / PID).write_text(str(child), encoding="ascii")
     _, status = os.waitpid(child, 0)
     while children := own_children():
@@ -241,7 +248,7 @@ def _see_end(folder: Path, child: int) -> None:
 
 
 def own_children() -> list[int]:
-    """Processes that this one has started or adopted, and not waited for."""
+    """Return the processes that this one has started or adopted and not yet waited for."""
     return [
         int(pid)
         for path in Path("/proc/self/task").glob("*/children")
@@ -250,7 +257,7 @@ def own_children() -> list[int]:
 
 
 def _redirect(output: str) -> None:
-    """Send what is printed to a file; read nothing."""
+    """Redirect output to a file, and input from nothing."""
     sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source = os.open(os.devnull, os.O_RDONLY)
     for target, end in ((source, 0), (sink, 1), (sink, 2)):
@@ -268,7 +275,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def open_files() -> list[tuple[int, int, int]]:
-    """Descriptor, position and flags of each file that is open, streams left aside."""
+    """Return descriptor, position and flags of each open file, except the standard streams."""
     found = []
     for entry in list(Path("/proc/self/fd").iterdir()):
         descriptor = int(entry.name)
@@ -282,7 +289,7 @@ def open_files() -> list[tuple[int, int, int]]:
 
 
 def reopen(files: list[tuple[int, int, int]]) -> None:
-    """Open files anew at their positions: forks share a position, and one would read what another has left."""
+    """Reopen files at their positions: forks share a file's position, and each would skip what another has read."""
     for descriptor, position, flags in files:
         try:
             other = os.open(f"/proc/self/fd/{descriptor}", flags & (os.O_ACCMODE | os.O_APPEND))

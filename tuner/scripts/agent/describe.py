@@ -1,4 +1,4 @@
-"""Description of what the script trains with, as plain values: read once, from the objects that its steps used."""
+"""Description of a script's training as plain values, read once from the objects that its steps used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAINERS = {
     "composer.trainer.trainer": "Trainer",
     "fastai.learner": "Learner",
 }
-"""Modules of libraries that own the loop, with the class whose method is on the stack during a step."""
+"""Modules of libraries that own the loop, with the class of which a method is on the stack during a step."""
 TRAINER_SETTINGS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -46,11 +46,11 @@ WRAPPERS = {
     "PeftModel": "PEFT",
     "DeepSpeedEngine": "DeepSpeed",
 }
-"""Names of wrappers, by the name of a class among a module's bases."""
+"""Names of wrappers, by the name of a class in a module's inheritance."""
 
 
 def process_description() -> dict[str, Any]:
-    """The process: what runs in it, with which versions."""
+    """Return a description of the process: what runs in it, with which versions."""
     return {
         "pid": os.getpid(),
         "command": list(sys.orig_argv),
@@ -61,7 +61,7 @@ def process_description() -> dict[str, Any]:
 
 
 def loader_values(loader: Any) -> dict[str, Any]:
-    """The attributes of a loader that matter for speed."""
+    """Return the attributes of a loader that matter for speed."""
     sampler = getattr(loader, "batch_sampler", None)
     batch_size = loader.batch_size if loader.batch_size is not None else getattr(sampler, "batch_size", None)
     iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
@@ -79,7 +79,9 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches of an epoch. Not asked of iterable datasets: their loader warns once it has been asked and gives more."""
+    """Return the number of batches in an epoch; None without a length. Not called for iterable datasets: once asked,
+    their loader warns if it gives more.
+    """
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -87,7 +89,7 @@ def _length(loader: Any) -> int | None:
 
 
 class Description:
-    """Description of the parts of the training that were seen."""
+    """Description of the observed parts of the training."""
 
     def __init__(self, loop: ObservedLoop) -> None:
         self._loop = loop
@@ -143,7 +145,9 @@ class Description:
         }
 
     def _models(self) -> list[dict[str, Any]]:
-        """The outermost modules that were called with gradients; where none was, those that own what is trained."""
+        """Return descriptions of the outermost modules that were called with gradients; without any, of the modules
+        that own trained parameters.
+        """
         called = dict(self._loop.called_modules)
         seen = bool(called)
         if not called:
@@ -200,7 +204,7 @@ class Description:
 
 
 def _implementations(kind: type) -> list[str]:
-    """Ways in which a class of torch's own computes its update."""
+    """Return the implementations of the update that a class of torch's optimizers supports."""
     if not kind.__module__.startswith("torch.optim"):
         return []
     names = inspect.signature(kind).parameters
@@ -228,7 +232,7 @@ def _wrappers(module: torch.nn.Module) -> list[str]:
 
 
 def _owners(trained: set[int]) -> list[torch.nn.Module]:
-    """Modules that own what is trained and are part of no other such module; found among all objects."""
+    """Return the modules that own trained parameters and are part of no other such module, found among all objects."""
     found = []
     for thing in gc.get_objects():
         kind = type(thing)
@@ -241,7 +245,7 @@ def _owners(trained: set[int]) -> list[torch.nn.Module]:
 
 
 def _stack() -> tuple[str, dict[str, Any] | None]:
-    """The line of the user's loop that ends a step, and the library that owns the loop, if one does."""
+    """Return the line of the user's loop that ends a step, and the library that owns the loop, if any."""
     place, trainer = "", None
     for frame in frames():
         if not place and is_users(frame.f_code.co_filename):
@@ -294,7 +298,7 @@ def _device_name(device: str) -> str:
 
 
 def _matmul_precision() -> str:
-    """Precision of matmuls as `training/fp32_products.py` has it, which a script's process does not import."""
+    """Return the precision of matmuls as `training/fp32_products.py` does, which a script's process cannot import."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # an operator was set by itself

@@ -1,4 +1,4 @@
-"""A recommendation's changes in a real run of a script: the interception of its trials, and nothing else of them.
+"""A recommendation's changes in a real run of a script: intercepted as in its trials, without timing or guard.
 
 The same `Changes` are made at the same marks in the same order. Nothing is timed, guarded or ended. The wrapper of all
 modules goes as soon as every module was changed.
@@ -31,8 +31,8 @@ def enable_from(path: Path, error: type[Exception] = RuntimeError) -> None:
     """Install the changes of a recommendation that was exported as JSON.
 
     Args:
-        error: Raised where it does not belong to this script and machine; also later, from the script's own lines,
-            where that shows only there.
+        error: Exception to raise if the recommendation does not belong to this script and machine; also raised later,
+            from the script's own lines, for conditions that show only there.
     """
     if _installed:
         return
@@ -59,13 +59,13 @@ def _read(path: Path, error: type[Exception]) -> dict[str, Any]:
 
 
 def is_first() -> bool:
-    """Say whether this process speaks for all of the script."""
+    """Say whether this process reports for the whole script."""
     is_main = multiprocessing.current_process().name == "MainProcess"  # a spawned one has a parent only later
     return is_main and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
 
 
 class _Sources:
-    """The files of the script that was tuned, where they are now."""
+    """Current files of the script that was tuned."""
 
     def __init__(self, script: dict[str, Any]) -> None:
         self._script = script
@@ -75,7 +75,7 @@ class _Sources:
         self._folder = next((f for f in folders if all((f / name).is_file() for name in names)), folders[0])
 
     def changed(self) -> str:
-        """The first file that differs from the one that was tuned; empty where none does."""
+        """Return the first file that differs from the one that was tuned; empty if none does."""
         for name, digest in self._script["files"].items():
             path = self._folder / name
             if not path.is_file() or source_digest(self._text(name)) != digest:
@@ -83,7 +83,9 @@ class _Sources:
         return ""
 
     def place(self, name: str) -> str:
-        """Line at which an object is made now, as `users_place` says it, without folders; empty where none is known."""
+        """Return the line at which an object is now made, as `users_place` writes it, without folders; empty if
+        unknown.
+        """
         if name not in self._script["lines"]:
             return ""
         file, position = self._script["lines"][name]
@@ -104,7 +106,7 @@ class _Measured:
         self.is_device_checked = False
 
     def check_start(self, sources: _Sources) -> None:
-        """Refuse where something differs that is known before the script begins."""
+        """Refuse a run that differs in a condition that is known before the script begins."""
         changed = sources.changed()
         if changed:
             self._refuse(f"{changed} is not the file that was tuned")
@@ -118,7 +120,7 @@ class _Measured:
             self._check_size(int(os.environ["WORLD_SIZE"]))
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse another device, once the script is seen to use one, and another number of ranks."""
+        """Refuse another device, or another number of ranks, once the script is seen to use a device."""
         if self.is_device_checked:
             return
         self.is_device_checked = True
@@ -137,12 +139,12 @@ class _Measured:
 
 
 class Enabled:
-    """Session of a process whose script enables a recommendation: changes at its marks.
+    """Session of a process whose script enables a recommendation: it makes the changes at the script's marks.
 
     Args:
-        found: Changes with the script for which they are.
+        found: The changes, and the script that they are for.
         place: Line at which the training loader is made, without folders.
-        measured: Checked at the first mark that shows a device.
+        measured: Conditions of the measurement, checked at the first mark that shows a device.
     """
 
     def __init__(self, found: dict[str, Any], place: str, measured: _Measured) -> None:
@@ -160,38 +162,38 @@ class Enabled:
 
     @property
     def awaits_modules(self) -> bool:
-        """Say whether a module that is to be changed was not called yet."""
+        """Say whether a module that is to be changed has not been called yet."""
         return self._changes.awaits_modules
 
     def made_loader(self, loader: Any, place: str) -> None:
-        """Number a loader."""
+        """Number a new loader."""
         if loader not in self._loaders:
             file, _, rest = place.rpartition(":")
             self._loaders[loader] = self._num_loaders, f"{Path(file).name}:{rest}"
             self._num_loaders += 1
 
     def loader_begins(self, loader: Any) -> None:
-        """Change the training loader; the flags of the process come before."""
+        """Change the training loader, after the flags of the process."""
         self._changes.begin()
         self._changes.loader(loader, *self._loaders.get(loader, (self._num_loaders, "")))
 
     def loader_began(self, loader: Any, iterator: Any) -> None:
-        """Number a loader that was made before."""
+        """Number a loader that existed before the hooks."""
         self.made_loader(loader, "")
 
     def made_optimizer(self, optimizer: Any, place: str) -> None:
-        """Number an optimizer, and change it where it makes the step."""
+        """Number a new optimizer, and change it if it makes the step."""
         number, self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
         self._changes.optimizer(optimizer, number)
 
     def loss(self, tensors: Any) -> None:
-        """Note what a backward pass begins from."""
+        """Note the tensors from which a backward pass begins."""
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
         self._measured.check_device(first.device)
         self._changes.begin()
 
     def backward_ended(self, *, in_closure: bool) -> None:
-        """The flags are set, and the modules of the step were called."""
+        """Set the flags; all modules of the step have been called by now."""
         self.over()
 
     def called(self, module: torch.nn.Module) -> None:
@@ -207,7 +209,7 @@ class Enabled:
         self._changes.module(module)
 
     def missing(self) -> list[str]:
-        """Changes that were not made so far."""
+        """Return the names of changes that have not been made so far."""
         return [name for name in self._wanted if name not in self._changes.applied]
 
     def _tell_missing(self) -> None:
@@ -221,7 +223,7 @@ class Enabled:
 
 
 class EnabledHooks(Hooks):
-    """The wrappers that changes need."""
+    """Wrappers of torch's functions that the changes need."""
 
     def __init__(self, session: Enabled) -> None:
         self.session: Any = session
@@ -238,16 +240,16 @@ class EnabledHooks(Hooks):
         os.register_at_fork(after_in_child=self._in_child)
 
     def wrap_step(self, kind: Any) -> None:
-        """Nothing: steps are not counted."""
+        """Do nothing: steps are not counted."""
 
     def _in_child(self) -> None:
-        """A frozen copy of the script, and what starts from it, are the script itself; workers are not."""
+        """Remove the hooks in a forked child, except in a frozen copy of the script and in its trials."""
         copies = sys.modules.get(f"{ARMED_PACKAGE}.copies")
         if copies is None or not copies.Forks.now:
             self.remove()
 
     def _without_forward(self) -> None:
-        """Take the wrappers away that only the first step needs."""
+        """Remove the wrappers that only the first step needs."""
         self._restore.pop("torch.autograd.backward", lambda: None)()
         if not self.session.awaits_modules:
             self.forget_forward()
@@ -257,5 +259,5 @@ _installed: list[EnabledHooks] = []
 
 
 def missing() -> list[str]:
-    """Changes of this process that were not made so far."""
+    """Return the names of this process's changes that have not been made so far."""
     return [name for hooks in _installed for name in hooks.session.missing()]

@@ -1,4 +1,4 @@
-"""The folder that the processes of a script share: settings in it, records and traces out of it."""
+"""Folder that the processes of a script share: it holds the settings, the records and the traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class SharedFolder:
-    """Small files that several processes write and read, each whole or not at all."""
+    """Small files that several processes write and read; each is written whole or not at all."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -19,12 +19,12 @@ class SharedFolder:
         return bool(self._settings()["full"])
 
     def trial(self) -> dict[str, Any] | None:
-        """Task of a trial; None of an inspection."""
+        """Task of a trial; None for an inspection."""
         trial: dict[str, Any] | None = self._settings().get("trial")
         return trial
 
     def frozen_seed(self) -> int | None:
-        """Seed of an inspection that leaves frozen copies; None where it leaves none."""
+        """Seed of an inspection that leaves frozen copies; None if it leaves none."""
         seed: int | None = self._settings().get("frozen_seed")
         return seed
 
@@ -33,7 +33,7 @@ class SharedFolder:
         return settings
 
     def claim(self, rank: int) -> bool:
-        """Say whether this process is the first of its rank that would be recorded."""
+        """Say whether this process is the first of its rank to record."""
         try:
             (self._path / f"recorder-{rank}").touch(exist_ok=False)
         except FileExistsError:
@@ -41,11 +41,11 @@ class SharedFolder:
         return True
 
     def announce(self, step: int) -> None:
-        """Tell the other ranks at which step all of them record."""
+        """Announce to the other ranks the step at which all ranks record."""
         self._write("begin", str(step))
 
     def announced(self) -> int | None:
-        """The step at which all ranks record, once rank 0 has said it."""
+        """Return the step at which all ranks record, once rank 0 has announced it; None before."""
         try:
             return int((self._path / "begin").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class SharedFolder:
         return sum(1 for _ in self._path.glob("recorded-*"))
 
     def all_recorded(self) -> None:
-        """Tell the supervisor that nothing more is to be seen."""
+        """Tell the supervisor that all ranks have been recorded."""
         self._write("complete", "")
 
     def _write(self, name: str, text: str) -> None:

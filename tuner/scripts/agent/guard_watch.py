@@ -1,4 +1,4 @@
-"""The guarded steps of a trial: what they computed, for a comparison with the reference's outside of this process.
+"""Records of a trial's guarded steps, for a comparison with the reference's in another process.
 
 Some steps run on from the reference's weights; then each of some further ones begins from these weights again, so that
 gradients can be compared where nothing has piled up. Random numbers are seeded at every step, dropout is off, and where
@@ -22,16 +22,16 @@ PROBED_SAMPLES, PROBED_SEEDS = 2, 16
 
 
 class GuardWatch:
-    """Watches the guarded steps of one process.
+    """Recorder of the guarded steps of one process.
 
     Args:
         settings: steps, audits, seed, disturb (a unit roundoff, or 0), noise (its seed), reference (folder of the
             reference's files, or None where this is the reference).
-        target: File for what was seen; what the reference gives to others lies beside it.
-        numbers: Of the optimizers that make a step.
+        target: File for the record; what the reference gives to others lies in the same folder.
+        numbers: Numbers of the optimizers that make a step.
 
     Attributes:
-        over: All guarded steps are done.
+        over: Whether all guarded steps are done.
     """
 
     def __init__(self, settings: dict[str, Any], target: Path, numbers: tuple[int, ...]) -> None:
@@ -68,7 +68,7 @@ class GuardWatch:
         ]
 
     def seed(self, step: int) -> None:
-        """Seed every generator that a loop may draw from."""
+        """Seed every random generator that a loop may draw from."""
         seed = self._settings["seed"] + step
         torch.manual_seed(seed)
         random.seed(seed)
@@ -77,7 +77,7 @@ class GuardWatch:
             numpy.random.seed(seed % 2**32)
 
     def _load(self) -> None:
-        """Read what the reference saw: in a process that trains, not in its launcher."""
+        """Read the reference's files, in a process that trains, not in its launcher."""
         if self._reference is not None and not self._known:
             self._known = torch.load(self._reference / self._target.name, weights_only=False)
             stored = self._reference / _batches(self._target)
@@ -86,12 +86,12 @@ class GuardWatch:
     # --- marks ----------------------------------------------------------------------------------
 
     def made_optimizer(self, optimizer: Any, number: int) -> None:
-        """Know an optimizer of the step."""
+        """Register an optimizer of the step."""
         if number in self._numbers:
             self._optimizers[number] = optimizer
 
     def called(self, module: torch.nn.Module) -> None:
-        """Begin from the reference's weights, before the first forward pass with gradients."""
+        """Set the reference's weights, before the first forward pass with gradients."""
         self._begin()
         if not any(module is known for known in self._modules):
             place = len(self._modules)
@@ -102,18 +102,18 @@ class GuardWatch:
             self._disturb(module)
 
     def loss(self, tensors: Any) -> None:
-        """Note what a backward pass begins from."""
+        """Note the tensors from which a backward pass begins."""
         self._begin()
         first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(first, torch.Tensor):
             self._losses.append(first.detach().double().sum().cpu())
 
     def drew(self, indices: list[Any]) -> None:
-        """Know the list of what the sampler of a training loader gave so far."""
+        """Register the list of indices that a training loader's sampler has given so far."""
         self._indices = indices
 
     def fed(self, batch: Any) -> Any:
-        """The batch that the loop gets: the reference's where the own one differs."""
+        """Return the batch for the loop: the reference's, if the loader's differs from it."""
         self._load()
         place, own = len(self._hashes), hash_of(batch)
         self._hashes.append(own)
@@ -127,7 +127,7 @@ class GuardWatch:
         return batch
 
     def step_ended(self, loader: Any) -> None:
-        """Close a guarded step, and go back to the reference's weights where the next one begins from them."""
+        """Finish a guarded step, and restore the reference's weights if the next step begins from them."""
         buffers = {
             f"module {place}.{name}": sampled(buffer)
             for place, module in enumerate(self._modules)
@@ -157,7 +157,9 @@ class GuardWatch:
             self._began_state[number] = {key: _copied(state) for key, state in optimizer.state.items()}
 
     def _start(self, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Take the tensors' values for the reference's, or the reference's for theirs."""
+        """Set the tensors to the reference's initial values, if there are any, and keep their values as the initial
+        ones.
+        """
         known = self._known.get("initial", {})
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -194,9 +196,11 @@ class GuardWatch:
                     tensor.copy_(_moved(tensor, self._steps_of(tensor)))
 
     def _steps_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Relative noise: uniform within the unit roundoff, or, where that is the format's own, the step to a neighbour
-        with such a probability that its mean distance is one unit roundoff. Drawn where the tensor lies: the host takes
-        minutes for a step of a model of some size.
+        """Return relative noise for a tensor, with a size of about one unit roundoff.
+
+        The noise is uniform within the unit roundoff or, where that is the roundoff of the tensor's own dtype, a step
+        to a neighbouring number with a probability that makes the mean distance one unit roundoff. It is drawn on the
+        tensor's device: the host would take minutes for a step of a large model.
         """
         unit, device = self._settings["disturb"], tensor.device
         if device not in self._generators:
@@ -210,7 +214,7 @@ class GuardWatch:
         return torch.where(noise.abs() < unit / own, noise.sign(), 0.0).mul_(1.25 * own).to(tensor.dtype)
 
     def _disturb(self, module: torch.nn.Module) -> None:
-        """Disturb what every module without children returns, and the gradient that flows back through it."""
+        """Disturb the outputs of every module without children, and the gradients that flow back through them."""
         if not self._settings["disturb"]:
             return
 
@@ -307,12 +311,12 @@ class GuardWatch:
 
 
 class _Dropout:
-    """Dropout off, wherever torch's functions compute it: other back ends draw other masks.
+    """Switch that turns dropout off in torch's functions: other back ends draw other masks.
 
     Functions are replaced only for models that may have dropout: code that was compiled with others is compiled anew.
 
     Attributes:
-        used: A function was called that would have dropped something, outside of compiled code.
+        used: Whether a function that would have dropped something was called, outside compiled code.
     """
 
     def __init__(self) -> None:
@@ -358,7 +362,9 @@ class _Dropout:
 
 
 def may_drop(module: torch.nn.Module) -> bool:
-    """Say whether a module or its configuration has a probability of dropout that is not 0, or its code calls it."""
+    """Say whether a module may drop: its own or its configuration's dropout probability is not 0, or its code calls
+    dropout.
+    """
     for part in module.modules():
         if _calls_dropout(part):
             return True
@@ -372,7 +378,7 @@ def may_drop(module: torch.nn.Module) -> bool:
 
 
 def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether the code of a module that is not torch's own names the function, and no part of the module."""
+    """Say whether the code of a module outside torch names the dropout function, and no part of the module."""
     kind = type(module)
     code = getattr(kind.forward, "__code__", None)
     named = code is not None and "dropout" in code.co_names and not hasattr(module, "dropout")
@@ -380,13 +386,13 @@ def _calls_dropout(module: torch.nn.Module) -> bool:
 
 
 def _moved(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """A product with one plus the steps, in a format that tells it from one, rounded once."""
+    """Return the tensor times one plus the steps, computed in a wider dtype and rounded once."""
     wide = torch.float64 if steps.dtype.itemsize >= 4 else torch.float32
     return (tensor.to(wide) * steps.to(wide).add_(1)).to(tensor.dtype)
 
 
 class _Disturbed(torch.autograd.Function):
-    """A tensor that is moved; its gradient by the same steps."""
+    """Autograd function that disturbs a tensor, and its gradient by the same steps."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -400,7 +406,7 @@ class _Disturbed(torch.autograd.Function):
 
 
 def _named(optimizer: Any) -> dict[str, Any]:
-    """An optimizer's parameters by their place in it, which is the same in every run."""
+    """Return an optimizer's parameters by their position in it, which is the same in every run."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {f"parameter {place}": parameter for place, parameter in enumerate(parameters)}
 
@@ -426,7 +432,7 @@ def _plain(value: Any) -> Any:
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Evenly spread elements, FP64 on the CPU: the same ones of every tensor of this shape, in any layout."""
+    """Return evenly spread elements in FP64 on the CPU: the same ones for all tensors of one shape, in any layout."""
     tensor = tensor.detach()
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
     stride = max(1, flat.numel() // SAMPLED_ELEMENTS)
@@ -434,7 +440,7 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hash_of(value: Any) -> str:
-    """Hash of a batch's content, whatever it is pinned to and wherever it lies."""
+    """Return a hash of a batch's content, independent of its device and of pinning."""
     digest = hashlib.sha1(usedforsecurity=False)
     for leaf in _leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -462,7 +468,7 @@ def _leaves(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy whose tensors the loop may change."""
+    """Return a copy with tensors that the loop may change."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -477,7 +483,7 @@ def _copied(value: Any) -> Any:
 
 
 def _repeats(loader: Any) -> bool | None:
-    """Say whether the samples of a loader's dataset are the same each time; None where that cannot be asked."""
+    """Say whether a loader's dataset gives the same samples each time; None where that cannot be determined."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
         return None

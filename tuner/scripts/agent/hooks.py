@@ -1,4 +1,4 @@
-"""Hooks around torch's functions, put in place once, right after torch was imported.
+"""Hooks around torch's functions, installed once, right after torch is imported.
 
 Each wrapper passes everything through, and tells the session of its process what happened. Under `torch.compile` it
 tells nothing, so that it leaves no trace in a compiled graph. The wrapper of all modules stays for the first steps,
@@ -30,14 +30,14 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Hooks:
-    """The wrappers of a process, and the session that they report to: another one in each forked child.
+    """Wrappers in a process, and the session that they report to; each forked child has a new session.
 
     Attributes:
-        finished: Called once the record is written, where the process does not end by that.
+        finished: Called once the record is written, if the process does not end then.
     """
 
     _copies: Copies | None = None
-    """Frozen copies, which only a look makes."""
+    """Frozen copies, which only an inspection makes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -70,19 +70,19 @@ class Hooks:
             self._put_lazy_init()
 
     def remove(self) -> None:
-        """Take everything away that can be: the script goes on as it would without us."""
+        """Remove all hooks that can be removed; the script continues as it would without Steptune."""
         for restore in self._restore.values():
             restore()
         self._restore.clear()
 
     def adopt(self) -> None:
-        """Wrap the steps of optimizers that exist already."""
+        """Wrap the steps of optimizers that already exist."""
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.optim.Optimizer):
                 self.wrap_step(type(thing))
 
     def forget_forward(self) -> None:
-        """Take the wrappers away that only describe the forward pass."""
+        """Remove the wrappers that only describe the forward pass."""
         for name in ("Module.__call__", "autocast.__enter__"):
             restore = self._restore.pop(name, None)
             if restore is not None:
@@ -101,14 +101,14 @@ class Hooks:
         self._restore[key] = restore
 
     def _put_lazy_init(self) -> None:
-        """Replace the function wherever torch has bound the name: a copy is of no use once CUDA has begun."""
+        """Replace CUDA's initialisation wherever torch has bound its name: no copy can be made after it."""
         original = torch.cuda._lazy_init
         for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
             if vars(module).get("_lazy_init") is original:
                 self._put(module, "_lazy_init", self._lazy_init)
 
     def _freeze(self, what: str, number: int = 0) -> None:
-        """Leave a frozen copy, where that is wanted. A trial that starts from it goes on here, with its own session."""
+        """Make a frozen copy if one is wanted. A trial that starts from it continues here, with its own session."""
         copies, before, depth = self._copies, self.session, dict(vars(self._depth))
         if copies is None:
             return
@@ -195,8 +195,8 @@ class Hooks:
         return __init__
 
     def wrap_step(self, kind: Any) -> None:
-        """Put a wrapper around `step` of a class of optimizers. It is outside of all hooks, and of what a profiler
-        records as the step: a window may end there.
+        """Wrap `step` of a class of optimizers, outside all hooks and what a profiler records as the step: a window may
+        end there.
         """
         if hasattr(kind.step, "steptune_wrapped"):
             return
@@ -316,7 +316,7 @@ def installed() -> bool:
 
 
 def install(folder: str) -> Hooks:
-    """The hooks of this process, installed once."""
+    """Return the hooks of this process, which are installed once."""
     if not _installed:
         hooks = Hooks(folder)
         hooks.install()

@@ -1,4 +1,4 @@
-"""Facts about a training loop that the hooks of its process have gathered so far."""
+"""Facts that the hooks of a process have gathered so far about its training loop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .steps import StepFinder
 
 @dataclass
 class Made:
-    """Facts about a loader or an optimizer.
+    """Facts about the creation and use of a loader or an optimizer.
 
     Attributes:
-        number: In the order of creation.
+        number: Number in the order of creation.
         place: Line of the user's code that made it; empty where none is known.
-        values: A loader's attributes, as plain values: it may be gone while its iterator is used.
-        num_batches: That a loader has given in this epoch.
-        num_backwards: Passes that followed a batch of a loader.
+        values: A loader's attributes as plain values: the loader may be gone while its iterator is in use.
+        num_batches: Number of batches that a loader has given in this epoch.
+        num_backwards: Number of backward passes that followed a batch of a loader.
     """
 
     number: int
@@ -32,15 +32,16 @@ class Made:
 
 
 class ObservedLoop:
-    """Parts of the loop that were seen, and how often.
+    """Observed parts of the loop, with their numbers of uses.
 
     Attributes:
-        finder: Knows which optimizers' steps make a step.
-        loaders: What is known of each, in the order of creation.
-        optimizers: The same of those that exist.
-        optimizer_kinds: Classes of all, in the order of creation.
-        notes: By kind: how often what was used.
-        called_modules: Outermost modules that were called with gradients in the first steps, and how often.
+        finder: Determines which optimizers' steps end a step of the training.
+        loaders: Facts about each loader, in the order of creation.
+        optimizers: Facts about each optimizer that still exists.
+        optimizer_kinds: Classes of all optimizers, in the order of creation.
+        notes: Number of uses of each feature, by kind.
+        called_modules: Outermost modules that were called with gradients in the first steps, with their numbers of
+            calls.
         module_places: Lines of the user's code that called them.
         kinds: Steps by their numbers of backward passes and batches.
     """
@@ -57,7 +58,7 @@ class ObservedLoop:
         self.kinds: Counter[tuple[int, int]] = Counter()
 
     def note(self, kind: str, text: str) -> None:
-        """Note that something was used."""
+        """Count a use of something."""
         if kind not in self.notes:
             self.notes[kind] = Counter()
         self.notes[kind][text] += 1

@@ -1,4 +1,4 @@
-"""Files that a trial may not read: the look or another trial wrote them after their common copy was made.
+"""Files that a trial may not read, because the inspection or another trial wrote them after their common copy was made.
 
 A start has a view of the folder of its own, a fork does not: it would go on from another trial's checkpoint.
 """
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 TICK_NS = 10_000_000
-"""Longest time by which a file system's clock may lag behind (HZ=100)."""
+"""Maximum time by which a file system's clock lags behind (HZ=100)."""
 COMPILED_MODULES = "__pycache__"
-"""Folder of compiled modules, which are the same whoever wrote them."""
+"""Folder of compiled modules, which a trial may read: they are the same whoever wrote them."""
 
 
 def end_at_others_files(view: str, frozen_ns: int) -> None:
-    """End this process as soon as it opens such a file for reading: the trial starts its command then.
+    """End this process when it opens another trial's file for reading; the trial is then repeated from its command.
 
     Args:
-        view: The folder that looks and trials share.
-        frozen_ns: When the copy was made, by the clock of the day.
+        view: Folder that inspections and trials share.
+        frozen_ns: Wall-clock time at which the copy was made.
     """
     began_ns = time.time_ns() - TICK_NS
 

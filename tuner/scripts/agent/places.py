@@ -1,4 +1,4 @@
-"""Lines of the user's own code, and tracebacks without ours."""
+"""Lines of the user's own code, and tracebacks without Steptune's frames."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def is_users(path: str) -> bool:
-    """Say whether a source file is neither ours, nor the standard library's, nor an installed package's."""
+    """Say whether a source file belongs neither to Steptune, nor to the standard library or an installed package."""
     return not path.startswith(("<", _OWN, *_LIBRARIES)) and "/site-packages/" not in path
 
 
 def frames() -> Iterator[FrameType]:
-    """The frames of the calling thread, the innermost first."""
+    """Yield the frames of the calling thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -25,7 +25,7 @@ def frames() -> Iterator[FrameType]:
 
 
 def users_place() -> str:
-    """`/home/me/train.py:12 in main`, the innermost line of the user's code; empty where there is none."""
+    """Return the innermost line of the user's code as `/home/me/train.py:12 in main`; empty if there is none."""
     frame = next((frame for frame in frames() if is_users(frame.f_code.co_filename)), None)
     if frame is None:
         return ""
@@ -33,7 +33,7 @@ def users_place() -> str:
 
 
 def hide_own_frames() -> None:
-    """Leave our frames out of the tracebacks that end the script: it sees what it would see without us."""
+    """Remove Steptune's frames from the tracebacks that end the script: it sees what it would see without Steptune."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

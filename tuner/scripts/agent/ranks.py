@@ -13,10 +13,10 @@ def has_group() -> bool:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks: 0 and 1 without a process group."""
+    """Return the rank of this process and the number of ranks: 0 and 1 without a process group."""
     return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if has_group() else (0, 1)
 
 
 def num_ranks_here() -> int:
-    """Ranks on this host, as the launcher says; all of them where it does not."""
+    """Return the number of ranks on this host, as the launcher states it; else the number of all ranks."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", rank_and_size()[1]))

@@ -31,12 +31,12 @@ from .window import LEAST_STEPS, MOST_STEPS, Window
 
 P = ParamSpec("P")
 NUM_CALLED_STEPS = 3
-"""Steps in which calls of modules are counted."""
+"""Number of first steps in which calls of modules are counted."""
 MOST_PLACES = 64
 
 
 def never_raises(method: Callable[P, None]) -> Callable[P, None]:
-    """Make a method of a session end the inspection, not the script, where it fails."""
+    """Wrap a method of a session so that its failure ends the inspection, not the script."""
 
     @functools.wraps(method)
     def guarded(*arguments: P.args, **options: P.kwargs) -> None:
@@ -53,22 +53,22 @@ class SessionHooks(Protocol):
     """The hooks of a process, as its session sees them.
 
     Attributes:
-        session: The one that they report to.
-        finished: Called once the record is written, where the process does not end by that.
+        session: Session that they report to.
+        finished: Called once the record is written, if the process does not end then.
     """
 
     session: Session
     finished: Callable[[], None]
 
     def forget_forward(self) -> None:
-        """Take the wrappers away that only describe the forward pass."""
+        """Remove the wrappers that only describe the forward pass."""
 
     def remove(self) -> None:
-        """Take everything away that can be."""
+        """Remove all hooks that can be removed."""
 
 
 class Session(ObservedLoop):
-    """The marks of one process, and what is made of them."""
+    """Session of one process: it receives the marks of the script and records its steps."""
 
     def __init__(self, folder: str, hooks: SessionHooks) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ class Session(ObservedLoop):
     # --- what a trial does at the same marks (`trial.py`) ---------------------------------------
 
     awaits_modules = False
-    """True while a module that is to be changed was not called yet."""
+    """True while a module that is to be changed has not been called yet."""
 
     copies: Copies | None = None
 
     def number_of(self, loader: Any) -> int:
-        """Number of a loader that is known, or will be."""
+        """Return the number of a loader; for a new one, the number that it will have."""
         made = self._known_loaders.get(loader)
         return made.number if made is not None else len(self.loaders)
 
@@ -107,23 +107,23 @@ class Session(ObservedLoop):
         return not self.called_modules and torch.is_grad_enabled() and next(module.parameters(), None) is not None
 
     def loss(self, tensors: Any) -> None:
-        """Note what a backward pass begins from."""
+        """Note the tensors from which a backward pass begins."""
 
     def loader_begins(self, loader: Any) -> None:
         """Note that an epoch is about to begin."""
 
     def drew(self, iterator: Any, index: Any) -> None:
-        """Note what a sampler gave."""
+        """Note the indices that a sampler gave."""
 
     def given(self, iterator: Any, batch: Any, began_ns: int) -> Any:
-        """The batch that the loop gets."""
+        """Return the batch that the loop gets."""
         return batch
 
     # --- marks ----------------------------------------------------------------------------------
 
     @never_raises
     def made_loader(self, loader: Any, place: str) -> None:
-        """Note a loader."""
+        """Register a new loader."""
         values = loader_values(loader)
         made = self._known_loaders.get(loader)
         if made is None:
@@ -134,7 +134,7 @@ class Session(ObservedLoop):
 
     @never_raises
     def made_optimizer(self, optimizer: Any, place: str) -> None:
-        """Note an optimizer."""
+        """Register a new optimizer."""
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = Made(len(self.optimizer_kinds), place)
             self.optimizer_kinds.append(type(optimizer).__name__)
@@ -195,11 +195,11 @@ class Session(ObservedLoop):
             self._step_ended()
 
     def _existing(self) -> list[int]:
-        """Numbers of the optimizers that exist, where they matter: until the period is known."""
+        """Return the numbers of the existing optimizers; empty once the period is known, when they no longer matter."""
         return [] if self.finder.pattern else [made.number for made in self.optimizers.values()]
 
     def _note_place(self, what: str, number: int) -> None:
-        """Note where training may begin: a trial could be forked from there."""
+        """Note a place where training may begin: a trial could be forked there."""
         if len(self._places) < MOST_PLACES:
             self._places.append(
                 {
@@ -213,7 +213,7 @@ class Session(ObservedLoop):
             )
 
     def _remaining(self) -> tuple[int, int] | None:
-        """Steps that are left of the epoch, and those of a whole one."""
+        """Return the steps left in the epoch, and the steps of a whole one; None where unknown."""
         loader = self._last_loader
         length = loader.values["num_batches"] if loader is not None else None
         if loader is None or length is None:
@@ -265,7 +265,7 @@ class Session(ObservedLoop):
         os._exit(0)
 
     def _register_end(self) -> None:
-        """Have the record written where the process ends by itself."""
+        """Register the writing of the record at the end of the process."""
         if self._is_registered:
             return
         self._is_registered = True
@@ -283,7 +283,9 @@ class Session(ObservedLoop):
             self._hooks.finished()
 
     def _last_description(self) -> dict[str, Any]:
-        """Description of what trains, with models and optimizers of the first steps where they are gone at the end."""
+        """Return the description of the training, with models and optimizers of the first steps if they are gone at the
+        end.
+        """
         last = Description(self).as_dict()
         gone = [key for key in ("models", "optimizers", "trainer") if not last[key]]
         return {**last, **{key: self._description[key] for key in gone if key in self._description}}

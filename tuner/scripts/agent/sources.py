@@ -1,4 +1,4 @@
-"""Source files as a recommendation knows them: without blank lines and the lines that call Steptune.
+"""Source files in the form that a recommendation compares: without blank lines and the lines that call Steptune.
 
 So a script stays the same script once `steptune.enable()` stands in it, and its other lines keep their numbers.
 """
@@ -12,12 +12,12 @@ _IMPORTED_AS = re.compile(r"^\s*import steptune as (\w+)", re.MULTILINE)
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as Python counts them: a form feed or a separator in a string begins none."""
+    """Return the lines as Python counts them: a form feed or a separator in a string begins none."""
     return re.split(r"\r\n|\r|\n", text)
 
 
 def counted_lines(text: str) -> list[int]:
-    """Number, in the file, of the lines that count."""
+    """Return the file's line numbers of the lines that count."""
     names = "|".join(["steptune", *_IMPORTED_AS.findall(text)])
     steptunes = re.compile(rf"\s*(import steptune\b|from steptune import\b|(({names})\.)?enable\()")
     counted, num_open = [], 0
@@ -30,7 +30,7 @@ def counted_lines(text: str) -> list[int]:
 
 
 def source_digest(text: str) -> str:
-    """Digest of the lines that count."""
+    """Return the digest of the lines that count."""
     lines = _lines(text)
     counted = "\n".join(lines[number - 1].rstrip() for number in counted_lines(text))
     return hashlib.sha256(counted.encode()).hexdigest()[:16]

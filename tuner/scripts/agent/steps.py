@@ -12,19 +12,18 @@ from collections.abc import Collection
 
 LONGEST_PERIOD = 16
 PATIENCE = 4 * LONGEST_PERIOD
-"""Optimizer steps after which an optimizer that has not stepped yet is left out of the period."""
+"""Number of optimizer steps after which an optimizer that has not stepped yet is left out of the period."""
 OTHERS = 4
-"""Steps in a row of optimizers outside of the period, after which a new one is looked for."""
+"""Number of consecutive steps of optimizers outside the period after which a new period is looked for."""
 BACKWARDS_WITHOUT_OPTIMIZER = 12
-"""Backward passes after which a script that has made no optimizer updates its parameters by hand."""
+"""Number of backward passes after which a script without an optimizer is taken to update its parameters by hand."""
 BACKWARDS_BESIDE_OPTIMIZER = 256
-"""Backward passes after which a script with an optimizer updates its parameters by hand: it may accumulate gradients
-over many of them.
-"""
+"""Number of backward passes without an optimizer step after which a script with an optimizer is taken to update its
+parameters by hand: it may accumulate gradients over many passes."""
 
 
 class StepFinder:
-    """Tells, of each mark, whether a step ends with it.
+    """Detector of the marks with which a step ends.
 
     Attributes:
         pattern: Numbers of the optimizers in a step, in order, the last one ending it; empty where steps are backward
@@ -49,7 +48,7 @@ class StepFinder:
         """Say whether a step ends with this backward pass.
 
         Args:
-            num_optimizers: How many exist.
+            num_optimizers: Number of optimizers that exist.
         """
         self.num_backwards += 1
         if self.pattern is None and not self.num_optimizer_steps:
@@ -62,7 +61,7 @@ class StepFinder:
         """Say whether a step ends with this step of an optimizer.
 
         Args:
-            optimizers: Numbers of those that exist.
+            optimizers: Numbers of the optimizers that exist.
         """
         if self.pattern == ():
             self.pattern = None  # it came late; from here on its steps count
@@ -76,7 +75,7 @@ class StepFinder:
         return bool(length) and tuple(self._sequence[-length:]) == self.pattern
 
     def _watch_for_others(self, number: int) -> None:
-        """Look for a new period where only other optimizers step: another training, or one made anew."""
+        """Look for a new period if only optimizers outside the period step: another training, or new optimizers."""
         if self.pattern is None:
             return
         self._num_foreign = 0 if number in self.pattern else self._num_foreign + 1
@@ -100,7 +99,9 @@ class StepFinder:
         return None
 
     def _turned(self, period: int) -> tuple[int, ...]:
-        """The period, turned so that its last step is the one before new batches; of several the last one."""
+        """Return the period rotated so that its last step is the one before new batches; the last such step if there
+        are several.
+        """
         sequence = self._sequence
         end = len(sequence) - 1  # what follows the newest step is not known yet
         batches: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""A process of the script as a trial: a candidate's changes, guarded steps, timed windows, and an end at once."""
+"""A process of the script as a trial: a candidate's changes, guarded steps, timed windows, and an immediate end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .window import Window
 
 
 def begin_session(folder: str, hooks: SessionHooks) -> Session:
-    """The session of this process: of a trial where the settings describe one."""
+    """Begin the session of this process: a trial's, if the settings describe one."""
     trial = SharedFolder(folder).trial()
     if trial is None:
         return Session(folder, hooks)
@@ -30,11 +30,11 @@ def begin_session(folder: str, hooks: SessionHooks) -> Session:
 
 
 class TrialSession(Session):
-    """The marks of a trial's process.
+    """Session of a trial's process.
 
     Args:
         trial: pattern, loader, loader_place, models, changes, seed, measure, guard (None without), only_guard,
-            num_losses (that are kept, one for each backward pass).
+            num_losses (number of losses to keep, one for each backward pass).
     """
 
     def __init__(self, folder: str, hooks: SessionHooks, trial: dict[str, Any]) -> None:
@@ -56,7 +56,9 @@ class TrialSession(Session):
             self._guard = GuardWatch(trial["guard"], self._folder.guard(rank), pattern or ())
 
     def go_on_from(self, before: Session) -> None:
-        """Know what a session has seen of the script until this process was forked from its own; change it."""
+        """Take over what an earlier session observed before this process was forked from its process, and apply the
+        changes.
+        """
         self._known_loaders, self.loaders = before._known_loaders, before.loaders
         self._loader_of, self._last_loader = before._loader_of, before._last_loader
         self.optimizers, self.optimizer_kinds = before.optimizers, before.optimizer_kinds
@@ -181,7 +183,9 @@ class TrialSession(Session):
 
 
 def _not_enabled() -> list[str]:
-    """Changes of `steptune.enable` that were not made, asked for from outside or by the script's own line."""
+    """Return the changes of `steptune.enable` that were not made, whether asked for from outside or by the script's own
+    line.
+    """
     modules = [sys.modules.get(f"{package}.enabled") for package in (__package__, "steptune.tuner.scripts.agent")]
     return [name for module in modules if module is not None for name in module.missing()]
 
@@ -196,7 +200,7 @@ def _memory() -> dict[str, int]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators that a script may draw from; what it seeds itself comes later."""
+    """Seed the random generators that a script may draw from; its own seeding comes later."""
     import random
 
     torch.manual_seed(seed)

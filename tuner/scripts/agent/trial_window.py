@@ -1,4 +1,4 @@
-"""The timed windows of a trial: whole steps without a profiler, until they agree or their time is over.
+"""Timed windows of a trial: whole steps without a profiler, until they agree or their time is up.
 
 A step in which the script does something else (an evaluation, a checkpoint, a rollout) belongs to no window. The time
 that its loader takes does not count for that: to begin an epoch again belongs to training.
@@ -16,24 +16,23 @@ from .files import SharedFolder
 from .window import STEADY_STEPS, Phase, Window, median, synchronise
 
 INTRUDES, INTRUDES_SHARE = 3.0, 0.5
-"""Times the usual step, and share of a window, beyond which something else lies in a step (its loader left aside).
-Shorter ones are noise of the machine.
-"""
+"""Time of a step beyond which it contains other work, its loader excluded: in usual steps, and as a share of a window.
+Shorter excesses are noise of the machine."""
 MOST_QUEUED = 32
-"""Steps that the warm-up waits at most for batches which were loaded ahead."""
+"""Maximum number of steps that the warm-up waits for batches that were loaded ahead."""
 
 
 class TrialWindow(Window):
-    """The windows of one process.
+    """Timed windows of one process.
 
     Args:
-        settings: Of the windows: warm_up_s, window_s, min_rounds, max_rounds, half_width,
-            cap_s, profile, queue (batches that a loader may hold).
-        loader_ns: Time in the loader during the steps; grows by one with each.
+        settings: Settings of the windows: warm_up_s, window_s, min_rounds, max_rounds, half_width, cap_s, profile,
+            queue (batches that a loader may hold).
+        loader_ns: Time in the loader during each step; the list grows by one with each step.
 
     Attributes:
-        windows: What was timed, as plain values.
-        num_interrupted: Windows that something else came into.
+        windows: Timed windows, as plain values.
+        num_interrupted: Number of windows that other work interrupted.
     """
 
     def __init__(

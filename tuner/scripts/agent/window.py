@@ -1,4 +1,4 @@
-"""States of recording a process: one for each phase, moved on by the ends of steps.
+"""Phases of recording a process, advanced at the end of each step.
 
     warm-up     the time of a step becomes steady
     timing      blocks of whole steps without a profiler; on a GPU a block ends when its work has ended
@@ -24,27 +24,29 @@ from .ranks import num_ranks_here, rank_and_size
 
 WARM_UP_STEPS, MOST_WARM_UP_STEPS = 6, 24
 STEADY_STEPS, STEADY_WITHIN = 4, 1.3
-"""Steps of which the longest takes at most so many times the shortest are steady."""
+"""Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
 TIMED_S = 0.4
-"""Time that is timed where steps are short; at least `NUM_BLOCKS` steps."""
+"""Seconds to time where steps are short; at least `NUM_BLOCKS` steps."""
 MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 4
 ANNOUNCED_AHEAD = 3
-"""Steps from rank 0's word to the first recorded one: no rank is further ahead where they exchange gradients."""
+"""Number of steps from rank 0's announcement to the first recorded one: ranks that exchange gradients are never further
+apart."""
 RANKS_WAIT_S = 60.0
 OWN_MARK = "steptune.capture"
 """Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
 PERIOD_STEPS = 3
-"""Steps after which their period is known."""
+"""Number of steps after which their period is known."""
 LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1
 MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
-"""Steps that a script must make, of long ones and of short ones: one under the profiler is not kept."""
+"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are long. Both include one step
+under the profiler that is not kept."""
 
 
 class Phase(Enum):
-    """State of a window."""
+    """Phase of recording a process."""
 
     WARM_UP = "warm-up"
     TIMING = "timing"
@@ -54,16 +56,16 @@ class Phase(Enum):
 
 
 class Window:
-    """The window of one process.
+    """Recording window of one process.
 
     Args:
-        folder: Shared with other ranks.
-        step_times_ns: Grows by one with each step.
-        remaining: Steps that are left of the epoch; None where that is not known.
+        folder: Folder shared with other ranks.
+        step_times_ns: Times of the steps so far; the list grows by one with each step.
+        remaining: Returns the steps left in the epoch; None where unknown.
 
     Attributes:
         complete: Whether the trace was written.
-        refusal: Why nothing was recorded; empty where nothing stands against it.
+        refusal: Reason why nothing was recorded; empty if there is none.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Window:
         return len(self._times_ns)
 
     def step_ended(self) -> None:
-        """Move on."""
+        """Advance the phase at the end of a step."""
         if self._num_ranks == 0:
             self._rank, self._num_ranks = rank_and_size()
         if self.phase is Phase.RECORDING:
@@ -105,12 +107,12 @@ class Window:
             self._time_step()
 
     def refuse(self, reason: str) -> None:
-        """Record nothing."""
+        """End without recording, for this reason."""
         self.refusal = self.refusal or reason
         self.phase = Phase.OVER
 
     def end(self) -> None:
-        """Be over, with all that was wanted."""
+        """End with everything recorded."""
         self.phase, self.complete = Phase.OVER, True
 
     def is_over(self) -> bool:
@@ -119,8 +121,8 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Time of a step without the profiler: on a CPU the median step, on a GPU, whose host runs ahead, the median
-        block; None before they were timed.
+        """Time of a step without the profiler: the median step on a CPU, the median block on a GPU, whose host runs
+        ahead; None before they were timed.
         """
         if torch.cuda.is_initialized():
             return median(self._block_times_ns) if self._block_times_ns else None
@@ -128,7 +130,7 @@ class Window:
         return median(timed) if self._timed_from and timed else None
 
     def wait_for_ranks(self) -> None:
-        """Wait until all ranks of this host are recorded: one that ends takes its connections along."""
+        """Wait until all ranks of this host are recorded: a rank that ends closes its connections to the others."""
         end_s = time.monotonic() + RANKS_WAIT_S
         while self._folder.num_recorded() < num_ranks_here() and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -175,14 +177,16 @@ class Window:
             self._folder.announce(self._begin_at)
 
     def _follow(self) -> None:
-        """Record with rank 0, once it has said when."""
+        """Record at the step that rank 0 announced, once it has."""
         if self._begin_at is None:
             self._begin_at = self._folder.announced()
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():
             self._begin_recording()
 
     def _fits(self) -> bool:
-        """Say whether the window lies inside the epoch. It need not where no epoch is so long, or ranks are bound."""
+        """Say whether the window fits into the epoch. It need not if no epoch is long enough, or if ranks must record
+        the same step.
+        """
         rest = self._remaining()
         if rest is None or self._num_ranks > 1:
             return True
@@ -233,7 +237,7 @@ class Window:
             self._begin_detail()
 
     def _begin_detail(self) -> None:
-        """Devices are not watched: a second session of CUPTI would lose kernels."""
+        """Begin the step with call stacks. Devices are not profiled: a second CUPTI session would lose kernels."""
         from torch.profiler import ProfilerActivity, profile
 
         self._profiler = profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True)
@@ -251,11 +255,11 @@ class Window:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, the upper one of two. `statistics` is not imported: a script may have a file of that name."""
+    """Return the median, the upper one of two. `statistics` is not imported: a script may have a file of that name."""
     return sorted(values)[len(values) // 2]
 
 
 def synchronise() -> None:
-    """Wait until the GPU has done what it was given, where one is used."""
+    """Wait until the GPU has finished its work, if one is used."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

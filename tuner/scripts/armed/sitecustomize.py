@@ -1,4 +1,4 @@
-"""Arms the hooks of `steptune profile -- COMMAND`, then gives way to the environment's own `sitecustomize`."""
+"""Module that arms the hooks of `steptune profile -- COMMAND`, then runs the environment's own `sitecustomize`."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def _arm() -> None:
 
 
 def _give_way() -> None:
-    """Import the module of this name that comes next on the path, as if this folder were not there."""
+    """Import the next module of this name on the path, as if this folder were not there."""
     own = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own]  # noqa: PTH100
     this = sys.modules.pop("sitecustomize")

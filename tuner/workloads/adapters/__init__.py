@@ -1,1 +1,1 @@
-"""Workloads made from what other libraries name: a transformers config, a timm model."""
+"""Workloads built from other libraries' models: a transformers config, a timm model."""

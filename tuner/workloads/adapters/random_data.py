@@ -1,4 +1,4 @@
-"""Seeded random samples of a fixed shape: for timing a model without its data. Never zeros.
+"""Seeded random samples of a fixed shape, for timing a model without its data; never zeros.
 
 They cost the host little, so that they do not bound what a search finds about the model, but they go
 the way of real data: a DataLoader on the host collates them, and they are copied to the device. An
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 POOL_SIZE = 512
-"""Images: for 224 pixels 77 MB, more than caches hold."""
+"""Number of different images: at 224 pixels they take 77 MB, more than caches hold."""
 MASKED_SHARE = 0.15
 IGNORED = -100
-"""The label that cross-entropy leaves out."""
+"""Label that cross-entropy ignores."""
 _BYTE_MEAN, _BYTE_DEVIATION = 127.5, 73.9
 
 
 class RandomImages:
-    """Images of uniform bytes, with labels; sample i is the same every time, and that of i + POOL_SIZE."""
+    """Images of uniform random bytes, with labels. Sample i is always the same, and equals sample i + POOL_SIZE."""
 
     def __init__(self, length: int, shape: tuple[int, int, int], num_classes: int, pool_size: int = POOL_SIZE) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ class RandomImages:
 
 
 class RandomTokens:
-    """Sequences of independent tokens by Zipf's law; sample i is the same every time."""
+    """Sequences of independent tokens with Zipf-like frequencies. Sample i is always the same."""
 
     def __init__(self, length: int, sequence: int, vocabulary: int) -> None:
         self._length = length
@@ -53,13 +53,13 @@ class RandomTokens:
         return {"input_ids": self._tokens(torch.Generator().manual_seed(index))}
 
     def _tokens(self, generator: torch.Generator) -> torch.Tensor:
-        """Token k with a probability proportional to log(1 + 1 / (k + 1))."""
+        """Draw token k with a probability proportional to log(1 + 1 / (k + 1))."""
         exponents = torch.rand(self._sequence, generator=generator) * math.log(self._vocabulary)
         return (exponents.exp_().long() - 1).clamp_(0, self._vocabulary - 1)
 
 
 class MaskedTokens(RandomTokens):
-    """Random tokens, 15 % of them replaced by the last of the vocabulary, and labels for these.
+    """Random tokens of which 15 % are replaced by the vocabulary's last token, with labels for these.
 
     Every sample has the same number of labels, so that means over micro-batches weigh alike.
     """
@@ -75,14 +75,14 @@ class MaskedTokens(RandomTokens):
 
 
 def random_bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Uniform bytes, eight to a draw."""
+    """Return uniform random bytes, drawn eight at a time."""
     count = math.prod(shape)
     words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     return words.view(torch.uint8)[:count].view(shape)
 
 
 def with_normal_pixels(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with its bytes as FP32 pixels of mean 0 and variance 1; runs on the device."""
+    """Return the batch with its bytes converted to FP32 pixels of mean 0 and variance 1, on the device."""
     pixels = batch["pixel_values"]
     if pixels.dtype != torch.uint8:
         return batch

@@ -12,13 +12,13 @@ _DATASET_LENGTH = 65536
 
 
 class TimmWorkload(Workload):
-    """Trains a timm image classifier with cross-entropy.
+    """Training of a timm image classifier with cross-entropy.
 
     Args:
-        name: As in `timm.create_model`.
+        name: Name of the model, as in `timm.create_model`.
         batch: Images per step.
-        num_classes: Of the classifier.
-        options: Passed to `timm.create_model`.
+        num_classes: Number of classes.
+        options: Further arguments of `timm.create_model`.
     """
 
     def __init__(self, name: str, batch: int = 32, num_classes: int = 1000, **options: Any) -> None:

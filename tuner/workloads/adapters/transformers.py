@@ -29,17 +29,17 @@ _OWN = ("batch", "sequence", "task", "lr")
 """Parameters that are not fields of the config."""
 _DATASET_LENGTH = 65536
 _IMAGE_SIZE = 224
-"""Image size for configs that take images of any size."""
+"""Default image size for configs that accept images of any size."""
 
 
 class TransformersWorkload(Workload):
-    """Trains a model of a transformers config with its own loss.
+    """Training of a model built from a transformers config, with the model's own loss.
 
     Args:
         model_type: As in `AutoConfig.for_model`: "gpt2", "bert", "vit", ...
         batch: Samples per step.
         sequence: Tokens per sample, for language models.
-        task: "causal", "masked" or "image"; None takes what goes with the model type.
+        task: "causal", "masked" or "image"; None for the usual task of the model type.
         lr: Learning rate of AdamW.
         config: Fields of the config; `"2,2,6,2"` is a list of numbers.
     """
@@ -126,7 +126,7 @@ class TransformersWorkload(Workload):
 
 
 def _is_block(module: Any) -> bool:
-    """True for a module with attention among its parts, or a shortcut around them."""
+    """Say whether a module has attention among its parts, or a residual connection around them."""
     return any("attention" in type(child).__name__.lower() for child in module.children()) or hasattr(
         module, "shortcut"
     )
@@ -139,7 +139,7 @@ def _task_of(model_type: str, config: Any) -> str:
 
 
 def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
-    """A config keeps whatever it is given, so that what it does not know would change nothing and go unnoticed.
+    """Refuse fields that the config does not know: it would keep them silently, without effect.
 
     The size of images is read from it here, whether the model has one or not.
     """

@@ -1,4 +1,4 @@
-"""Ready workloads: `zoo:NAME?argument=value`. One entry of `ZOO` each; nothing here imports torch."""
+"""Ready workloads, named `zoo:NAME?argument=value`: one entry of `ZOO` each. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from steptune.tuner.workloads.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class ZooEntry:
-    """A ready workload, called with the arguments of a reference.
+    """A ready workload and the arguments of its class.
 
     Attributes:
         workload: Its class, as `module:Class` below `steptune.tuner.workloads`.
         fields: Arguments of the class that differ from its defaults; a reference's arguments replace them.
-        summary: One line for people.
+        summary: One-line description.
         needs: Optional packages.
     """
 
@@ -53,7 +53,7 @@ class ZooEntry:
 
 
 def _of_config(model_type: str, **fields: Scalar) -> dict[str, Any]:
-    """The workload and the fields of a transformers model."""
+    """Return the workload and the arguments for a model of transformers."""
     return {
         "workload": "adapters.transformers:TransformersWorkload",
         "fields": {"model_type": model_type, **fields},
@@ -203,10 +203,10 @@ ZOO: tuple[ZooEntry, ...] = (
 
 
 def zoo_entry(name: str) -> ZooEntry:
-    """The entry of a name.
+    """Return the entry with this name.
 
     Raises:
-        WorkloadNotFoundError: There is none of this name; names those that exist.
+        WorkloadNotFoundError: No entry has this name; lists the names that exist.
     """
     for entry in ZOO:
         if entry.name == name:
@@ -215,7 +215,7 @@ def zoo_entry(name: str) -> ZooEntry:
 
 
 def known_reference(text: str) -> WorkloadReference:
-    """Parse a reference and check all that needs no import: the file and its class, or the entry and its arguments.
+    """Parse a reference, and check all that needs no import: the file and its class, or the entry and its arguments.
 
     Raises:
         WorkloadNotFoundError: The file, class or zoo entry does not exist.

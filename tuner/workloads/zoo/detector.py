@@ -27,17 +27,17 @@ ANCHORS = (
     ((36, 75), (76, 55), (72, 146)),
     ((142, 110), (192, 243), (459, 401)),
 )
-"""YOLOv7's widths and heights, in pixels of images of 640."""
+"""Widths and heights of YOLOv7's anchors, in pixels of images of 640 pixels."""
 BALANCE = (4.0, 1.0, 0.4)
-"""Weights of the levels' objectness."""
+"""Weights of the objectness loss, by level."""
 BOX_WEIGHT, OBJECTNESS_WEIGHT, CLASS_WEIGHT = 0.05, 0.7, 0.3
 NONE = -1
-"""The label of a place without a box."""
+"""Label of a place without a box."""
 _DATASET_LENGTH = 65536
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch normalisation, SiLU."""
+    """Block of convolution, batch normalisation and SiLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -49,12 +49,13 @@ class ConvBlock(nn.Module):
 
 
 class Stages(nn.Module):
-    """Maps of images (B, 3, H, W) at rising strides from 8 on, each twice as wide as the last.
+    """Backbone that makes feature maps of images (B, 3, H, W) at strides from 8 on, each twice as wide as the one
+    before.
 
     Args:
-        width: Of the map of stride 8.
-        num_maps: How many there are.
-        depth: Further convolutions at each stride.
+        width: Channels of the map of stride 8.
+        num_maps: Number of maps.
+        depth: Number of further convolutions at each stride.
     """
 
     def __init__(self, width: int, num_maps: int, depth: int) -> None:
@@ -79,7 +80,7 @@ class Stages(nn.Module):
 
 
 class DenseDetector(nn.Module):
-    """Predictions of each level, (B, A, H, W, 5 + K)."""
+    """Detector whose forward pass returns predictions of each level, (B, A, H, W, 5 + K)."""
 
     def __init__(self, width: int, depth: int, num_classes: int, size: int) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class DenseDetector(nn.Module):
 
 
 class RandomScenes:
-    """Images of random bytes with random boxes; sample i is the same every time.
+    """Images of random bytes with random boxes. Sample i is always the same.
 
     A sample has places for `most` boxes, with the label `NONE` where there is none, so that batches are of
     one shape.
@@ -133,11 +134,11 @@ class RandomScenes:
 
 
 class Detector(Workload):
-    """Trains a dense detector on random scenes.
+    """Training of a dense detector on random scenes.
 
     Args:
         image_size: Pixels a side, a multiple of 32.
-        most_boxes: An image has from none to so many.
+        most_boxes: Maximum number of boxes in an image; the minimum is 0.
     """
 
     def __init__(
@@ -178,13 +179,15 @@ class Detector(Workload):
 
 
 def boxes_of(xywh: torch.Tensor, labels: torch.Tensor) -> Boxes:
-    """The boxes of padded ones, (B, most, 4) and (B, most)."""
+    """Return the boxes of a batch from their padded form, (B, most, 4) and (B, most)."""
     image, place = (labels != NONE).nonzero(as_tuple=True)
     return Boxes(image, labels[image, place], xywh[image, place])
 
 
 def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> torch.Tensor:
-    """YOLOv7's loss, a mean over the images: boxes by complete IoU, objectness towards it, classes."""
+    """Compute YOLOv7's loss as a mean over the images: complete IoU of boxes, objectness with the IoU as target,
+    classes.
+    """
     anchors = boxes.xywh.new_tensor(ANCHORS) * (size / 640)
     matches = assign(predictions, boxes, anchors, STRIDES, num_images=len(predictions[0]))
     total = boxes.xywh.new_zeros(())
@@ -204,7 +207,9 @@ def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> 
 
 
 def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) -> torch.Tensor:
-    """Objectness (B, A, H, W) with overlaps at places; of one that learns two boxes the larger."""
+    """Return objectness targets (B, A, H, W) with overlaps at the given places; the larger one where two boxes share a
+    place.
+    """
     _, anchors, height, width = objectness.shape
     index = ((at.image * anchors + at.anchor) * height + at.row) * width + at.column
     return objectness.flatten().scatter_reduce(0, index, overlap, "amax").view_as(objectness)
@@ -213,8 +218,8 @@ def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) ->
 def padded_loss(
     predictions: list[torch.Tensor], xywh: torch.Tensor, labels: torch.Tensor, size: int, assigner: Assigner
 ) -> torch.Tensor:
-    """Compute the same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most do not
-    count.
+    """Compute the same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most of them
+    masked out.
 
     Args:
         xywh: Padded boxes (B, G, 4).
@@ -246,7 +251,7 @@ def padded_loss(
 def _assigned(
     levels: list[Candidates], xywh: torch.Tensor, labels: torch.Tensor, assigner: Assigner
 ) -> list[torch.Tensor]:
-    """The box of every candidate of every level, or -1."""
+    """Return for every candidate of every level the number of its box, or -1."""
     raw = torch.cat([level.raw.detach() for level in levels], 1)
     # In pixels of the first level's cells: overlaps do not depend on the unit.
     boxes = torch.cat([level.boxes.detach() * stride for level, stride in zip(levels, STRIDES, strict=True)], 1)

@@ -1,4 +1,4 @@
-"""A layer of experts: each token is sent to the one or two feed-forward networks that a router chooses.
+"""Mixture-of-experts layer: a router sends each token to one or two feed-forward networks.
 
     probabilities = softmax(router(x)), in FP32
     top-1 (Switch):  y = p_1 E_1(x)
@@ -32,11 +32,11 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Routing:
-    """Routing of tokens to experts.
+    """Assignment of tokens to experts.
 
     Attributes:
-        weights: (T, K), what each expert's output counts; FP32.
-        experts: (T, K).
+        weights: (T, K), weights of the experts' outputs; FP32.
+        experts: (T, K), numbers of the chosen experts.
         positions: (T, K), places within the experts.
         kept: (T, K), whether there was room.
         balance: The auxiliary loss.
@@ -50,12 +50,12 @@ class Routing:
 
 
 def capacity_of(num_tokens: int, num_experts: int, top_k: int, factor: float) -> int:
-    """Tokens that an expert takes: its even share, times a factor."""
+    """Return the number of tokens that an expert takes: its even share, times a factor."""
     return max(1, math.ceil(top_k * num_tokens / num_experts * factor))
 
 
 def route(logits: torch.Tensor, top_k: int, capacity: int) -> Routing:
-    """Choose experts.
+    """Assign tokens to experts by the router's logits.
 
     Args:
         logits: (T, E), FP32.
@@ -69,7 +69,7 @@ def route(logits: torch.Tensor, top_k: int, capacity: int) -> Routing:
 
 
 def _positions(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """(T, K): how many come before, of those that chose the same expert."""
+    """Return (T, K): the number of earlier choices of the same expert."""
     num_tokens, top_k = experts.shape
     in_order = experts.t().reshape(-1)  # all first choices, then all second ones
     chosen = F.one_hot(in_order, num_experts)
@@ -78,7 +78,7 @@ def _positions(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 
 def balance_loss(probabilities: torch.Tensor, first_choice: torch.Tensor) -> torch.Tensor:
-    """E * sum over experts of (share of tokens whose first choice it is) * (its mean probability).
+    """Return E * sum over experts of (share of tokens whose first choice it is) * (its mean probability).
 
     1 where all experts are used alike (Switch, equation 4; GShard's is the same over E squared).
     """
@@ -88,7 +88,7 @@ def balance_loss(probabilities: torch.Tensor, first_choice: torch.Tensor) -> tor
 
 
 class Router(nn.Linear):
-    """Logits of the experts, always computed in FP32 (Switch, section 2.4)."""
+    """Router that computes the experts' logits, always in FP32 (Switch, section 2.4)."""
 
     def __init__(self, width: int, num_experts: int) -> None:
         super().__init__(width, num_experts, bias=False)
@@ -109,16 +109,16 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """All experts at once, (E, C, D) to (E, C, D)."""
+        """Apply all experts at once, (E, C, D) to (E, C, D)."""
         return torch.bmm(F.gelu(torch.bmm(x, self.up)), self.down)
 
     def one(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """One expert on its own tokens, (n, D) to (n, D)."""
+        """Apply one expert to its own tokens, (n, D) to (n, D)."""
         return F.gelu(x @ self.up[number]) @ self.down[number]
 
 
 class ExpertLayer(nn.Module):
-    """See the module.
+    """Mixture-of-experts layer, as the module describes it.
 
     Attributes:
         expert_implementation: "looped" or "batched".
@@ -142,7 +142,7 @@ class ExpertLayer(nn.Module):
         self._capacity_factor = capacity_factor
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Outputs of tokens (batch, sequence, D), the auxiliary loss, and how many choices were dropped."""
+        """Return outputs of tokens (batch, sequence, D), the auxiliary loss, and the number of dropped choices."""
         tokens = x.flatten(0, 1)
         capacity = capacity_of(len(tokens), self._num_experts, self._top_k, self._capacity_factor)
         routing = route(self.router(tokens), self._top_k, capacity)
@@ -152,7 +152,9 @@ class ExpertLayer(nn.Module):
         return out.view(x.shape), routing.balance, (~routing.kept).sum()
 
     def _batched(self, tokens: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:
-        """Every kept choice has a slot of its own; the dropped ones share one more, which nobody reads."""
+        """Run all experts at once: every kept choice has its own slot; dropped choices share one more slot, which is
+        ignored.
+        """
         spare = self._num_experts * capacity
         slots = torch.where(routing.kept, routing.experts * capacity + routing.positions, spare)
         buffer = tokens.new_zeros(spare + 1, tokens.shape[1])

@@ -1,4 +1,4 @@
-"""Points at which the head of FCOS3D predicts; which of them learn which boxes is `steptune.kernels.fcos3d`.
+"""Points at which the head of FCOS3D predicts. Their assignment to boxes is in `steptune.kernels.fcos3d`.
 
 Source: open-mmlab/mmdetection3d, mmdet3d/models/dense_heads/fcos_mono3d_head.py; Wang et al., "FCOS3D"
 (2021), arXiv 2104.10956.
@@ -15,11 +15,11 @@ import torch
 from steptune.kernels.fcos3d import Points
 
 REGRESS_RANGES = ((-1.0, 48.0), (48.0, 96.0), (96.0, 192.0), (192.0, 384.0), (384.0, 1e8))
-"""Extents in pixels that each level learns."""
+"""Minimum and maximum extent, in pixels, of the boxes that each level learns."""
 
 
 def make_points(sizes: Sequence[tuple[int, int]], strides: Sequence[int], device: torch.device) -> Points:
-    """The middles of all cells, level by level, row by row.
+    """Return the centres of all cells, level by level, row by row.
 
     Args:
         sizes: Rows and columns of each level.

@@ -1,5 +1,5 @@
-"""An LSTM language model: embedding, layers of LSTM with dropout between them, and the embedding again as
-output layer.
+"""LSTM language model: embedding, LSTM layers with dropout between them, and an output layer that shares the
+embedding's weights.
 
 Its state begins with zeros in every sequence. The recurrence makes many small operators after each other,
 which libraries fuse for FP32 and 16 bits alike.
@@ -23,7 +23,7 @@ _DATASET_LENGTH = 65536
 
 
 class Lstm(nn.Module):
-    """Logits (batch, sequence, vocabulary) of tokens (batch, sequence)."""
+    """LSTM whose forward pass maps tokens (batch, sequence) to logits (batch, sequence, vocabulary)."""
 
     def __init__(self, vocabulary: int, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Lstm(nn.Module):
 
 
 class LstmLanguageModel(Workload):
-    """Predicts the next token.
+    """Training of an LSTM to predict the next token.
 
     Args:
         batch: Sequences of a step.
         sequence: Tokens of each.
-        vocabulary: As WikiText-2's.
-        dropout: Of the embedding and of the layers' outputs.
+        vocabulary: Number of tokens; the default is WikiText-2's.
+        dropout: Dropout probability for the embedding and the layers' outputs.
     """
 
     sample_unit = "token"

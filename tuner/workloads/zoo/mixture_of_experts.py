@@ -1,4 +1,4 @@
-"""A causal transformer whose feed-forward layers are layers of experts (see `experts`)."""
+"""Causal transformer whose feed-forward layers are mixtures of experts (see `experts`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shape:
 
 
 class ExpertBlock(nn.Module):
-    """Pre-norm attention and experts, each with a residual connection."""
+    """Transformer block of pre-norm attention and experts, each with a residual connection."""
 
     def __init__(self, shape: Shape, implementation: str) -> None:
         super().__init__()
@@ -56,7 +56,9 @@ class ExpertBlock(nn.Module):
 
 
 class ExpertTransformer(nn.Module):
-    """Logits of tokens (batch, sequence), the mean auxiliary loss, and how many choices were dropped."""
+    """Transformer that returns logits of tokens (batch, sequence), the mean auxiliary loss, and the number of dropped
+    choices.
+    """
 
     def __init__(self, shape: Shape, implementation: str) -> None:
         super().__init__()
@@ -80,11 +82,11 @@ class ExpertTransformer(nn.Module):
 
 
 class MixtureOfExperts(Workload):
-    """Predicts the next token.
+    """Training of a mixture-of-experts transformer to predict the next token.
 
     Args:
         top_k: 1 as in Switch, 2 as in GShard.
-        capacity_factor: Room of an expert over its even share.
+        capacity_factor: Capacity of an expert, as a multiple of its even share.
         balance: Weight of the auxiliary loss.
         experts: "looped" or "batched".
     """

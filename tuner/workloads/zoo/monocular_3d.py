@@ -23,17 +23,17 @@ from steptune.tuner.workloads.zoo.fcos3d import make_points
 STRIDES = (8, 16, 32, 64, 128)
 BOX_PARTS = 9
 DEPTH_WEIGHT, VELOCITY_WEIGHT = 0.2, 0.05
-"""Weights of these parts of a box; offset, sizes and yaw count whole."""
+"""Weights of the depth and velocity losses; offset, sizes and yaw have weight 1."""
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 SMOOTH_L1_BETA = 1 / 9
 DIRECTION_OFFSET = math.pi / 4
 PRIOR = 0.01
-"""Probability of a class before training."""
+"""Initial probability of a class."""
 _DATASET_LENGTH = 65536
 
 
 class MonocularHead(nn.Module):
-    """Head that gives for every point: classes, attributes, a box, one of two directions, centerness."""
+    """Head that predicts for every point: classes, attributes, a box, one of two directions, centerness."""
 
     def __init__(self, width: int, depth: int, num_classes: int, num_attributes: int) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class MonocularHead(nn.Module):
             nn.init.constant_(head.bias[:num_classes], -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-        """Predictions (B, P, parts) of all levels, and rows and columns of each level."""
+        """Return predictions (B, P, parts) of all levels, and rows and columns of each level."""
         levels = [head(level) for head, level in zip(self.heads, self.backbone(images), strict=True)]
         sizes = [(level.shape[2], level.shape[3]) for level in levels]
         return torch.cat([level.flatten(2) for level in levels], dim=2).transpose(1, 2), sizes
 
 
 class RandomRoads:
-    """Images of random bytes with random 3-D boxes; sample i is the same every time.
+    """Images of random bytes with random 3-D boxes. Sample i is always the same.
 
     Padded to `most` boxes with the label `NONE`, so that batches are of one shape.
     """
@@ -94,11 +94,11 @@ class RandomRoads:
 
 
 class Monocular3D(Workload):
-    """Trains the head and a small backbone on random roads.
+    """Training of the head and a small backbone on random scenes.
 
     Args:
         height: Pixels, a multiple of 128, as `image_width`.
-        most_boxes: An image has from none to so many.
+        most_boxes: Maximum number of boxes in an image; the minimum is 0.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Monocular3D(Workload):
 def monocular_loss(
     predictions: torch.Tensor, points: Points, targets: Targets, num_classes: int, num_attributes: int
 ) -> torch.Tensor:
-    """FCOS3D's losses over a batch; all but that of the classes over points that learn a box.
+    """Compute FCOS3D's losses over a batch; all except the class loss only over points that learn a box.
 
     Args:
         predictions: (B, P, parts).
@@ -175,7 +175,7 @@ def monocular_loss(
 
 
 def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Elementwise. Source: Lin et al., "Focal Loss" (2017), arXiv 1708.02002."""
+    """Compute the elementwise focal loss. Source: Lin et al., "Focal Loss" (2017), arXiv 1708.02002."""
     probability = logits.sigmoid()
     right = probability * wanted + (1 - probability) * (1 - wanted)
     weight = FOCAL_ALPHA * wanted + (1 - FOCAL_ALPHA) * (1 - wanted)
@@ -184,7 +184,9 @@ def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor) -> torch.Tensor:
-    """Loss of every point's box; offsets count in strides, and the yaw by its sine: the direction is told apart."""
+    """Compute the box loss of every point, with offsets in strides and the yaw by its sine; the direction is predicted
+    apart.
+    """
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])
     difference = torch.cat(

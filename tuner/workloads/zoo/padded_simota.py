@@ -1,4 +1,4 @@
-"""Candidates of YOLOv7's SimOTA on tensors of a fixed size, so that nothing waits for the device.
+"""Candidates of YOLOv7's SimOTA on tensors of a fixed size, so that the host never waits for the device.
 
 Each box has places for all cells, anchors and levels that it could have as candidates, of which those count that
 `simota.find_candidates` finds, in its order.
@@ -20,8 +20,8 @@ class Candidates:
     """Candidates of one level.
 
     Attributes:
-        place: (B, M), their numbers among the predictions of an image.
-        counts: (B, M), whether they are some.
+        place: (B, M), indices among the predictions of an image.
+        counts: (B, M), whether the entry is a candidate.
         raw: (B, M, 5 + K), predictions before the sigmoid.
         boxes: (B, M, 4), predicted centre and size in cells.
         cells: Rows and columns of the level.
@@ -35,7 +35,8 @@ class Candidates:
 
 
 def find_all(predictions: torch.Tensor, xywh: torch.Tensor, labels: torch.Tensor, anchors: torch.Tensor) -> Candidates:
-    """
+    """Return all possible candidates of a level, with a mask of the actual ones.
+
     Args:
         predictions: Of the level, (B, A, H, W, 5 + K).
         xywh: (B, G, 4), centre and size as shares of the image.

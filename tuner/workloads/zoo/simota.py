@@ -1,4 +1,4 @@
-"""SimOTA as YOLOv7 trains with it (`ComputeLossOTA`): which anchors of a dense detector learn which boxes.
+"""SimOTA as in YOLOv7's training (`ComputeLossOTA`): the assignment of a dense detector's anchors to boxes.
 
 For every image: anchors near each box are candidates; a cost of class and overlap is computed for all
 pairs; each box takes its cheapest candidates, as many as the sum of its best overlaps; a candidate that
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import torch
 
 ANCHOR_RATIO = 4.0
-"""A box is for an anchor when neither is this many times as wide or high as the other."""
+"""Maximum ratio of the widths, and of the heights, of a box and an anchor that fits it."""
 NEIGHBOUR = 0.5
-"""Cells this close to a box's centre are candidates too."""
+"""Maximum distance, in cells, from a box's centre at which neighbouring cells are candidates too."""
 TOP_OVERLAPS = 10
 OVERLAP_WEIGHT = 3.0
 _EPSILON = 1e-8
 _LEAST_LOGARITHM = -100.0
-"""Upper limit of a binary cross-entropy term, as in torch."""
+"""Lower limit of a logarithm in binary cross-entropy, as in torch."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Places:
-    """Anchors of one level: of which image, which anchor, in which row and column of cells."""
+    """Places of anchors on one level: image, anchor, row and column of cells."""
 
     image: torch.Tensor
     anchor: torch.Tensor
@@ -64,14 +64,14 @@ class Places:
 
 @dataclass(frozen=True)
 class Matches:
-    """Anchors of one level that learn a box, and the number of that box among the batch's."""
+    """Anchors of one level that learn a box, with the index of that box in the batch."""
 
     places: Places
     box: torch.Tensor
 
 
 def find_candidates(boxes: Boxes, anchors: torch.Tensor, height: int, width: int) -> Places:
-    """Anchors of one level near the batch's boxes: up to three cells for each fitting anchor.
+    """Return the anchors of one level near the batch's boxes: up to three cells for each fitting anchor.
 
     An anchor near two boxes is there twice.
 
@@ -93,7 +93,7 @@ def find_candidates(boxes: Boxes, anchors: torch.Tensor, height: int, width: int
 
 
 def decode(raw: torch.Tensor, places: Places, anchors: torch.Tensor) -> torch.Tensor:
-    """Predicted boxes (M, 4) as centre and size in cells.
+    """Return the predicted boxes (M, 4) as centre and size in cells.
 
     Args:
         raw: (M, 4 or more), before the sigmoid.
@@ -104,13 +104,13 @@ def decode(raw: torch.Tensor, places: Places, anchors: torch.Tensor) -> torch.Te
 
 
 def corners(xywh: torch.Tensor) -> torch.Tensor:
-    """(..., 4): left, top, right, bottom."""
+    """Convert boxes to corners (..., 4): left, top, right, bottom."""
     half = xywh[..., 2:] / 2
     return torch.cat([xywh[..., :2] - half, xywh[..., :2] + half], dim=-1)
 
 
 def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of all pairs, (G, 4) and (M, 4) corners to (G, M)."""
+    """Return the intersection over union of all pairs, (G, 4) and (M, 4) corners to (G, M)."""
     low = torch.maximum(first[:, None, :2], second[None, :, :2])
     high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = (high - low).clamp(min=0).prod(dim=2)
@@ -119,7 +119,7 @@ def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy, summed over the classes, of p = sqrt(class probability * objectness), (G, M).
+    """Return binary cross-entropy of p = sqrt(class probability * objectness), summed over the classes, (G, M).
 
     All classes count as wrong, less the right one, which counts as right: no (G, M, K) tensor.
 
@@ -135,10 +135,10 @@ def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.T
 
 
 def match(cost: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
-    """Return for every candidate of one image the box that it learns, or -1.
+    """Return for every candidate of one image the index of the box that it learns, or -1.
 
     Args:
-        cost: (G, M), as `overlap`.
+        cost: (G, M); `overlap` has the same shape.
     """
     num_boxes, num_candidates = cost.shape
     taken = torch.zeros_like(cost, dtype=torch.bool)
@@ -155,10 +155,10 @@ def match(cost: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
 def assign(
     predictions: Sequence[torch.Tensor], boxes: Boxes, anchors: torch.Tensor, strides: Sequence[int], num_images: int
 ) -> list[Matches]:
-    """Assign boxes to anchors.
+    """Assign anchors to the boxes that they learn.
 
     Args:
-        predictions: Of each level.
+        predictions: Predictions of each level.
         anchors: (levels, A, 2), widths and heights in pixels.
 
     Returns:
@@ -195,7 +195,8 @@ def _joined(matches: Sequence[Matches], boxes: Boxes) -> Matches:
 
 
 def complete_overlap(predicted: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Complete IoU of pairs, (n, 4) centres and sizes: overlap, distance of the centres, difference of shape.
+    """Return the complete IoU of pairs, (n, 4) centres and sizes: overlap, distance of the centres, difference of
+    shape.
 
     Source: Zheng et al., "Distance-IoU Loss" (2020), arXiv 1911.08287.
     """

@@ -1,4 +1,4 @@
-"""A workload of milliseconds per step whose cost is known, for tests and first tries.
+"""Synthetic workload with steps of milliseconds and known costs, for tests and first tries.
 
 Loading one sample sleeps, and so does the forward pass, so that the cost of a step hardly depends on
 the machine:
@@ -23,7 +23,7 @@ from steptune.tuner.workloads.workload import Workload
 
 
 class _SleepyData:
-    """Feature vectors and labels; each access sleeps."""
+    """Dataset of feature vectors and labels whose every access sleeps."""
 
     def __init__(self, length: int, features: int, sleep_s: float) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ class _SleepyModel(nn.Module):
 
 
 class Synthetic(Workload):
-    """See the module."""
+    """Synthetic workload whose loading and forward pass sleep, as the module describes."""
 
     current: ClassVar[dict[str, Choice]] = {}
 

@@ -19,12 +19,12 @@ from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-"""Channels of the convolutions between poolings, each of which halves the image."""
+"""Channels of the convolutions in each stage; a pooling after each stage halves the image."""
 _DATASET_LENGTH = 65536
 
 
 class Vgg(nn.Module):
-    """Logits (batch, num_labels) of images (batch, 3, size, size)."""
+    """VGG whose forward pass maps images (batch, 3, size, size) to logits (batch, num_labels)."""
 
     def __init__(self, size: int, divisor: int, hidden: int, num_labels: int, dropout: float) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Vgg(nn.Module):
 
 
 class VggClassifier(Workload):
-    """Classifies images.
+    """Training of a VGG image classifier.
 
     Args:
-        batch: Images of a step.
-        image_size: A multiple of 32.
-        divisor: Of the channels of every convolution, for small ones.
+        batch: Images per step.
+        image_size: Pixels a side, a multiple of 32.
+        divisor: Divisor of every convolution's channels, for smaller models.
         hidden: Width of the linear layers.
     """
 
@@ -94,7 +94,7 @@ class VggClassifier(Workload):
         return with_normal_pixels(batch)
 
     def blocks(self, model: Any) -> Any:
-        """The convolutions: what is repeated, though their sizes differ."""
+        """Return the convolutions: the repeated modules, though their sizes differ."""
         return [module for module in model.features if isinstance(module, nn.Conv2d)]
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

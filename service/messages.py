@@ -46,7 +46,7 @@ class Page(Record, Generic[Item]):
     next_cursor: str | None
 
     def each(self, make: Callable[[Item], Other]) -> Page[Other]:
-        """The page with another form of each item."""
+        """Return the page with every item converted."""
         return Page(items=tuple(map(make, self.items)), next_cursor=self.next_cursor)
 
 
@@ -234,7 +234,7 @@ class TrialDetail(TrialSummary):
 
 
 class Health(Record):
-    """Answer that all is well.
+    """Answer of a health check.
 
     Attributes:
         status: "ok" or "ready".
@@ -304,7 +304,7 @@ class TrialFinding(Record):
 
 
 class TrialGuard(Record):
-    """Judgement whether a trial still was the same training.
+    """Verdict of the guard: whether a trial was the same training.
 
     Attributes:
         trial_id: The trial.

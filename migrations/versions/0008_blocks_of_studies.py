@@ -20,7 +20,7 @@ NEW = "ix_studies_owner_id_state_study_id_revision"
 
 
 def upgrade() -> None:
-    """One index says which studies of an owner are in a state, in order, and how often they changed."""
+    """Make one index answer which studies of an owner are in a state, in order, and how often each changed."""
     op.create_index(NEW, "studies", ["owner_id", "state", "study_id", "revision"])
     for name in OLD:
         op.drop_index(name, "studies")

@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The tables come back empty: the version before wrote them and read results."""
+    """Create the tables again, empty: the previous version wrote them, but read the results."""
     op.create_table(
         "windows",
         sa.Column("trial_id", sa.Text(), nullable=False),

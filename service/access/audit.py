@@ -1,4 +1,4 @@
-"""The audit log: who did what, to what, with which outcome. Rows are only ever added, and removed by age."""
+"""The audit log: who did what, on which target, and with which outcome. Rows are only added, and removed by age."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steptune.service.models import AuditRow
 from steptune.tuner.records import Record
 
 MAX_TEXT = 500
-"""Maximum characters of one text in a row: input of a client must not make the log large."""
+"""Maximum characters of one text in a row: a client's input must not make the log large."""
 
 
 class AuditEntry(Record):
@@ -93,7 +93,7 @@ class AuditLog:
             session.add(row)
 
     def page(self, *, limit: int, before: int | None = None, user_id: str | None = None) -> list[AuditEntry]:
-        """The newest first, those before `before`, of one user or of all."""
+        """Return the newest entries first, those before `before`, for one user or for all."""
         query = select(AuditRow).order_by(AuditRow.entry_id.desc()).limit(limit)
         if before is not None:
             query = query.where(AuditRow.entry_id < before)
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _short(text: str) -> str:
-    """A text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
+    """Return a text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
     return without_secrets(text).replace("\x00", "�")[:MAX_TEXT]
 
 

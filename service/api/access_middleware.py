@@ -29,7 +29,7 @@ log = logging.getLogger("steptune.access")
 
 
 class AccessMiddleware:
-    """Plain ASGI, so that streams pass through unbuffered."""
+    """Access middleware. It is plain ASGI, so that streams pass through unbuffered."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -103,8 +103,8 @@ class AccessMiddleware:
 
 
 def _counted_as(scope: Scope, client: str) -> str:
-    """Key under which requests are counted: of one address, requests with a body count apart, so that slow bodies do
-    not block reads.
+    """Return the key under which a request is counted: for one address, requests with a body count separately, so that
+    slow bodies do not block reads.
     """
     headers = Headers(scope=scope)
     sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

@@ -1,4 +1,4 @@
-"""Logging in with a browser: plain HTML forms, which need no script.
+"""Login with a browser: plain HTML forms, which need no script.
 
 A trusted proxy's user is logged in at once; a provider of identities is one link away; a token can be typed in.
 """
@@ -113,7 +113,7 @@ def _oidc_login(request: Request, access: Access) -> tuple[Login, str]:
 
 
 def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
-    """State that the browser kept of the login that it began."""
+    """Return the state that the browser kept of the login that it began."""
     kept = request.cookies.get(cookie_name(OIDC_COOKIE, access.proxies.is_secure(request)), "")
     try:
         text = base64.urlsafe_b64decode(kept + "=" * (-len(kept) % 4))
@@ -137,7 +137,7 @@ def _callback(access: Access) -> str:
 
 
 def _known(request: Request, access: Access) -> Principal | None:
-    """User that is logged in already, if any."""
+    """Return the user who is already logged in, if any."""
     cookie = session_cookie(request, access.proxies)
     if cookie is None and not access.settings.insecure_no_auth:
         return None

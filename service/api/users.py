@@ -137,7 +137,8 @@ def _limits(body: Limits) -> dict[str, Any]:
 
 
 def _check_unchanged(if_match: str | None, user: User) -> None:
-    """
+    """Refuse a change of a user who has changed since the client read them.
+
     Raises:
         RefusalError: 412, where `If-Match` is given and is not the user's ETag.
     """

@@ -1,4 +1,4 @@
-"""`token`: bearer tokens, made and ended at the database."""
+"""`token`: bearer tokens, made and ended directly in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`user`: who may use the service, and how much of it."""
+"""`user`: users of the service, and their limits."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def quota(
 
 
 def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
-    """Changes that were given, by the name of the column.
+    """Return the changes that were given, by column name.
 
     Raises:
         ChoiceError: A limit that is neither a number nor `default`.

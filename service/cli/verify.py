@@ -1,4 +1,4 @@
-"""`verify`: an answer beside today's settings, trained for longer or in the user's own script."""
+"""`verify`: comparison of an answer with today's settings, in a longer training or in the user's own script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All studies: what limits them, and what pays."""
+"""Overview of all studies: their bottlenecks, and the strategies that gained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.service.queries.versions import fleet_version
 from steptune.tuner.records import StudyState
 
 NUM_RESERVATIONS = 50
-"""Maximum studies that hold devices, and that wait, on the page."""
+"""Maximum number of studies holding devices, and of studies waiting for some, that the page lists."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 

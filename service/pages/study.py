@@ -1,4 +1,4 @@
-"""A study's page, and the same as one file."""
+"""A study's page, and the same page as one file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def study_report(request: Request, principal: Reader, study_id: StudyId) -> Resp
 
 
 def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
-    """Actions that are possible in the queue, such as a pause, and what the study waits for."""
+    """Return the actions that are possible in the queue, such as a pause, and what the study waits for."""
     detail = find_study(service.engine, study_id)
     if detail is None:
         raise not_found("study", study_id)

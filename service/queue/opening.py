@@ -10,7 +10,7 @@ from steptune.service.settings import Settings
 
 
 def open_queue(engine: Engine, settings: Settings) -> StudyQueue:
-    """The queue on a database whose schema was checked."""
+    """Open the queue on a database whose schema was checked."""
     quotas = Quotas(
         max_running=settings.max_running, max_queued=settings.max_queued, max_device_hours=settings.max_device_hours
     )

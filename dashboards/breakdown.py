@@ -1,4 +1,4 @@
-"""Breakdown of a step, before and after."""
+"""Breakdown of a step, before and after tuning."""
 
 from __future__ import annotations
 

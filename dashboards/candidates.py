@@ -18,21 +18,21 @@ OUT_OF_MEMORY = "out_of_memory"
 
 
 class CandidateRow(NamedTuple):
-    """One configuration and what its trials show."""
+    """One configuration, and the results of its trials."""
 
     key: str
     label: str
     candidate: Candidate
     name: str
-    """ "today", "recommended", "best so far" or empty."""
+    """Role of the configuration: "today", "recommended", "best so far" or empty."""
     outcome: str
-    """A key of `history.LOOKS` or "out_of_memory"."""
+    """Outcome of the configuration: a key of `history.LOOKS`, or "out_of_memory"."""
     num_starts: int
     gain: float
     """Speed over today's settings; NaN where it was not measured."""
     low: float
     high: float
-    """The 95 % interval of the gain."""
+    """Upper end of the 95 % interval of the gain, whose lower end is `low`."""
     method: str
     """Method by which the gain was measured."""
     peak_memory_bytes: float

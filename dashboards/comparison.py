@@ -47,13 +47,13 @@ class DifferenceRow(NamedTuple):
     """Change in ms per step."""
     low_ms: float
     high_ms: float
-    """The 95 % interval of the change; NaN where there is none."""
+    """Upper end of the 95 % interval of the change; NaN where there is none."""
     share: float
     """Share of the step's change that it explains."""
 
 
 class ComparisonHeadline(NamedTuple):
-    """The change of the step: a ratio of speeds, the times, and whether noise explains it."""
+    """The change of the step: a ratio of speeds, the step times, and whether noise explains it."""
 
     tone: str
     figure: str

@@ -1,4 +1,4 @@
-"""Figures as the plain data that plotly.js draws.
+"""Figures as plain data for plotly.js.
 
 The objects of Plotly for Python check every name and every value each time, which took a third of the time of a
 study's page. Nothing is checked here: tests hand every figure to Plotly, which knows what may stand in one.

@@ -19,7 +19,7 @@ from steptune.tuner.records import Verdict
 NOT_RUN = "not run yet"
 FASTER = Verdict.FASTER.value
 MIN_STUDIES = 3
-"""Minimum studies for a reliable median: cells with fewer are shown pale."""
+"""Minimum number of studies for a reliable median; cells with fewer are shown pale."""
 
 
 class FleetStudies(NamedTuple):
@@ -33,7 +33,7 @@ class FleetStudies(NamedTuple):
     device_seconds: float
     """Device seconds of all studies of the group together."""
     gains: tuple[float, ...]
-    """Proven gains."""
+    """Proven gains of these studies, as ratios of speeds."""
 
 
 class FleetParts(NamedTuple):
@@ -59,7 +59,7 @@ class HardwareRow(NamedTuple):
     """Median gain of the studies found faster; NaN where there are none."""
     low: float
     high: float
-    """The 95 % interval of the median; NaN below six studies."""
+    """Upper end of the 95 % interval of the median; NaN below six studies."""
     num_gains: int
     limit: str
     """Bottleneck that most of the studies had before tuning; empty where unknown."""
@@ -88,7 +88,7 @@ class StrategyRow(NamedTuple):
     """Median contribution of the strategy in those answers; NaN where it is part of none."""
     low: float
     high: float
-    """The 95 % interval of the median; NaN below six answers."""
+    """Upper end of the 95 % interval of the median; NaN below six answers."""
 
 
 def get_hardware_info(studies: Iterable[FleetStudies]) -> list[HardwareRow]:
@@ -167,7 +167,9 @@ def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
 
 
 def plot_limits(info: Sequence[LimitRow]) -> Figure:
-    """Draw two bars for each kind of hardware on one scale: the limits of its studies before and after, in shares."""
+    """Draw two bars for each kind of hardware on one scale: the shares of its studies by bottleneck, before and
+    after.
+    """
     labels = {row.hardware: _bar_label(row.hardware) for row in info}
     totals: dict[str, tuple[int, int]] = {}
     for row in info:

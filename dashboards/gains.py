@@ -22,7 +22,7 @@ class GainRow(NamedTuple):
     """Contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
     low: float
     high: float
-    """The 95 % interval of the contribution; NaN where that was not measured."""
+    """Upper end of the 95 % interval of the contribution; NaN where that was not measured."""
     method: str
     """Method by which the contribution was measured; empty where unknown."""
     limit: float

@@ -1,4 +1,4 @@
-"""The search, trial by trial."""
+"""History of the search, trial by trial."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ LOOKS: dict[str, Look] = {
 
 
 class HistoryRow(NamedTuple):
-    """One trial."""
+    """One trial of the history."""
 
     number: int
     trial_id: str
     label: str
-    """Description of what was changed."""
+    """Description of the change that the trial tests."""
     candidate: str
     """All settings that differ from today's."""
     purpose: str
     outcome: str
-    """A key of `LOOKS`."""
+    """Outcome of the trial: a key of `LOOKS`."""
     gain: float
     """Speed of this run over today's settings: over the run of today's settings that took turns with it, if there is
     one, else over their mean; NaN where it was not measured. The speed of the configuration may differ.
     """
     units_per_s: float
     note: str
-    """Description of what went wrong."""
+    """Description of what went wrong; empty where nothing did."""
 
 
 def get_history_info(source: TrialSource, study_id: str) -> list[HistoryRow]:

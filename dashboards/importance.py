@@ -50,7 +50,7 @@ class ImportanceRow(NamedTuple):
     """Speed of the best choice over the worst."""
     low: float
     high: float
-    """The 95 % interval of the ratio."""
+    """Upper end of the 95 % interval of the ratio."""
     num_trials: int
     """Number of trials that set a choice of the strategy."""
     paired: bool

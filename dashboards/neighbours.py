@@ -28,7 +28,7 @@ class NeighbourRow(NamedTuple):
     """The other's speed over the leading one's; NaN where it was not measured."""
     low: float
     high: float
-    """The 95 % interval of the ratio."""
+    """Upper end of the 95 % interval of the ratio."""
     outcome: str
     num_starts: int
 

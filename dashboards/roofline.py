@@ -30,7 +30,7 @@ class RooflineLine(NamedTuple):
 
 
 class RooflineInfo(NamedTuple):
-    """The section on a page: `note` says what the figures are, or why there are none."""
+    """The roofline section of a page: `note` says what the figures are, or why there are none."""
 
     note: str
     tables: tuple[tuple[str, tuple[RooflineLine, ...]], ...]

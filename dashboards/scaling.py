@@ -36,7 +36,7 @@ LOOKS = {
     "compressed": Look(colour=theme.BAD, symbol="diamond", dash="dot"),
     "sharded": Look(colour=theme.CATEGORY_COLOURS["recompute"], symbol="triangle-up", dash="dashdot"),
 }
-"""Looks by family."""
+"""Colours and shapes by family."""
 
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:

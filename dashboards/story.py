@@ -27,7 +27,7 @@ class TriedRow(NamedTuple):
     """Speed of the decision's configuration over today's settings, as in every other table."""
     low: float
     high: float
-    """The 95 % interval of the gain."""
+    """Upper end of the 95 % interval of the gain."""
     method: str
     """Method by which the gain was measured."""
     trial_ids: tuple[str, ...]

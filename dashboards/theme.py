@@ -1,4 +1,4 @@
-"""Colours and the look of figures.
+"""Colours and common style of figures.
 
 Every category has one colour, in every figure. Groups share a hue that stays apart from the others'
 for red-green colour blindness: compute is blue, communication yellow, input and output orange. Gaps have several, since

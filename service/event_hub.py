@@ -126,7 +126,7 @@ class EventHub:
         return await to_thread.run_sync(functools.partial(function, *arguments, **options), limiter=self._limiter)
 
     async def _run(self) -> None:
-        """Poll until nobody follows any more."""
+        """Poll the database until no stream follows any more."""
         while self._subscriptions:
             try:
                 await self._look()

@@ -168,7 +168,7 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
 
 
 def refuse_isolated(level: Level) -> None:
-    """Refuse to isolate the trials of several hosts.
+    """Refuse to isolate the trials of a study on several hosts.
 
     Raises:
         IsolationUnavailableError: They should be isolated.

@@ -1,4 +1,4 @@
-"""Answers of the interface beyond the engine's records: summaries, pages, and the records with their ids.
+"""Messages of the interface beyond the engine's records: summaries, pages, and records with their ids.
 
 A message may hold a stored record as JSON (`service.queries.stored`), so that it is not read and written again.
 """

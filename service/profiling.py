@@ -69,7 +69,7 @@ class WorkloadProfile(Record):
     already_on: tuple[str, ...] = ()
     """Techniques that the workload already uses."""
     modules: tuple[ModuleStats, ...] = ()
-    """Time of each `nn.Module` over all profiled steps, the most first."""
+    """Time of each `nn.Module` over all profiled steps, the most time first."""
     roofline: Roofline | None = None
     """FLOP of a step, their share of the device's peak, and the calls far above their floor."""
     memory: tuple[MemoryStats, ...] = ()

@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> ScriptManifest:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Refuse variables whose names or values sound like secrets, or that name folders of one machine.
+    """Refuse variables whose names or values suggest secrets, or that name folders of one machine.
 
     Raises:
         WorkloadRejectedError: Names the first such variable, and the ways out.

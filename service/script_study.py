@@ -148,7 +148,7 @@ def why_nothing(choices: Choices) -> str:
 
 
 def print_choices(console: Console, choices: Choices) -> None:
-    """Print which choices are tried, and which need a Workload."""
+    """Print which choices are tried, and which ones need a `Workload`."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -374,7 +374,7 @@ def _study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def _complete(session: Session, result: TrialResult, lease: Lease | None) -> None:
-    """Write a result unless its trial has one; the condition is part of the statement."""
+    """Write a result unless its trial already has one; the statement itself checks that."""
     state = store_rules.state_after(result)
     completion = (
         update(TrialRow)

@@ -338,7 +338,7 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
-    """Write the report and the exports that need no other tool into a folder.
+    """Write the report, and the exports that do not depend on another tool, into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFullError where the disk is full. The study itself is

@@ -1,4 +1,4 @@
-"""Tables on a terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 

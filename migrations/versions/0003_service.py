@@ -1,4 +1,4 @@
-"""Users and their tokens, uploaded workloads, the queue, workers and their devices
+"""Add users and their tokens, uploaded workloads, the queue, workers and their devices
 
 Revision ID: 0003
 Revises: 0002

@@ -1,4 +1,4 @@
-"""Columns for what lists and overviews say of a study's answer
+"""Add columns for what lists and overviews show of a study's answer
 
 Revision ID: 0004
 Revises: 0003

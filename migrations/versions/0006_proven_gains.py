@@ -1,4 +1,4 @@
-"""Answers claim a gain only where it is proven, and no search where none took place
+"""Remove gains that are not proven from answers, and mark answers without a search
 
 Revision ID: 0006
 Revises: 0005

@@ -1,4 +1,4 @@
-"""Trials carry what was measured of them, studies count their changes
+"""Add summaries of their measurements to trials, and a count of changes to studies
 
 Revision ID: 0007
 Revises: 0006

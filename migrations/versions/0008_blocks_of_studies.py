@@ -1,4 +1,4 @@
-"""The index of studies by owner and state has their revisions
+"""Add the revisions of studies to the index by owner and state
 
 Revision ID: 0008
 Revises: 0007

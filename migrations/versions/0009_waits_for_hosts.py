@@ -1,4 +1,4 @@
-"""A study that waits for hosts says since when and of which worker's cluster
+"""Add to the queue since when a study waits for hosts, and of which worker's cluster
 
 Revision ID: 0009
 Revises: 0008

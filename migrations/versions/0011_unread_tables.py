@@ -1,4 +1,4 @@
-"""Windows and guard checks are read from their trial's result: their tables, which nobody read, are gone
+"""Remove the unused tables of windows and guard checks, which are read from the trial's result
 
 Revision ID: 0011
 Revises: 0010

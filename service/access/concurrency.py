@@ -1,4 +1,4 @@
-"""Limit of what one user, client or study may have open at once, in the memory of one API process."""
+"""Limit of simultaneous uses by one user, client or study, in the memory of one API process."""
 
 from __future__ import annotations
 

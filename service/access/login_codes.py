@@ -1,4 +1,4 @@
-"""A one-time code for the login page, shown to whoever starts the service on a terminal.
+"""One-time code for the login page, shown when the service is started on a terminal.
 
 The code lives in the memory of the process that showed it, as a hash: a copy of the database or of the log holds
 nothing to log in with. It has 60 random bits; refused ones count against their address like any refused login.

@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: those with the provider's private key; never `none`, and none with a shared key."""
 KEPT_S = 3600.0
-"""Time for which the provider's description and keys are cached."""
+"""Seconds for which the provider's description and keys are cached."""
 REFETCH_S = 30.0
 """Minimum seconds between requests for the provider's keys after an unknown key."""
 CLOCK_SKEW_S = 60

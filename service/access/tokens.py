@@ -1,4 +1,4 @@
-"""Bearer tokens: issued once, kept as hashes, ended by time, by hand, or with the one that made them."""
+"""Bearer tokens: issued once, stored as hashes, ended by time, by revocation, or with the token that made them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("steptune.access")
 
 
 class Token(Record):
-    """Properties of a token that may be shown at any time.
+    """Properties of a token, without its secret.
 
     Attributes:
         token_id: Sortable by time; the part of the token that is no secret.

@@ -1,5 +1,5 @@
-"""Access control around every request: loopback names only where nobody is asked who they are, the headers of the rate
-limit, and the audit log.
+"""Access control around every request: only loopback names where no login is required, headers of the rate limit, and
+the audit log.
 
 Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
 went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so

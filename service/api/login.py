@@ -39,7 +39,7 @@ _templates = Environment(loader=PackageLoader("steptune.service"), autoescape=Tr
 
 @router.get("/login")
 def login_page(request: Request, access: RequestAccess, after: Next = "") -> Response:
-    """The form; who is logged in already, here or at the proxy, goes on."""
+    """Show the login form; users who are already logged in, here or at the proxy, are redirected."""
     name = access.proxies.user_name(request)
     principal = _known(request, access)
     if name is not None and (principal is None or principal.name != name):
@@ -60,7 +60,7 @@ def log_in(
     token: Annotated[str, Form(max_length=200)] = "",
     after: Annotated[str, Form(alias="next", max_length=2000)] = "",
 ) -> Response:
-    """Opens a session for a token that was typed in."""
+    """Open a session for a token that was typed in."""
     try:
         with noted_refusals(request):
             login = access.login_with_token(request, token.strip())
@@ -73,7 +73,7 @@ def log_in(
 
 @router.post("/logout")
 def log_out(request: Request, access: RequestAccess, principal: Anybody) -> Response:
-    """Ends the session."""
+    """End the session."""
     response = RedirectResponse(_path(request, "/login"), 303)
     end_session(request, response, access)
     return response
@@ -81,7 +81,7 @@ def log_out(request: Request, access: RequestAccess, principal: Anybody) -> Resp
 
 @router.get("/login/oidc")
 def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Response:
-    """Sends the browser to the provider of identities."""
+    """Redirect the browser to the identity provider."""
     _check_oidc(access)
     url, pending = access.oidc.begin(_callback(access))
     kept = msgspec.json.encode([pending.state, pending.nonce, pending.verifier, after])
@@ -93,7 +93,7 @@ def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Res
 
 @router.get("/login/oidc/callback")
 def complete_oidc(request: Request, access: RequestAccess) -> Response:
-    """Address to which the provider sends the browser back."""
+    """Complete a login: the address to which the identity provider sends the browser back."""
     _check_oidc(access)
     try:
         with noted_refusals(request):

@@ -53,7 +53,7 @@ class ProblemField(Record):
 
 
 class Problem(Record):
-    """Reason for the refusal of a request (RFC 9457).
+    """Problem details of a refused request (RFC 9457).
 
     Attributes:
         type: A URN of the problem's kind.

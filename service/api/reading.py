@@ -1,4 +1,4 @@
-"""Endpoints that read rows: in a few threads of their own, first come, first served."""
+"""Endpoints that read rows: they run in a few threads of their own, in the order of arrival."""
 
 from __future__ import annotations
 

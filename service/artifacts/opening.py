@@ -1,4 +1,4 @@
-"""The store of artifacts that the settings name."""
+"""The artifact store that the settings name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Kept(Record):
 
 
 class ArtifactTooLargeError(StoreError):
-    """An artifact has more bytes than allowed."""
+    """The artifact has more bytes than allowed."""
 
 
 class ArtifactGoneError(StoreError):
@@ -85,7 +85,9 @@ class ArtifactStore:
                 source.unlink(missing_ok=True)
 
     def put(self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None) -> Kept:
-        """Put a file as `putting` does, where no row refers to it yet: it lasts for the collection's grace period."""
+        """Put a file as `putting` does, before a row refers to it: it stays for the grace period of garbage
+        collection.
+        """
         with self.putting(source, move=move, limit=limit) as kept:
             return kept
 

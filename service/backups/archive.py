@@ -34,12 +34,12 @@ class BackedUpFile(Record):
 
 
 class Manifest(Record):
-    """Contents of a backup."""
+    """Manifest of a backup: a description of its contents."""
 
     format: int
     steptune_version: str
     engine: str
-    """"sqlite" or "postgresql"."""
+    """Kind of database: "sqlite" or "postgresql"."""
     revision: str
     created_at: str
     database: BackedUpFile

@@ -14,7 +14,7 @@ from steptune.tuner.errors import StoreError
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Copy the database into a file; return the digests that its rows refer to."""
+    """Copy the database into a file; return the digests to which its rows refer."""
     with (
         storage_errors(place_of(engine)),
         closing(engine.raw_connection()) as source,

@@ -1,4 +1,4 @@
-"""`compare`: what changed between two traces, or between two trials of studies."""
+"""`compare`: changes between two traces, or between two trials of studies."""
 
 from __future__ import annotations
 

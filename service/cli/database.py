@@ -1,4 +1,4 @@
-"""`db`: the database's schema."""
+"""`db`: the database's schema, housekeeping and backups."""
 
 from __future__ import annotations
 

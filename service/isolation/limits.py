@@ -39,7 +39,7 @@ from steptune.tuner.workloads.reference import parse_reference
 
 
 class Limits(Level):
-    """Resource limits and, where root starts the trials, a user of their own."""
+    """Resource limits and, if root starts the trials, a separate user for them."""
 
     name = "limits"
     limits = "processes, memory, disk and the environment; files and the network are those of an ordinary user"

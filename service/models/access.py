@@ -75,10 +75,10 @@ class WorkloadSourceRow(Base):
     source_id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(_user_key())
     kind: Mapped[str]
-    """"file", "archive", "zoo" or "module"."""
+    """Kind of the workload: "file", "archive", "zoo" or "module"."""
     name: Mapped[str]
     entry: Mapped[str]
-    """The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
+    """Reference within the upload: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
     digest: Mapped[str | None] = mapped_column(index=True)
     """Digest of the uploaded bytes, which are an artifact."""
     size_bytes: Mapped[int]

@@ -15,7 +15,7 @@ from steptune.service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):
-    """A study that was submitted to the service: its state is the study's (queued, running, …)."""
+    """A study that was submitted to the service; its state is that of the study (queued, running, …)."""
 
     __tablename__ = "queue_entries"
     __table_args__ = (Index(None, "source_id", "study_id"),)
@@ -28,9 +28,9 @@ class QueueEntryRow(Base):
     priority: Mapped[int] = mapped_column(server_default="0")
     """Priority among the user's own studies, higher first."""
     required_device_kind: Mapped[str | None]
-    """"cpu" or "cuda"."""
+    """Required kind of device: "cpu" or "cuda"."""
     required_hardware: Mapped[str | None]
-    """A fingerprint of a hardware profile, or a part of its label."""
+    """Required hardware: a fingerprint of a hardware profile, or a part of its label."""
     num_devices: Mapped[int] = mapped_column(server_default="1")
     place: Mapped[str] = mapped_column(server_default="")
     """Host and devices that the last claim took."""
@@ -77,7 +77,7 @@ class WorkerRow(Base):
     host_id: Mapped[str]
     """Hashed id of the machine: workers on one host share its devices."""
     state: Mapped[str]
-    """"idle", "busy", "draining" or "gone"."""
+    """State of the worker: "idle", "busy", "draining" or "gone"."""
     hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"), index=True)
     device_kind: Mapped[str]
     devices: Mapped[str]
@@ -97,7 +97,7 @@ class ResourceSlotRow(Base):
 
     host_id: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
-    """"core" or "cuda"."""
+    """Kind of the slot: "core" or "cuda"."""
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.study_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")

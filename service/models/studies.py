@@ -68,7 +68,7 @@ class StudyRow(Base):
     """The owner; NULL for studies of the command line, which only administrators see in the service."""
     title: Mapped[str] = mapped_column(server_default="")
     workload: Mapped[str]
-    """The reference that the user gave."""
+    """Reference of the workload as the user gave it."""
     workload_id: Mapped[str | None] = mapped_column(ForeignKey("workloads.workload_id"))
     """The inspected workload; NULL until it was inspected."""
     hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"))

@@ -35,7 +35,7 @@ SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
 
 @router.get("/compare")
 def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
-    """A form, and below it what changed from A to B."""
+    """Show a form for two trials or studies, and below it the changes from A to B."""
     service = services(request)
     a, b = a.strip(), b.strip()
     owner_id = None if principal.is_admin else principal.user_id

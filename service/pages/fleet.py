@@ -22,7 +22,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    """Everybody's for administrators, one's own for others. Reservations are those of this moment."""
+    """Show the overview: of all studies for administrators, of a user's own for others. Reservations are the present
+    ones.
+    """
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
 

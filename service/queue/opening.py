@@ -1,4 +1,4 @@
-"""The queue with the limits that the settings give."""
+"""The queue, with the limits from the settings."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class QueueEntry(Record):
     waits_for: str
     """Reason why no worker runs the study, for its user; empty where one does, or none has to."""
     requested: str
-    """Request to its worker: "", "cancel" or "pause"."""
+    """Pending request of the user to the worker: "", "cancel" or "pause"."""
     worker_id: str | None
     """Worker that holds the study."""
     fence: int
@@ -89,7 +89,7 @@ class WorkerInfo(Record):
     name: str
     host_id: str
     state: str
-    """"idle", "busy", "draining" or "gone"."""
+    """State of the worker: "idle", "busy", "draining" or "gone"."""
     hardware_fingerprint: str | None
     hardware_label: str
     device_kind: str
@@ -165,7 +165,7 @@ class Source(Record):
     """An uploaded workload."""
 
     kind: str
-    """"file", "archive" or "script"; "zoo" and "module" are on every worker."""
+    """Kind of the workload: "file", "archive" or "script" for uploads; "zoo" and "module" are on every worker."""
     entry: str
     digest: str | None
 

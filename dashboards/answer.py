@@ -100,8 +100,8 @@ for batch in job.loader:
 
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
-    """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for the rest.
-    Each text states its share of the gain; options and diff state theirs together.
+    """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for all
+    changes. Each text states its share of the gain; options and diff state theirs together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:

@@ -156,7 +156,7 @@ def _what(analysis: TraceAnalysis) -> str:
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:
-    """Name the rank or device that the figures are about, where there are several."""
+    """Say which device, or mean over ranks, the figures describe; empty where there is only one."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
     said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []

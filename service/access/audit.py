@@ -25,15 +25,15 @@ class AuditEntry(Record):
     """Entry of the audit log.
 
     Attributes:
-        entry_id: Grows with time.
-        at: When.
-        user_id: Who; null for what the service did by itself, and before anybody was known.
-        token_id: With which token.
-        action: What: the name of the operation.
-        target: To what: a path, or an id.
+        entry_id: Number that grows with time.
+        at: Time of the action.
+        user_id: The user who acted; null for what the service did by itself, and before authentication.
+        token_id: The token used.
+        action: Name of the operation.
+        target: Target of the operation: a path, or an id.
         outcome: "done", "failed", or the code of the refusal.
-        request_id: As in the service's log.
-        detail: More, by name.
+        request_id: Id of the request in the service's log.
+        detail: Further details, by name.
     """
 
     entry_id: int

@@ -25,10 +25,10 @@ class AccessError(SteptuneError):
     """Base class of refusals of access.
 
     Attributes:
-        status: Of the HTTP answer.
-        code: For programs; it never changes.
-        title: The same for every answer with this code.
-        headers: To send with it.
+        status: HTTP status of the answer.
+        code: Code for programs; it never changes.
+        title: Title, the same for every answer with this code.
+        headers: Headers of the answer.
         members: More members of the problem details, for programs.
     """
 

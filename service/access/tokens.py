@@ -35,14 +35,14 @@ class Token(Record):
 
     Attributes:
         token_id: Sortable by time; the part of the token that is no secret.
-        user_id: Whose it is.
+        user_id: The user to whom it belongs.
         parent_id: The token with which it was made; it is revoked with it.
         name: Purpose of the token.
-        scopes: What it may do, unless its user may no longer.
+        scopes: Its scopes, as far as its user still has them.
         created_at: When it was made.
-        expires_at: From when it is refused; null for never.
-        revoked_at: Since when it is refused; null if it is not.
-        last_used_at: To the minute; null if never.
+        expires_at: When it expires; null for never.
+        revoked_at: When it was revoked; null if it was not.
+        last_used_at: Time of the last use, to the minute; null if never used.
     """
 
     token_id: str

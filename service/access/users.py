@@ -32,15 +32,15 @@ class User(Record):
 
     Attributes:
         user_id: Sortable by time.
-        name: Unique; as a proxy or provider of identities calls them, where they log in there.
-        scopes: The most that their tokens and sessions may do.
+        name: Unique name; that at the proxy or identity provider, if they log in there.
+        scopes: Maximum scopes of their tokens and sessions.
         priority: Priority of their studies; higher ones are run first.
-        max_running: Studies that may run at once.
-        max_queued: Studies that may wait.
-        max_device_hours: Device hours in 30 days.
-        max_artifact_bytes: Bytes of uploads, traces and logs.
+        max_running: Maximum studies that run at once.
+        max_queued: Maximum studies that wait.
+        max_device_hours: Maximum device hours in 30 days.
+        max_artifact_bytes: Maximum bytes of uploads, traces and logs.
         created_at: When they were made.
-        disabled_at: Since when their tokens and logins are refused; null if they are not.
+        disabled_at: When they were disabled; null if they are not.
     """
 
     user_id: str

@@ -44,7 +44,7 @@ JSON = "application/json"
 
 
 class TrialFormat(StrEnum):
-    """A form in which trials can be had."""
+    """Output format of trials."""
 
     JSON = "json"
     CSV = "csv"

@@ -49,7 +49,7 @@ class Limits(Body):
 
 
 class UserRequest(Limits):
-    """A user to be made."""
+    """Request for a new user."""
 
     name: Text = Field(min_length=1, max_length=MAX_NAME, description="Unique.", examples=["ada@example.org"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(

@@ -60,7 +60,7 @@ def strategies(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the strategies, their choices, and what cannot be tried here and why."""
+    """List the strategies, their choices, and those that cannot be tried here, with the reasons."""
     from steptune.service.probing import look_here
 
     check_platform()

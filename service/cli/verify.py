@@ -52,7 +52,7 @@ def verify(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an answer and today's settings side by side, and compare their losses; of a script also their speeds.
+    """Run an answer and today's settings side by side, and compare their losses; for a script, also their speeds.
 
     After `--` comes the command of a script, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
     """

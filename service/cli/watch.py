@@ -30,7 +30,7 @@ def watch(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a study of a service as it runs, until it has ended. Ctrl-C ends the watching, not the study."""
+    """Show the live progress of a study at a service until it has ended. Ctrl-C ends the display, not the study."""
     with connected(url, token, token_file) as client:
         follow_to_its_end(client, study_id_of(client, study_id), errors, as_json=as_json)
 

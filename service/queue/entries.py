@@ -118,7 +118,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    """Change the state of a study. For one that has already ended so, nothing changes: its message was sent."""
+    """Change the state of a study; one that has already ended in this state is left unchanged."""
     if state in ENDED and study.state == state.value:
         return
     if write_state(session, study, state, message):

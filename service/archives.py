@@ -211,8 +211,8 @@ def _kind(archive: Path) -> str:
 
 
 def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
-    """Yield members of a tar that is read as a stream: nothing is read twice, and a bomb is unpacked no further than it
-    is read.
+    """Yield members of a tar that is read as a stream: nothing is read twice, and a compressed bomb is unpacked no
+    further than it is read.
     """
     with _readable(), _decompressed(archive, kind) as opened:
         stream = _Headers(opened)

@@ -1,4 +1,4 @@
-"""Making and restoring of a backup, for either kind of database."""
+"""Backup and restoration, for either kind of database."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def parts_of(text: str) -> dict[str, Any]:
 
 
 def value_of(part: Any) -> Any:
-    """Return the value of such a field; None where it is missing."""
+    """Return the value of a field from `parts_of`; None where it is missing."""
     return None if part is None else msgspec.json.decode(part)
 
 

@@ -15,7 +15,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._tried_s: dict[str, float] = {}
-        """Time of the last request for a study's hosts, by study; the one longest ago first."""
+        """Time of the last request for a study's hosts, by study; the least recent first."""
 
     def add(self, study_id: str) -> None:
         """Add a study whose hosts were not available."""

@@ -1,1 +1,1 @@
-"""Figures and pages: data first (`get_*_info`), picture second (`plot_*`), pages from both."""
+"""Figures and pages in three layers: data (`get_*_info`), figures (`plot_*`), and pages made from both."""

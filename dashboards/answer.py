@@ -1,4 +1,6 @@
-"""The first screen of a finished study's page, below its claim: cause, changes, their use, cost, and prospect."""
+"""The first screen of a finished study's page, below its claim: cause, changes, how to use them, cost, and what more
+time could gain.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from steptune.tuner.workloads.reference import is_command
 
 
 class ChangeRow(NamedTuple):
-    """One strategy that the recommendation sets otherwise than today. Its contribution is NaN where none is proven,
-    with its interval where that was measured.
+    """A strategy whose recommended choice differs from today's. Its contribution is NaN where none is proven; the
+    interval is given wherever the contribution was measured.
     """
 
     strategy: str
@@ -35,7 +37,7 @@ class ChangeRow(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A text to copy: what it is, the text, and how to use it."""
+    """A text to copy: its title, the text, and how to use it."""
 
     title: str
     text: str
@@ -43,7 +45,7 @@ class Use(NamedTuple):
 
 
 def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[GainRow]) -> list[ChangeRow]:
-    """Every strategy of the recommendation, with the parameters that it changes."""
+    """Return one row for every strategy of the recommendation, with the parameters that it changes."""
     contributions = {row.strategy: (row.gain, row.low, row.high, row.method) for row in gains}
     rows = []
     for name, choice in recommendation.candidate.choices.items():
@@ -63,7 +65,9 @@ def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[Ga
 
 
 def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
-    """Summary and present choice of a strategy; nothing of one that this version does not know."""
+    """Return the summary and the present choice of a strategy; both are empty for a strategy that this version does not
+    know.
+    """
     try:
         strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
     except ChoiceError:
@@ -73,7 +77,9 @@ def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
 
 
 def get_uses(recommendation: Recommendation) -> list[Use]:
-    """Ways to use a recommendation, each a text to copy; none where it changes nothing."""
+    """Return the ways to use a recommendation, each as a text to copy; empty where the recommendation changes
+    nothing.
+    """
     if recommendation.candidate.is_baseline:
         return []
     if is_command(recommendation.workload):
@@ -94,8 +100,8 @@ for batch in job.loader:
 
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
-    """Options and lines of the script, where the script is here and was not edited since, and the line for the rest.
-    Each says the part of the gain that it carries; options and a diff together.
+    """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for all
+    changes. Each text states its share of the gain; options and diff state theirs together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:
@@ -120,7 +126,7 @@ def _and(said: str, part: str) -> str:
 def screen_facts(
     headline: HeadlineInfo, recommendation: Recommendation, epoch: EpochInfo, cause: Finding | None
 ) -> list[Fact]:
-    """Cause, trust, cost and prospect of an answer."""
+    """Return the facts below an answer: cause, evidence, cost, and what more time could gain."""
     facts = {fact.name: fact for fact in headline.facts}
     cost = facts["Cost of tuning"]
     device_hours = units.significant(recommendation.cost.tuning_s * epoch.num_devices / 3600, 2)

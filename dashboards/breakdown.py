@@ -1,4 +1,4 @@
-"""Breakdown of a step, before and after."""
+"""Breakdown of a step, before and after tuning."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from steptune.dashboards.starts import (
 from steptune.tuner.records import Recommendation, TrialResult, Verdict
 
 UNTRUSTED = "unknown"
-"""The bottleneck of a profile that cannot be trusted."""
+"""Name of the bottleneck where the profile cannot be trusted."""
 LABELLED_SHARE = 0.05
-"""Segments below this part of the longest bar have no room for a number."""
+"""Minimum share of the longest bar from which a segment is labelled with its number."""
 
 
 class CategoryTime(NamedTuple):
@@ -38,14 +38,14 @@ class CategoryTime(NamedTuple):
 
 
 class CategoryTimes(NamedTuple):
-    """The milliseconds per step of one category in each of several configurations, 0 where it takes no time."""
+    """Milliseconds per step of one category, one value for each configuration; 0 where it takes no time."""
 
     category: str
     values_ms: tuple[float, ...]
 
 
 def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]:
-    """Milliseconds per step by category, for today's settings and what stands beside them.
+    """Return milliseconds per step by category, for today's settings and for the configuration compared with them.
 
     One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
@@ -68,9 +68,9 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Shares of the profiles, on the step times that belong to the stated rates.
+    """Apply the shares of the profiles to the step times that belong to the stated rates.
 
-    A profile's own step was measured at another moment; on one scale with another it would mislead.
+    The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """
     r = recommendation
     before = {name: share * 1e3 * units_per_batch / r.baseline_units_per_s for name, share in r.shares_before.items()}
@@ -82,7 +82,7 @@ def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[C
 
 
 def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:
-    """Milliseconds per step by category, averaged over starts and ranks; empty without a trusted profile."""
+    """Return milliseconds per step by category, averaged over runs and ranks; empty without a trusted profile."""
     steps = [b.per_step_ns for result in starts for b in result.breakdowns if not b.quality.problems]
     names = {name for step in steps for name in step}
     return {name: statistics.fmean(step.get(name, 0.0) for step in steps) / 1e6 for name in names}
@@ -107,7 +107,7 @@ def _rows(configuration: str, step_ms: dict[str, float]) -> list[CategoryTime]:
 
 
 def get_comparison_info(info: Sequence[CategoryTime]) -> list[CategoryTimes]:
-    """Figures of the configurations side by side: one row a category, the order of the bars kept."""
+    """Return the figures of the configurations side by side: one row per category, in the order of the bars."""
     configurations = list(dict.fromkeys(row.configuration for row in info))
     times = {(row.category, row.configuration): row.ms_per_step for row in info}
     order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}
@@ -116,7 +116,7 @@ def get_comparison_info(info: Sequence[CategoryTime]) -> list[CategoryTimes]:
 
 
 def plot_breakdown(info: Sequence[CategoryTime]) -> Figure:
-    """Stacked horizontal bars on one scale, a configuration each."""
+    """Draw one stacked horizontal bar per configuration, all on one scale."""
     totals: dict[str, float] = {}
     for row in info:
         totals[row.configuration] = totals.get(row.configuration, 0.0) + row.ms_per_step

@@ -1,4 +1,4 @@
-"""Every configuration that was run: how fast, how much memory, and whether it may be used."""
+"""Every configuration that was run: its speed, its memory, and whether it may be used."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ OUT_OF_MEMORY = "out_of_memory"
 
 
 class CandidateRow(NamedTuple):
-    """One configuration and what its trials show."""
+    """One configuration, and the results of its trials."""
 
     key: str
     label: str
     candidate: Candidate
     name: str
-    """ "today", "recommended", "best so far" or empty."""
+    """Role of the configuration: "today", "recommended", "best so far" or empty."""
     outcome: str
-    """A key of `history.LOOKS` or "out_of_memory"."""
+    """Outcome of the configuration: a key of `history.LOOKS`, or "out_of_memory"."""
     num_starts: int
     gain: float
     """Speed over today's settings; NaN where it was not measured."""
     low: float
     high: float
-    """The 95 % interval of the gain."""
+    """Upper end of the 95 % interval of the gain, whose lower end is `low`."""
     method: str
     """Method by which the gain was measured."""
     peak_memory_bytes: float
@@ -41,11 +41,11 @@ class CandidateRow(NamedTuple):
     """True where no other measured configuration is both faster and smaller."""
     note: str
     number: int
-    """A trial of it, by which it is exported; 0 where it may not be used."""
+    """Number of a trial of this configuration, for the export; 0 where it may not be used."""
 
 
 def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> list[CandidateRow]:
-    """One row a candidate, in the order in which they were first run."""
+    """Return one row per candidate, in the order of their first runs."""
     verdicts = {trial_id: d for d in source.decisions(study_id) for trial_id in d.trial_ids}
     by_candidate: dict[str, list[Trial]] = {}
     for trial in source.trials(study_id):
@@ -126,7 +126,9 @@ _MEMORY_LOOKS = {
 
 
 def plot_memory(info: Sequence[CandidateRow]) -> Figure:
-    """Speed against peak memory; what has no speed stands on the floor, what ran out of memory at its right end."""
+    """Draw speed against peak memory; runs without a speed are on the lower edge, and runs that ran out of memory on
+    the right.
+    """
     figure = theme.new_figure(height=360)
     gains = [row.gain for row in info if not math.isnan(row.gain)]
     peaks_gib = [row.peak_memory_bytes / (1 << 30) for row in info if not math.isnan(row.peak_memory_bytes)]
@@ -154,7 +156,7 @@ def plot_memory(info: Sequence[CandidateRow]) -> Figure:
 
 
 def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
-    """Steps through the configurations that nothing beats in both."""
+    """Draw the Pareto front as steps: configurations that no other beats in both speed and memory."""
     if len(front) > 1:
         figure.add_scatter(
             name="no configuration is both faster and smaller",
@@ -167,10 +169,11 @@ def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
 
 
 def _add_markers(figure: Figure, placed: Sequence[CandidateRow], look: Look, *, floor: float, edge: float) -> None:
-    """
+    """Add the markers of one outcome.
+
     Args:
-        floor: Where those without a speed stand.
-        edge: Where those without a peak stand, in GiB.
+        floor: Speed at which configurations without a speed are drawn.
+        edge: Memory in GiB at which configurations without a peak are drawn.
     """
     figure.add_scatter(
         name=look.title,

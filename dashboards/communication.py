@@ -1,4 +1,4 @@
-"""Exchange between the ranks: how much of it compute hides, how fast it is, and who waits for whom."""
+"""Communication between the ranks: how much of it compute hides, how fast it is, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _HIDDEN = "#909050"
 
 
 def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """One row for each collective and size of message, the most time first; `count`, `exposed_ms` and `hidden_ms` per
-    step; NaN where not known. Times are means over the ranks.
+    """Return one row for each collective and message size, the most time first. `count`, `exposed_ms` and `hidden_ms`
+    are per step, and NaN where not known. Times are means over the ranks.
     """
     num_steps = analysis.ranks[0].breakdowns[0].num_steps
     rows = [
@@ -54,7 +54,7 @@ def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 class GroupRow(NamedTuple):
-    """Process groups of one size that exchange the same; figures per step, the mean over the groups."""
+    """Process groups of one size that call the same collectives; figures per step, averaged over the groups."""
 
     num_groups: int
     group_size: int
@@ -67,8 +67,9 @@ class GroupRow(NamedTuple):
 
 
 def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
-    """One row for all groups of one size and reach that call the same collectives, the most exposed first: of a
-    thousand ranks, sharded within hosts and replicated between them, two. Empty where all collectives are of one group.
+    """Return one row for all groups of one size and reach that call the same collectives, the most exposed first. A
+    thousand ranks, sharded within hosts and replicated between them, make two rows. Empty where there is one group
+    only.
     """
     known = [group for rank in analysis.ranks for group in rank.groups]
     num_steps = analysis.ranks[0].breakdowns[0].num_steps
@@ -99,7 +100,7 @@ def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
 
 
 def plot_exposure(info: pd.DataFrame) -> Figure:
-    """A bar a collective: the part that lengthens the step, and the part that compute hides."""
+    """Draw one bar per collective: the exposed part and the part that compute hides."""
     figure = theme.new_figure(height=110 + 26 * len(info), barmode="stack", bargap=0.3)
     labels = [f"{number}. {theme.plain(str(name))}" for number, name in enumerate(info["collective"], 1)]
     for title, column, colour in (
@@ -121,7 +122,7 @@ def plot_exposure(info: pd.DataFrame) -> Figure:
 
 
 def plot_bandwidth(info: pd.DataFrame) -> Figure:
-    """Size against bus bandwidth, both logarithmic: small messages cannot be fast."""
+    """Plot bus bandwidth over message size, both logarithmic: small messages cannot be fast."""
     known = info[(info["message_bytes"] > 0) & (info["bus_bytes_per_s"] > 0)]
     figure = theme.new_figure(height=320)
     total = known["exposed_ms"] + known["hidden_ms"]
@@ -153,7 +154,7 @@ def plot_bandwidth(info: pd.DataFrame) -> Figure:
 
 
 def plot_waits(ranks: pd.DataFrame) -> Figure:
-    """A bar a rank: how long it waits for the others in a step. The one that waits least is waited for.
+    """Draw one bar per rank: its wait for the others per step. The rank that waits least is the straggler.
 
     Args:
         ranks: As `trace_info.get_ranks_info` gives them.

@@ -18,7 +18,7 @@ NUM_EXPLAINED = 3
 
 
 class Side(NamedTuple):
-    """One of the two: a trial of a study, and where its pages are (empty where they are not)."""
+    """One of the two trials compared: its study, and the addresses of its pages (empty where there are none)."""
 
     name: str
     study: Study
@@ -28,7 +28,7 @@ class Side(NamedTuple):
 
 
 class SettingRow(NamedTuple):
-    """A strategy in which the two differ."""
+    """A strategy for which the two trials have different choices."""
 
     strategy: str
     before: str
@@ -36,7 +36,7 @@ class SettingRow(NamedTuple):
 
 
 class DifferenceRow(NamedTuple):
-    """A category that takes time on a side."""
+    """A category that takes time in at least one of the two trials."""
 
     category: str
     title: str
@@ -47,13 +47,13 @@ class DifferenceRow(NamedTuple):
     """Change in ms per step."""
     low_ms: float
     high_ms: float
-    """The 95 % interval of the change; NaN where there is none."""
+    """Upper end of the 95 % interval of the change; NaN where there is none."""
     share: float
     """Share of the step's change that it explains."""
 
 
 class ComparisonHeadline(NamedTuple):
-    """The change of the step: a ratio of speeds, the times, and whether noise explains it."""
+    """The change of the step: a ratio of speeds, the step times, and whether noise explains it."""
 
     tone: str
     figure: str
@@ -89,7 +89,7 @@ def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
 
 
 def get_differences_info(comparison: Comparison) -> list[DifferenceRow]:
-    """One row a category that takes time on a side, the largest change first."""
+    """Return one row for each category that takes time on either side, the largest change first."""
     total = comparison.step.change_ns
     return [
         DifferenceRow(
@@ -113,8 +113,8 @@ def _ms(value_ns: float | None) -> float:
 
 
 def get_explanation(comparison: Comparison) -> tuple[str, ...]:
-    """The few categories behind the change of the step, those only whose own interval excludes zero (or has none); none
-    where a profile cannot be trusted.
+    """Name the few categories behind the change of the step: only those whose own interval excludes zero, or that have
+    no interval. Empty where a profile cannot be trusted.
     """
     if not comparison.trusted:
         return ()
@@ -130,7 +130,7 @@ def _told(difference: Difference, total_ns: float) -> str:
 
 
 def get_sides_info(comparison: Comparison) -> list[CategoryTime]:
-    """Both steps by category, as `breakdown.get_breakdown_info` gives them: configurations "A" and "B"."""
+    """Return both steps by category, in the form of `breakdown.get_breakdown_info`: configurations "A" and "B"."""
     order = {info.category.value: number for number, info in enumerate(theme.categories_in_order())}
     found = sorted(comparison.categories, key=lambda d: order.get(d.name, len(order)))
     rows = []
@@ -149,7 +149,7 @@ def get_sides_info(comparison: Comparison) -> list[CategoryTime]:
 
 
 def get_settings_info(before: Candidate, after: Candidate) -> list[SettingRow]:
-    """Strategies that the two set differently."""
+    """Return the strategies for which the two candidates have different choices."""
 
     def label(candidate: Candidate, name: str) -> str:
         return choice_label(candidate.choices[name]) if candidate.choices.get(name) else "as today"
@@ -163,14 +163,16 @@ def get_settings_info(before: Candidate, after: Candidate) -> list[SettingRow]:
 
 
 def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDifference]]:
-    """Kernels or gaps that appeared, vanished and changed, in that order; only what there is."""
+    """Group kernels or gaps into those that appeared, vanished and changed, in that order; empty groups are left
+    out.
+    """
     titles = {"new": "Appeared", "gone": "Vanished", "changed": "Changed"}
     found = {title: [row for row in rows if row.state == state] for state, title in titles.items()}
     return {title: states for title, states in found.items() if states}
 
 
 def plot_differences(info: Sequence[DifferenceRow]) -> Figure:
-    """A bar a category from zero, with its interval: to the left is time saved."""
+    """Draw one bar per category from zero, with its interval; bars to the left are time saved."""
     figure = theme.new_figure(height=92 + 30 * max(1, len(info)), showlegend=False, bargap=0.3)
     known = bool(info) and not any(math.isnan(row.low_ms) for row in info)
     figure.add_bar(

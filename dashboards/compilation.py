@@ -1,4 +1,4 @@
-"""Compilation in a trial: where graphs broke, what was compiled again, what was given up."""
+"""Compilation in a trial: graph breaks, recompilations, and functions that were given up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptune.tuner.records import Compilation
 
 
 class CompiledRow(NamedTuple):
-    """Event during compilation of a model."""
+    """A kind of event during compilation, with its reason and its count."""
 
     what: str
     times: int
@@ -18,7 +18,7 @@ class CompiledRow(NamedTuple):
 
 
 def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
-    """The most frequent of each kind; empty where nothing was compiled."""
+    """Return the most frequent events of each kind; empty where nothing was compiled."""
     if compilation is None:
         return []
     kinds = (
@@ -30,7 +30,7 @@ def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
 
 
 def compilation_sentence(compilation: Compilation) -> str:
-    """Counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
+    """State the counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
     parts = [
         units.counted(compilation.num_graphs, "graph"),
         units.counted(compilation.num_graph_breaks, "graph break")

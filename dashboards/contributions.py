@@ -1,4 +1,4 @@
-"""Gain of each strategy in the search, and the cost to find it out."""
+"""Gain of each strategy in the search, and the time spent on it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from steptune.dashboards.sources import TrialSource
 
 
 class ContributionRow(NamedTuple):
-    """A strategy of which something was tried; what is not known is NaN."""
+    """A strategy with at least one trial; unknown values are NaN."""
 
     strategy: str
     num_tried: int
     num_accepted: int
     num_rejected: int
     limit: float
-    """The ratio of speeds that the widest bound promised."""
+    """Largest bound of the strategy's choices, as a ratio of speeds."""
     own_gain: float
     """Contribution to the recommendation, where its interval excludes 1."""
     spent_s: float
-    """Time of the trials that tried it; a change of several strategies is shared among them."""
+    """Time of the strategy's trials, in seconds; a trial that changed several strategies is divided among them."""
 
 
 @dataclass
 class _Sum:
-    """Sums of one strategy."""
+    """Running sums for one strategy."""
 
     num_tried: int = 0
     num_accepted: int = 0
@@ -38,7 +38,7 @@ class _Sum:
 
 
 def get_contributions_info(source: TrialSource, study_id: str) -> list[ContributionRow]:
-    """One row a strategy of which something was tried; what gained the most in the recommendation comes first."""
+    """Return one row per strategy with a trial, the largest contribution to the recommendation first."""
     spent = {t.trial_id: t.result.duration_ns / 1e9 for t in source.trials(study_id) if t.result is not None}
     sums: dict[str, _Sum] = {}
     for decision in source.decisions(study_id):

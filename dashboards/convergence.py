@@ -20,20 +20,20 @@ class ConvergenceRow(NamedTuple):
     label: str
     outcome: str
     spent_s: float
-    """Time of all trials until its end; those that took turns count once."""
+    """Time of all trials until the end of this one, in seconds; trials that took turns count once."""
     gain: float
     """Speed of this run over today's settings."""
     best: float
-    """Speed of the configuration that had been accepted by then, as everything states it; NaN before anything was."""
+    """Speed of the configuration accepted by then, as in every other table; NaN before the first was accepted."""
     best_label: str
 
 
 def get_convergence_info(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> list[ConvergenceRow]:
-    """One row a trial that ended, in order.
+    """Return one row for each trial that ended, in order.
 
-    The search is judged by what it had accepted, not by the best of many noisy trials.
+    The curve shows the accepted configuration, not the best of many noisy trials.
     """
     accepted = _accepted(source, study_id, history, effects)
     rows = []
@@ -57,7 +57,9 @@ def get_convergence_info(
 def _accepted(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> dict[str, tuple[float, str]]:
-    """Speed and name of each accepted configuration, by the last trial of the decision that accepted it."""
+    """Return speed and name of each accepted configuration, keyed by the last trial of the decision that accepted
+    it.
+    """
     numbers = {row.trial_id: row.number for row in history}
     found = {}
     for decision in source.decisions(study_id):
@@ -72,7 +74,7 @@ def _accepted(
 
 
 def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
-    """Draw accepted configurations as a line, each trial as a mark, and the budget where it comes near."""
+    """Draw accepted configurations as a line, each trial as a marker, and the budget if the search came near it."""
     figure = theme.new_figure(height=320)
     unit, size = ("hours", 3600.0) if budget_s > 3 * 3600 else ("minutes", 60.0) if budget_s > 180 else ("seconds", 1.0)
     accepted = [row for row in info if not math.isnan(row.best)]

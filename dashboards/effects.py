@@ -1,4 +1,4 @@
-"""Speeds of a study's candidates: those that its answer states, and for all others what its trials say together.
+"""Speeds of a study's candidates: those that its answer states; for all others, estimates from all trials together.
 
 What the answer states (`tuner.speeds`) goes first, so that every table has one speed for a configuration. For the rest
 `tuner.search.effects.EffectModel`, the search's own model, takes every start and every pair that ran in turns, and
@@ -37,7 +37,7 @@ UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan, "")
 
 
 class KeptModel:
-    """A model, and what it was asked."""
+    """A fitted model, with the answers that it has already given."""
 
     def __init__(self, model: EffectModel) -> None:
         self.model = model
@@ -54,7 +54,9 @@ class KeptModel:
 
 
 class Effects:
-    """Answers by the model; what nothing is known of is NaN."""
+    """Speed ratios between candidates, as stated by the answer or estimated by the model; NaN where nothing is
+    known.
+    """
 
     def __init__(self, trials: Sequence[Trial], recommendation: Recommendation | None = None) -> None:
         self._recommendation = recommendation
@@ -65,7 +67,9 @@ class Effects:
         self._model = _model_of(observations) if observations else None
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Speed of a candidate over another's; over the reference's, or that over its, as the answer states it."""
+        """Return the speed of a candidate over another's. Where one of the two is the reference, the answer's figure is
+        used.
+        """
         if other == self.reference:
             found = self._stated(candidate)
         elif candidate == self.reference:
@@ -75,8 +79,8 @@ class Effects:
         return self.modelled(candidate, other) if found is None else found
 
     def without_part(self, strategy: str) -> Ratio | None:
-        """Speed of the recommended configuration without a part over that with it, which contributions alone state;
-        None of a strategy that is no part of it.
+        """Return the speed of the recommended configuration without a part over its speed with it, as the contributions
+        state it; None for a strategy that is not a part.
         """
         parts = () if self._recommendation is None else self._recommendation.parts
         part = next((part for part in parts if part.strategy == strategy), None)
@@ -86,11 +90,11 @@ class Effects:
         return UNKNOWN_RATIO if speed is None else _inverse(_as_ratio(speed))
 
     def modelled(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Speed of a candidate over another's by the trials alone."""
+        """Return the speed of a candidate over another's, estimated from the trials alone."""
         return UNKNOWN_RATIO if self._model is None else self._model.ratio(candidate, other)
 
     def speed(self, candidate: Candidate) -> Ratio:
-        """Speed of a candidate over the reference's; NaN where the candidate was not measured."""
+        """Return the speed of a candidate over the reference's; NaN where the candidate was not measured."""
         return self.ratio(candidate, self.reference) if candidate.key in self.measured else UNKNOWN_RATIO
 
     def _stated(self, candidate: Candidate) -> Ratio | None:
@@ -113,13 +117,13 @@ def _inverse(ratio: Ratio | None) -> Ratio | None:
 
 NUM_KEPT = 32
 GROWTH = 1.25
-"""Growth of the number of observations from one fit of widths, noise and drift to the next."""
+"""Factor by which the number of observations grows until widths, noise and drift are fitted again."""
 _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
 def _model_of(observations: Sequence[Observation]) -> KeptModel:
-    """The posterior of all observations, with widths, noise and drift as most of them have them: fitting these takes
-    longer than all else on a page, and the page of a running study is made anew after each trial.
+    """Return the posterior of all observations. Widths, noise and drift are those fitted to most of the observations:
+    the fit takes longer than everything else on a page, and a running study's page is rendered after each trial.
     """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
@@ -138,7 +142,7 @@ def _model_of(observations: Sequence[Observation]) -> KeptModel:
 
 
 def _num_fitted(count: int) -> int:
-    """The last of 1, 2, 3, …, 8, 10, 12, 15, 18, … that is not above a count."""
+    """Return the largest number of 1, 2, 3, …, 8, 10, 12, 15, 18, … that is at most `count`."""
     number = following = 1
     while following <= count:
         number, following = following, max(following + 1, int(GROWTH * following))
@@ -162,7 +166,7 @@ def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Obs
 
 
 def _beside(group: Sequence[Trial], reference: Candidate) -> Trial | None:
-    """The trial that the others of a group are compared with; None where they are all the same."""
+    """Return the trial with which the others of a group are compared; None where all have the same candidate."""
     known = [t for t in group if t.candidate == reference or t.purpose in _COMPARED_WITH]
     return known[0] if known and any(t.candidate != known[0].candidate for t in group) else None
 

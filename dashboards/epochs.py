@@ -1,4 +1,4 @@
-"""Time of an epoch before and after, and when the search has paid for itself."""
+"""Time of an epoch before and after, and the time after which the search has paid for itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steptune.tuner.records import Recommendation, Study, Verdict
 
 
 class EpochInfo(NamedTuple):
-    """Hours of the whole machine; None where something it needs is not known."""
+    """Hours of an epoch on the whole machine; None where a figure that they are computed from is unknown."""
 
     steps: int | None
     before_h: float | None
@@ -25,10 +25,10 @@ class EpochInfo(NamedTuple):
 
 
 def get_epoch_info(study: Study, recommendation: Recommendation) -> EpochInfo:
-    """Work out the epochs of a study with an answer.
+    """Compute the epoch times of a study with an answer.
 
-    Nothing is known of today's settings where they do not fit, of the recommended ones where their speed is
-    inconclusive, nor of what pays where nothing is proven.
+    Times are None for today's settings where they do not fit, for the recommended ones where their speed is
+    inconclusive, and for the payback where no gain is proven.
     """
     fits = recommendation.verdict is not Verdict.ENABLES_TRAINING
     is_known = recommendation.verdict is not Verdict.INCONCLUSIVE or recommendation.candidate.is_baseline

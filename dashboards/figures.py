@@ -1,4 +1,4 @@
-"""Figures as the plain data that plotly.js draws.
+"""Figures as plain data for plotly.js.
 
 The objects of Plotly for Python check every name and every value each time, which took a third of the time of a
 study's page. Nothing is checked here: tests hand every figure to Plotly, which knows what may stand in one.
@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 _ESCAPED = ((b"<", rb"\u003c"), (b">", rb"\u003e"), (b"/", rb"\u002f"))
-"""Characters that would end the element around a figure, with their escapes."""
+"""Characters that would close the HTML element around a figure, with their escapes."""
 
 
 class Props(dict[str, Any]):
-    """Properties by name, read as attributes as well; those that are not set are None."""
+    """Properties by name, also readable as attributes; a property that is not set reads as None."""
 
     def __getattr__(self, name: str) -> Any:
         value = self.get(name)
@@ -25,7 +25,7 @@ class Props(dict[str, Any]):
 
 
 class Figure:
-    """Traces and a layout; methods change it and return it where calls are chained."""
+    """Traces and a layout; methods change the figure, and return it where calls are chained."""
 
     def __init__(self, layout: dict[str, Any]) -> None:
         self.data: list[Props] = []
@@ -47,14 +47,14 @@ class Figure:
         self._add("icicle", trace)
 
     def add_hline(self, y: float, line: dict[str, Any]) -> None:
-        """A line across all of the figure."""
+        """Add a horizontal line across the whole figure."""
         self._append(
             "shapes",
             {"type": "line", "line": line, "x0": 0, "x1": 1, "xref": "x domain", "yref": "y", "y0": y, "y1": y},
         )
 
     def add_vline(self, x: float, line: dict[str, Any]) -> None:
-        """A line from bottom to top."""
+        """Add a vertical line from bottom to top."""
         self._append(
             "shapes",
             {"type": "line", "line": line, "y0": 0, "y1": 1, "yref": "y domain", "xref": "x", "x0": x, "x1": x},
@@ -70,7 +70,7 @@ class Figure:
         self.update_layout(yaxis=axis)
 
     def update_layout(self, **layout: Any) -> Figure:
-        """Objects are merged, everything else is replaced."""
+        """Update the layout: objects are merged, all other values are replaced."""
         self.layout = Props(_merged(self.layout, layout))
         return self
 
@@ -78,7 +78,7 @@ class Figure:
         return {"data": self.data, "layout": self.layout}
 
     def to_json(self) -> str:
-        """Safe inside an element of a page. What is no number is null."""
+        """Return the figure as JSON that is safe inside an HTML element; NaN and infinity become null."""
         return in_element(self.to_dict())
 
     def _add(self, kind: str, trace: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Figure:
 
 
 def in_element(value: object) -> str:
-    """JSON that is safe inside an element of a page."""
+    """Return JSON that is safe inside an HTML element."""
     text = msgspec.json.encode(value, enc_hook=_plain)
     for character, escape in _ESCAPED:
         text = text.replace(character, escape)
@@ -105,7 +105,9 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Arrays of floats as their bytes, which plotly.js reads as they are; what else numpy holds as Python's."""
+    """Convert numpy values: arrays of floats to base64 bytes, which plotly.js reads directly, all others to Python's
+    types.
+    """
     if isinstance(value, np.ndarray) and value.dtype.str in ("<f4", "<f8"):
         shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
         return {"dtype": value.dtype.str[1:], "bdata": base64.b64encode(value.tobytes()).decode(), **shape}

@@ -1,4 +1,6 @@
-"""The possible gain of a finding, in words: at most, or between none and so much where it was not replayed, and why."""
+"""The potential gain of a finding, in words: an upper limit; where it was not replayed, a range from zero, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,25 @@ from steptune.tuner.profiling.gains import BESIDE
 from steptune.tuner.records import Finding
 
 LARGEST = 100
-"""A larger ratio is no number: a step that would all but vanish only waited."""
+"""Maximum ratio that is stated as a number: beyond it, nearly the whole step was waiting."""
 REPLAYED = "replayed"
 NAMED = 2
-"""Findings that are named by those after them."""
+"""Maximum number of earlier findings that a later one names."""
 SMALL = 0.001
-"""A share of the step that is nothing."""
+"""Share of the step below which a gain counts as none."""
 
 
 def refusal_of(finding: Finding) -> str:
-    """Return why a finding's gain was not replayed; empty where it was, and where it never is."""
+    """Return why a finding's gain was not replayed; empty where it was replayed, or never is."""
     saves = str(finding.evidence.get("saves", ""))
     return "" if saves.endswith(REPLAYED) else saves.partition(": ")[2]
 
 
 def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
-    """Return the words after "could gain"; empty where the finding gains nothing by itself.
+    """Return the words after "could gain"; empty where the finding has no gain by itself.
 
     Args:
-        said: Reasons not to replay that stand above it already.
+        said: Reasons for not replaying that the page has already stated.
     """
     if finding.bound <= 0:
         return ""
@@ -51,7 +53,7 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
 
 
 def _claim(finding: Finding) -> str:
-    """Say what a finding saves beside those before it, where that is another figure."""
+    """State the saving of a finding beside the earlier ones, where that differs from its saving alone."""
     before = str(finding.evidence.get(AFTER, "")).split(", ")
     if finding.claim is None or before == [""]:
         return ""

@@ -1,4 +1,4 @@
-"""Flame graphs: time by module, and by call stack. The widest is at the top; what it calls lies below it."""
+"""Flame graphs: time by module, and by call stack. The root is at the top, and callees are below their callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKWARD_NAME = "autograd::engine::evaluate_function: "
 
 
 class Bar(NamedTuple):
-    """One bar of a flame graph; its time is per step, with all inside of it. `parent` is an index, or -1."""
+    """One bar of a flame graph. Its time is per step and includes its callees; `parent` is an index, or -1."""
 
     name: str
     parent: int
@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 
 
 def get_module_bars(rank: RankAnalysis) -> list[Bar]:
-    """Modules by what is inside of what; those whose outer module is not listed are left out."""
+    """Return bars of modules, nested as the modules are; modules whose outer module is not listed are left out."""
     place: dict[str, int] = {}
     bars: list[Bar] = []
     for module in sorted(rank.modules, key=lambda one: one.name.count(".")):
@@ -38,7 +38,7 @@ def get_module_bars(rank: RankAnalysis) -> list[Bar]:
 
 
 def get_stack_bars(rank: RankAnalysis) -> list[Bar]:
-    """Functions, modules and operators by who calls whom."""
+    """Return bars of functions, modules and operators, nested by caller."""
     return [
         Bar(
             node.name.removeprefix(BACKWARD_NAME),
@@ -55,7 +55,7 @@ def _ms(rank: RankAnalysis, time_ns: int) -> float:
 
 
 def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
-    """Bars with one at the top: Plotly would put a bar without a name or colour above several."""
+    """Return the bars below a single root: Plotly would add one without name and colour above several roots."""
     tops = [bar.ms for bar in bars if bar.parent < 0]
     if len(tops) < 2:
         return bars
@@ -63,7 +63,7 @@ def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
 
 
 def plot_flame(bars: Sequence[Bar]) -> Figure:
-    """A click on a bar shows it alone, one on the top bar leads back."""
+    """Draw a flame graph. A click on a bar zooms into it; a click on the root zooms out."""
     bars = _below_one(bars)
     depth: list[int] = []
     for bar in bars:

@@ -1,4 +1,4 @@
-"""All studies together: what limits the steps of our users, and which strategies pay where."""
+"""All studies together: the bottlenecks of the users' steps, and which strategies gain where."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from steptune.tuner.records import Verdict
 NOT_RUN = "not run yet"
 FASTER = Verdict.FASTER.value
 MIN_STUDIES = 3
-"""Minimum studies for a reliable median: cells with fewer are shown pale."""
+"""Minimum number of studies for a reliable median; cells with fewer are shown pale."""
 
 
 class FleetStudies(NamedTuple):
-    """Studies that have all this in common; None where it is not known. Others may have the same in common."""
+    """Studies with the same values in these fields (None where unknown). Other groups may have the same values."""
 
     hardware: str | None
     verdict: str | None
@@ -31,13 +31,15 @@ class FleetStudies(NamedTuple):
     bottleneck_after: str | None
     num_studies: int
     device_seconds: float
-    """Device seconds of all these studies together."""
+    """Device seconds of all studies of the group together."""
     gains: tuple[float, ...]
-    """Proven gains."""
+    """Proven gains of these studies, as ratios of speeds."""
 
 
 class FleetParts(NamedTuple):
-    """A strategy in some studies with an answer that had one bottleneck: how often tried, its gains in answers."""
+    """Use of one strategy in answered studies with one bottleneck: how often it was tried, and its gains in the
+    answers.
+    """
 
     strategy: str
     bottleneck: str | None
@@ -54,18 +56,18 @@ class HardwareRow(NamedTuple):
     num_answers: int
     num_faster: int
     gain: float
-    """The median of those found faster; NaN where there are none."""
+    """Median gain of the studies found faster; NaN where there are none."""
     low: float
     high: float
-    """The 95 % interval of the median; NaN below six studies."""
+    """Upper end of the 95 % interval of the median; NaN below six studies."""
     num_gains: int
     limit: str
-    """Bottleneck of most of them before; empty where that is not known."""
+    """Bottleneck that most of the studies had before tuning; empty where unknown."""
     device_hours: float
 
 
 class LimitRow(NamedTuple):
-    """Studies with an answer on one kind of hardware that had a bottleneck before, and after."""
+    """Number of answered studies on one kind of hardware that had a given bottleneck before and after tuning."""
 
     hardware: str
     bottleneck: str
@@ -74,23 +76,23 @@ class LimitRow(NamedTuple):
 
 
 class StrategyRow(NamedTuple):
-    """A strategy where one bottleneck limited the step before."""
+    """A strategy in the studies whose step had one bottleneck before tuning."""
 
     strategy: str
     bottleneck: str
     num_studies: int
     num_tried: int
     num_parts: int
-    """Answers that it is part of."""
+    """Number of answers that include the strategy."""
     gain: float
-    """The median of what it gains there by itself; NaN where it is part of none."""
+    """Median contribution of the strategy in those answers; NaN where it is part of none."""
     low: float
     high: float
-    """The 95 % interval of the median; NaN below six answers."""
+    """Upper end of the 95 % interval of the median; NaN below six answers."""
 
 
 def get_hardware_info(studies: Iterable[FleetStudies]) -> list[HardwareRow]:
-    """One row for each kind of hardware, the most used first."""
+    """Return one row for each kind of hardware, the most used first."""
     by_hardware: dict[str, list[FleetStudies]] = {}
     for group in studies:
         by_hardware.setdefault(group.hardware or NOT_RUN, []).append(group)
@@ -124,7 +126,7 @@ def _gains_of_faster(groups: Iterable[FleetStudies]) -> list[float]:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Median with its interval by order statistics, which assumes no distribution; NaN where there are too few values.
+    """Return the median and its interval from order statistics, which assume no distribution; NaN for too few values.
 
     The interval is that of the k-th smallest and k-th largest value, with the largest k for which it holds (Hollander,
     Wolfe and Chicken, "Nonparametric Statistical Methods", section 3.6).
@@ -137,7 +139,7 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 
 def get_limits_info(studies: Iterable[FleetStudies]) -> list[LimitRow]:
-    """One row for each kind of hardware and bottleneck."""
+    """Return one row for each kind of hardware and bottleneck."""
     counts: dict[tuple[str, str], list[int]] = {}
     for group in studies:
         for place, bottleneck in enumerate((group.bottleneck_before, group.bottleneck_after)):
@@ -149,7 +151,7 @@ def get_limits_info(studies: Iterable[FleetStudies]) -> list[LimitRow]:
 
 
 def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
-    """One row for each strategy and bottleneck; the strategies that are part of most answers come first."""
+    """Return one row for each strategy and bottleneck; the strategies that are part of most answers come first."""
     cells: dict[tuple[str, str], list[FleetParts]] = {}
     for part in parts:
         cells.setdefault((part.strategy, part.bottleneck or "unknown"), []).append(part)
@@ -165,7 +167,9 @@ def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
 
 
 def plot_limits(info: Sequence[LimitRow]) -> Figure:
-    """Draw two bars for each kind of hardware on one scale: the limits of its studies before and after, in shares."""
+    """Draw two bars for each kind of hardware on one scale: the shares of its studies by bottleneck, before and
+    after.
+    """
     labels = {row.hardware: _bar_label(row.hardware) for row in info}
     totals: dict[str, tuple[int, int]] = {}
     for row in info:
@@ -209,7 +213,7 @@ def _bar_label(hardware: str) -> str:
 
 
 def plot_strategies(info: Sequence[StrategyRow]) -> Figure:
-    """A table of cells: what a strategy gains (median) where a bottleneck limits the step."""
+    """Draw a heat map: the median gain of each strategy by the bottleneck of the step."""
     strategies = list(dict.fromkeys(row.strategy for row in info if _num_parts(info, row.strategy)))
     seen = {row.bottleneck for row in info}
     bottlenecks = [name for name in theme.BOTTLENECK_COLOURS if name in seen]
@@ -257,7 +261,7 @@ def _cell_hover(cell: StrategyRow | None) -> str:
 
 
 def fleet_context(studies: Sequence[FleetStudies], parts: Sequence[FleetParts]) -> dict[str, Any]:
-    """Context of the template `fleet.html`."""
+    """Return the context of the template `fleet.html`."""
     hardware, limits, strategies = get_hardware_info(studies), get_limits_info(studies), get_strategies_info(parts)
     figures = {}
     if limits:

@@ -8,5 +8,5 @@ import pandas as pd
 
 
 def rows_of(info: pd.DataFrame) -> list[Any]:
-    """Rows of the table by the names of its columns, as its `get_*_info()` describes them."""
+    """Return the rows of a table as named tuples with its columns as fields, as its `get_*_info()` describes them."""
     return list(info.itertuples())

@@ -22,17 +22,17 @@ class GainRow(NamedTuple):
     """Contribution as a ratio of speeds; NaN where the interval does not exclude 1."""
     low: float
     high: float
-    """The 95 % interval of the contribution; NaN where that was not measured."""
+    """Upper end of the 95 % interval of the contribution; NaN where that was not measured."""
     method: str
-    """Method of measurement; empty where it is not known."""
+    """Method by which the contribution was measured; empty where unknown."""
     limit: float
-    """The ratio that its bound allowed; NaN where there is no bound."""
+    """Upper limit from the strategy's bound, as a ratio of speeds; NaN where there is no bound."""
     numerics: str
     reason: str
 
 
 def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
-    """One row an accepted part, as the recommendation lists them; empty without a recommendation."""
+    """Return one row for each accepted part, in the order of the recommendation; empty without a recommendation."""
     recommendation = source.recommendation(study_id)
     if recommendation is None:
         return []
@@ -58,10 +58,10 @@ def _contribution(recommendation: Recommendation, part: Part) -> tuple[float, fl
 
 
 def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
-    """A dot with its interval for each part whose contribution is known, and a tick where its bound was.
+    """Draw a dot with its interval for each part with a known contribution, and a tick at its bound.
 
     Args:
-        quantity: What the gains are ratios of.
+        quantity: Quantity of which the gains are ratios.
     """
     info = [row for row in info if not math.isnan(row.gain)]
     figure = theme.new_figure(height=110 + 46 * len(info))

@@ -12,7 +12,9 @@ from steptune.tuner.records import GuardVerdict
 
 
 def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:
-    """One row a step: `step`, `loss`, `reference`, `difference`; NaN where one of the two has none."""
+    """Return one row per step: `step`, `loss`, `reference`, `difference`; NaN where one of the two losses is
+    missing.
+    """
     count = max(len(guard.losses), len(guard.reference_losses))
 
     def at(values: tuple[float, ...], place: int) -> float:
@@ -24,7 +26,7 @@ def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:
 
 
 def plot_guard(info: pd.DataFrame) -> Figure:
-    """Two curves; where they lie on each other, the candidate trains as the reference does."""
+    """Draw both loss curves; where they coincide, the candidate trains as the reference does."""
     figure = theme.new_figure(height=280)
     for name, column, line, size in (
         ("reference", "reference", {"color": theme.NEUTRAL, "width": 5}, 8),

@@ -1,4 +1,4 @@
-"""Headline of a study: speed-up, and evidence for it. The answer in one number and the facts behind it."""
+"""Headline of a study: the speed-up in one number, and the facts behind it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRIALS_SPENT = "trials spent"
 
 
 class Fact(NamedTuple):
-    """One thing that is known, with what it rests on."""
+    """A fact about the study, with the evidence for it."""
 
     name: str
     value: str
@@ -41,8 +41,8 @@ class Fact(NamedTuple):
 
 
 class HeadlineInfo(NamedTuple):
-    """`tone` is "good", "neutral" or "warning"; `figure` is the one number, or empty; `interval` that of the gain
-    which was confirmed, proven or not, in words.
+    """Headline of a study. `tone` is "good", "neutral" or "warning"; `figure` is the number, or empty; `interval`
+    states in words the interval of the confirmed gain, whether or not the gain is proven.
     """
 
     tone: str
@@ -54,7 +54,7 @@ class HeadlineInfo(NamedTuple):
 
 
 def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
-    """The claim of a study in whatever state it is. It claims nothing that was not confirmed."""
+    """Return the claim of a study, whatever its state. Only confirmed gains are claimed."""
     recommendation = source.recommendation(study_id)
     info = (
         _of_recommendation(source.get_study(study_id), recommendation)
@@ -67,7 +67,7 @@ def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
 
 
 def _objective_fact(study: Study, recommendation: Recommendation | None) -> tuple[Fact, ...]:
-    """The objective and the limit of memory, where it was not the throughput alone."""
+    """State the objective and the memory limit, if the objective is not throughput alone."""
     objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
     if objective == PLAIN and limit is None:
         return ()
@@ -81,7 +81,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """Run that say nothing about their candidate, and why."""
+    """State how many runs were repeated because they say nothing about their candidate, and why."""
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -91,7 +91,7 @@ def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
 
 
 def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """Isolation of the trials from the machine; a resumed study may have used several levels."""
+    """State how the trials were isolated from the machine; a resumed study may have used several levels."""
     counts = Counter(trial.result.isolation for trial in trials if trial.result is not None)
     if not counts:
         return ()
@@ -144,7 +144,9 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
 
 
 def _interval(r: Recommendation) -> str:
-    """`95 % interval 2.37× to 2.47×, in 5 blocks`; of today's settings that of the best finalist beside them."""
+    """Return `95 % interval 2.37× to 2.47×, in 5 blocks`; where today's settings are recommended, the best
+    finalist's.
+    """
     gain = r.gain or r.unproven_gain
     if gain is None or r.verdict in (Verdict.NOT_SEARCHED, Verdict.ENABLES_TRAINING):
         return ""
@@ -162,7 +164,7 @@ def _why_not_searched(r: Recommendation) -> str:
 
 
 def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
-    """Title and sentence."""
+    """Return the title and a sentence that say why a study is inconclusive."""
     gain = r.gain or r.unproven_gain
     if gain is not None and is_wide(gain.interval):
         whose = "the best finalist" if r.candidate.is_baseline else "these settings"
@@ -180,7 +182,7 @@ def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
 
 
 def _way_on(study: Study, r: Recommendation) -> str:
-    """The way to an answer; none of a study that was cancelled for good."""
+    """State how to get to an answer; empty for a study that was cancelled for good."""
     if r.certificate.ended == "interrupted":
         return "" if study.state is StudyState.CANCELLED else f" To go on: `{resume_command(study)}`."
     if r.certificate.ended == TRIALS_SPENT:
@@ -191,7 +193,9 @@ def _way_on(study: Study, r: Recommendation) -> str:
 
 
 def resume_command(study: Study) -> str:
-    """Command that resumes a study: at its service, if its script came from there and is no longer here."""
+    """Return the command that resumes a study: at its service if its script was submitted and is not on this
+    machine.
+    """
     script = study.facts.script if study.facts else None
     if is_command(study.workload) and (script is None or not Path(script.folder).is_dir()):
         return f"steptune continue {study.study_id} --url …"
@@ -199,7 +203,7 @@ def resume_command(study: Study) -> str:
 
 
 def _as_option(seconds: float) -> str:
-    """`90s` or `4m`, rounded up."""
+    """Format a time as an option's value, `90s` or `4m`, rounded up."""
     return f"{math.ceil(seconds / 10) * 10}s" if seconds <= 120 else f"{math.ceil(seconds / 60)}m"
 
 
@@ -339,7 +343,7 @@ def _trial_facts(trials: Sequence[Trial]) -> tuple[Fact, ...]:
 
 
 def _rate_facts(source: TrialSource, study: Study, trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """Rates so far. Those of the best one are not confirmed, and it says so."""
+    """State the rates so far; the best one is marked as not confirmed."""
     unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
     facts = []
     starts = [units_per_s(result) for result in reference_results(trials)]

@@ -1,4 +1,4 @@
-"""The search, trial by trial."""
+"""History of the search, trial by trial."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialRe
 from steptune.tuner.trial_figures import gain_over
 
 NUM_HOVERS = 4096
-"""Texts that a process keeps: of a running study most trials were on the last version of its page as well."""
+"""Maximum number of hover texts that a process caches: most trials of a running study were on its page's last
+version.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Colour and shape of an outcome; the shape serves readers who cannot tell the colours."""
+    """Colour and shape of an outcome; the shape is for readers who cannot tell the colours apart."""
 
     colour: str
     symbol: str
@@ -46,27 +48,28 @@ LOOKS: dict[str, Look] = {
 
 
 class HistoryRow(NamedTuple):
-    """One trial."""
+    """One trial of the history."""
 
     number: int
     trial_id: str
     label: str
-    """Description of what was changed."""
+    """Description of the change that the trial tests."""
     candidate: str
-    """All that differs from today's settings."""
+    """All settings that differ from today's."""
     purpose: str
     outcome: str
-    """A key of `LOOKS`."""
+    """Outcome of the trial: a key of `LOOKS`."""
     gain: float
-    """Speed of this run over today's settings: paired with a run of them that took turns with it where there is one,
-    else over their mean; NaN where it was not measured. It is no figure of the configuration."""
+    """Speed of this run over today's settings: over the run of today's settings that took turns with it, if there is
+    one, else over their mean; NaN where it was not measured. The speed of the configuration may differ.
+    """
     units_per_s: float
     note: str
-    """Description of what went wrong."""
+    """Description of what went wrong; empty where nothing did."""
 
 
 def get_history_info(source: TrialSource, study_id: str) -> list[HistoryRow]:
-    """One row a trial, in the order in which they began."""
+    """Return one row per trial, in the order in which they began."""
     trials = source.trials(study_id)
     references = _references(trials)
     level = statistics.fmean(log_rate(r).mean for r in references) if references else math.nan
@@ -92,13 +95,13 @@ def _changed(trial: Trial, decision: Decision | None) -> str:
 
 
 def _references(trials: Sequence[Trial]) -> list[TrialResult]:
-    """Measured starts of the reference, those that confirmations ran in turns with included."""
+    """Return the measured runs of the reference, including those of the confirmations."""
     starts = reference_results(trials)
     return [r for r in results(trials) if r.ok and starts and r.candidate == starts[0].candidate]
 
 
 def outcome_of(trial: Trial, decision: Decision | None) -> str:
-    """Outcome of a trial: its failure, else the verdict of the decision that it served."""
+    """Return the outcome of a trial: its failure, else the verdict of the decision that it served."""
     if trial.state is TrialState.RUNNING:
         return "running"
     if trial.result is None or trial.result.failure is not None:
@@ -116,7 +119,7 @@ def outcome_of(trial: Trial, decision: Decision | None) -> str:
 
 
 def note_on(trial: Trial) -> str:
-    """Remark that a person should read beside the figures; often empty."""
+    """Return a remark that should be read with the trial's figures; often empty."""
     result = trial.result
     if trial.state is TrialState.LOST:
         return "lost: its process died with the search"
@@ -131,7 +134,7 @@ def note_on(trial: Trial) -> str:
 
 
 def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:
-    """Speed over today's settings by trial; what was not measured stands on the axis."""
+    """Draw the speed over today's settings by trial; trials without a speed are marked on the axis."""
     figure = theme.new_figure(height=340)
     gains = [row.gain for row in info if not math.isnan(row.gain)]
     floor, ceiling = min(1.0, *gains, 1.0), max(1.0, *gains, 1.0)

@@ -30,18 +30,18 @@ METHOD = (
 
 
 class Edge(NamedTuple):
-    """One choice against another: the logarithm of the ratio of speeds, and its variance."""
+    """Comparison of two choices: the logarithm of the ratio of their speeds, and its variance."""
 
     value: float
     variance: float
 
 
 Known = dict[tuple[str, str], Edge]
-"""Edges by two choices: the first over the second."""
+"""Edges by pairs of choices; each ratio is the first choice over the second."""
 
 
 class ImportanceRow(NamedTuple):
-    """A strategy of which a choice was measured."""
+    """A strategy with at least one measured choice."""
 
     strategy: str
     best: str
@@ -50,15 +50,15 @@ class ImportanceRow(NamedTuple):
     """Speed of the best choice over the worst."""
     low: float
     high: float
-    """The 95 % interval of the ratio."""
+    """Upper end of the 95 % interval of the ratio."""
     num_trials: int
-    """Number of trials with a choice of it."""
+    """Number of trials that set a choice of the strategy."""
     paired: bool
-    """Configurations that differ in nothing else were run."""
+    """True where two configurations that differ in this strategy alone were run."""
 
 
 def get_importance_info(source: TrialSource, study_id: str, effects: Effects) -> list[ImportanceRow]:
-    """One row a strategy of which a choice was measured, the most important first."""
+    """Return one row for each strategy with a measured choice, the most important first."""
     measured: dict[str, Candidate] = {}
     counts: dict[str, int] = {}
     for trial in source.trials(study_id):
@@ -72,7 +72,7 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
 
 
 def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow | None:
-    """Build a row; None where its choices were compared with nothing that ran."""
+    """Build a row; None where the strategy's choices were not compared with any other choice."""
     known = _chained(_pairs(name, measured, effects))
     paired = bool(known)
     if not paired and BASELINE.key not in effects.measured:
@@ -89,7 +89,9 @@ def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Eff
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
-    """Every pair of a strategy's choices between configurations that are otherwise the same, as it is known best."""
+    """Return each pair of a strategy's choices, from the pair of otherwise equal configurations with the smallest
+    variance.
+    """
     same: dict[str, list[Candidate]] = {}
     for candidate in measured:
         same.setdefault(candidate.with_choice(name, {}).key, []).append(candidate)
@@ -106,7 +108,7 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
 
 
 def _chained(known: Known) -> Known:
-    """Add pairs that only a chain of comparisons connects (Floyd, Warshall); the variances of a chain add up."""
+    """Add pairs that only a chain of comparisons connects (Floyd-Warshall); variances along a chain add up."""
     labels = list(dict.fromkeys(label for pair in known for label in pair))
     found = dict(known)
     for middle, one, other in itertools.product(labels, repeat=3):
@@ -133,7 +135,7 @@ def _label(candidate: Candidate, name: str) -> str:
 
 
 def plot_importance(info: Sequence[ImportanceRow]) -> Figure:
-    """A bar a strategy with its interval."""
+    """Draw one bar per strategy, with its interval."""
     figure = theme.new_figure(height=92 + 34 * max(1, len(info)), showlegend=False, bargap=0.35)
     figure.add_bar(
         orientation="h",

@@ -22,26 +22,26 @@ from steptune.tuner.profiling.tiles import LaneTables, shown_lanes
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
 EMBEDDED_CELLS = 300_000
-"""Maximum cells in a page that is one file: about two megabytes."""
+"""Maximum number of timeline cells embedded in a self-contained page: about two megabytes."""
 
 
 class TimelineInfo(NamedTuple):
-    """The timeline as data."""
+    """Data of the timeline on a page."""
 
     step_edges_ns: tuple[int, ...]
-    """Start of each step of the rank that is shown in full, and the end of its last one."""
+    """Start of each step of the rank shown, and the end of its last step, in nanoseconds."""
     path: str
-    """Below which tiles can be asked for; empty in a page that holds all lanes."""
+    """Path below which tiles are requested; empty in a page that holds all lanes."""
     packed: str
-    """One tile with all lanes: base64 of gzip of JSON. Empty where tiles can be asked for."""
+    """One tile with all lanes, as base64 of gzipped JSON; empty where tiles are requested."""
     merged: bool
-    """True where cells of it merge several events."""
+    """True where some cells merge several events."""
     num_left_out: int
-    """Rows that there is no room for."""
+    """Number of lanes left out for lack of room."""
 
     @property
     def settings(self) -> Markup:
-        """Settings that `static/lanes.js` reads beside the lanes, safe inside an element."""
+        """Return the settings that `static/lanes.js` reads beside the lanes, safe inside an HTML element."""
         kinds = {
             info.category.value: {
                 "title": theme.kind_title(info.category.value),
@@ -54,7 +54,7 @@ class TimelineInfo(NamedTuple):
 
 
 class LongGap(NamedTuple):
-    """One of the longest gaps, for lists and keys that lead to it."""
+    """One of the longest gaps, for the list of gaps and for the keys that jump to them."""
 
     rank: int
     device: str
@@ -71,7 +71,7 @@ class LongGap(NamedTuple):
 
 
 def get_timeline_info(analysis: TraceAnalysis, max_cells: int = EMBEDDED_CELLS) -> TimelineInfo | None:
-    """The timeline for a page that holds all lanes; None without any."""
+    """Return the timeline for a page that holds all lanes; None where there are no lanes."""
     lanes, left_out = shown_lanes(analysis)
     return with_lanes(main_rank(analysis), lanes, max_cells, left_out) if lanes else None
 
@@ -79,7 +79,7 @@ def get_timeline_info(analysis: TraceAnalysis, max_cells: int = EMBEDDED_CELLS) 
 def with_lanes(
     rank: RankAnalysis, lanes: Sequence[Lane], max_cells: int = EMBEDDED_CELLS, num_left_out: int = 0
 ) -> TimelineInfo:
-    """The timeline of these lanes for a page that holds them."""
+    """Return the timeline of these lanes, for a page that holds them."""
     tables = LaneTables(lanes)
     whole = tables.whole(max_cells)
     packed = base64.b64encode(gzip.compress(msgspec.json.encode(whole), 6, mtime=0)).decode()
@@ -87,12 +87,12 @@ def with_lanes(
 
 
 def with_tiles(rank: RankAnalysis, path: str) -> TimelineInfo:
-    """The timeline of a page of the service."""
+    """Return the timeline for a page of the service, which requests tiles."""
     return TimelineInfo(step_edges_ns(rank), path, "", merged=False, num_left_out=0)
 
 
 def get_long_gaps_info(rank: RankAnalysis, top: int = 12) -> list[LongGap]:
-    """The longest gaps of all devices of a rank, the longest first."""
+    """Return the longest gaps of all devices of a rank, the longest first."""
     found = [
         LongGap(
             rank=rank.rank,
@@ -115,7 +115,7 @@ def get_long_gaps_info(rank: RankAnalysis, top: int = 12) -> list[LongGap]:
 
 
 def step_edges_ns(rank: RankAnalysis) -> tuple[int, ...]:
-    """Start of each step, and the end of the last one; equal for all devices."""
+    """Return the start of each step and the end of the last one, in nanoseconds; the same for all devices."""
     steps = rank.breakdowns[0].steps
     lengths = [sum(step.values()) for step in steps] or [rank.breakdowns[0].step_time_ns]
     return tuple(itertools.accumulate(lengths, initial=0))

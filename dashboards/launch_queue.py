@@ -13,7 +13,9 @@ MAX_STREAMS = len(LINES)
 
 
 def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
-    """One row a change: `stream` (with its device where there are several), `ms`, `depth` from then on."""
+    """Return one row for each change of depth: `stream` (with its device where there are several), `ms`, and the new
+    `depth`.
+    """
     several = len(rank.queues) > 1
     rows = [
         (f"{device} stream {queue.stream}" if several else f"stream {queue.stream}", time_ns / 1e6, depth)
@@ -25,7 +27,7 @@ def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
 
 
 def plot_queue(info: pd.DataFrame) -> Figure:
-    """Depth over time, a line a stream: those with the most launches."""
+    """Draw the depth over time, one line for each of the streams with the most launches."""
     streams = list(dict.fromkeys(info["stream"]))[:MAX_STREAMS]
     figure = theme.new_figure(height=250, showlegend=len(streams) > 1)
     for stream, colour in zip(streams, LINES, strict=False):

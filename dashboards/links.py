@@ -1,4 +1,4 @@
-"""The links between the ranks of a study: what was measured by size of message, and the line that was fitted to it."""
+"""The links between the ranks of a study: measurements by message size, and the line fitted to them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from steptune.tuner.records import CollectiveTiming, Link, Topology
 
 COLUMNS = ("link", "collective", "message_bytes", "duration_ns", "bus_bytes_per_s", "fitted_bus_bytes_per_s")
 LINE = ALL_REDUCE
-"""The collective whose fit is drawn: the others' lines lie beside it."""
+"""The collective whose fit is drawn; the lines of the others nearly coincide with it."""
 _SYMBOLS = {"all_reduce": "circle", "all_gather": "square", "reduce_scatter": "diamond"}
 _COLOURS = (theme.GOOD, theme.BAD, theme.NEUTRAL)
 
 
 class LinkRow(NamedTuple):
-    """One link. Its bandwidth is one way: of a rank inside a host, of a whole host between hosts."""
+    """One link. Its bandwidth is one-way: per rank inside a host, per host between hosts."""
 
     name: str
     kind: str
@@ -33,12 +33,12 @@ class LinkRow(NamedTuple):
 
 
 class LinksInfo(NamedTuple):
-    """A topology for people.
+    """A topology as a page shows it.
 
     Attributes:
         points: One row for each message that was timed; see `COLUMNS`.
-        order: Where ranks are dealt out to hosts in turn: that they are; else empty.
-        order_effect: What that costs.
+        order: Warning where consecutive ranks are on different hosts; else empty.
+        order_effect: Cost of that order.
     """
 
     rows: list[LinkRow]
@@ -49,7 +49,7 @@ class LinksInfo(NamedTuple):
 
 
 def get_links_info(topology: Topology) -> LinksInfo:
-    """The links that differ, each once; bus bandwidth is what all groups that shared a link had of it together."""
+    """Return the distinct links; the bus bandwidth is the sum over all groups that shared a link."""
     links = _links(topology)
     rows = [
         LinkRow(
@@ -91,7 +91,9 @@ def _point(name: str, link: Link, timing: CollectiveTiming) -> tuple[str, str, i
 
 
 def plot_links(info: LinksInfo) -> Figure:
-    """Bus bandwidth by size, both logarithmic: what was measured as points, the fit of the all-reduce as a line."""
+    """Plot bus bandwidth over message size, both logarithmic: measurements as points, the fit of the all-reduce as a
+    line.
+    """
     figure = theme.new_figure(height=320)
     for colour, name in zip(_COLOURS, dict.fromkeys(info.points["link"]), strict=False):
         points = info.points[info.points["link"] == name]

@@ -1,4 +1,4 @@
-"""Speed one step beside each choice of the recommendation."""
+"""Speed of the configurations that differ from the recommended one in a single choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NeighbourRow(NamedTuple):
     """The other's speed over the leading one's; NaN where it was not measured."""
     low: float
     high: float
-    """The 95 % interval of the ratio."""
+    """Upper end of the 95 % interval of the ratio."""
     outcome: str
     num_starts: int
 
@@ -36,8 +36,8 @@ class NeighbourRow(NamedTuple):
 def get_neighbours_info(
     source: TrialSource, study_id: str, effects: Effects, candidates: Sequence[CandidateRow]
 ) -> list[NeighbourRow]:
-    """One row for each configuration that was run and differs from the leading one in a single strategy; empty before
-    anything leads.
+    """Return one row for each configuration that was run and differs from the leading one in a single strategy; empty
+    while no configuration leads.
     """
     leading = leading_candidate(source, study_id)
     if leading is None:
@@ -75,7 +75,7 @@ def _label(candidate: Candidate, strategy: str) -> str:
 
 
 def plot_neighbours(info: Sequence[NeighbourRow]) -> Figure:
-    """A dot with its interval a neighbour; the line is the leading configuration."""
+    """Draw a dot with its interval for each neighbour; the line is the leading configuration."""
     known = [row for row in info if not math.isnan(row.ratio)]
     figure = theme.new_figure(height=96 + 34 * max(1, len(known)), showlegend=False)
     names = [theme.plain(f"{units.words(row.strategy)}: {row.there}") for row in known]

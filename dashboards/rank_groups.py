@@ -1,4 +1,4 @@
-"""Many ranks as a few rows: those that spend their steps alike are one group.
+"""Many ranks in a few rows: ranks that spend their steps alike form a group.
 
 A run of a thousand ranks has a handful of kinds of ranks: most, those that come late, those of another pipeline stage.
 """
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_ROWS = 16
-"""Number of ranks up to which each is shown."""
+"""Maximum number of ranks that are shown one by one."""
 ALIKE = 0.05
-"""Ranks whose shares of the step, and whose waits as a share of it, differ by no more are one group."""
+"""Maximum difference, in shares of the step and in waits as a share of it, between ranks of one group."""
 _SHARES = ["compute", "communication", "input", "gaps"]
 
 
 def grouped_ranks(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `trace_info.get_ranks_info`, or of their groups where they are many: medians, stragglers by themselves.
+    """Return the rows of `trace_info.get_ranks_info`; where there are many, group medians, with stragglers as single
+    rows.
 
     The rank of a group is its members, as "0–4, 8–63 (61)".
     """
@@ -44,7 +45,7 @@ def grouped_ranks(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `trace_info.get_variation_info`, or one of all devices where they are many."""
+    """Return the rows of `trace_info.get_variation_info`; where there are many, one row for all devices."""
     if len(variation) <= MOST_ROWS:
         return variation
     row = {
@@ -59,12 +60,12 @@ def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
 
 
 def named_devices(names: Sequence[str]) -> str:
-    """Names of devices, or the first and the last, and their number, where they are many."""
+    """Return the names of the devices; where there are many, the first, the last, and their number."""
     return ", ".join(names) if len(names) <= MOST_ROWS else f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """Run of ranks, and how many they are: "0–4, 8–63 (61)"."""
+    """Return runs of consecutive ranks and their number: "0–4, 8–63 (61)"."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     runs = [str(low) if low == high else f"{low}–{high}" for low, high in zip(starts, ends, strict=True)]

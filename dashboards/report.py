@@ -1,5 +1,5 @@
-"""One study as one HTML file: its page, as the service shows it, with the pages of the trials that matter. It loads
-nothing, so it can be mailed, archived and read offline.
+"""One study as one self-contained HTML file: its page, as the service shows it, with the pages of the most relevant
+trials. It loads nothing, so it can be mailed, archived and read offline.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from steptune.dashboards.trial_page import SCRIPTS, TrialPageSource, trial_conte
 from steptune.tuner.records import Trial
 
 MAX_TRIALS = 6
-"""Pages of trials in a report: each may be as large as the rest of it."""
+"""Maximum number of trial pages in a report: each may be as large as the rest of it."""
 
 
 def render_report(source: TrialSource, study_id: str, pages: TrialPageSource | None = None) -> str:
-    """The page of a study, whatever its state, as one self-contained HTML file.
+    """Render a study's page, whatever the state of the study, as one self-contained HTML file.
 
     Args:
-        pages: Where the pages of trials read from; without it there are none.
+        pages: Source of the trial pages; without it there are none.
 
     Raises:
         StudyNotFoundError: There is no such study.
@@ -40,8 +40,8 @@ def render_report(source: TrialSource, study_id: str, pages: TrialPageSource | N
 
 
 def trials_shown(source: TrialSource, study_id: str) -> list[Trial]:
-    """Profiled trials that the page speaks of, in order: one of today's settings, one of each configuration that was
-    accepted on the way, and one of what leads. Of many, the last are shown.
+    """Return the profiled trials that have a page, in order: one of today's settings, one of each configuration
+    accepted on the way, and one of the leading configuration. Where there are too many, the last ones are shown.
     """
     trials = [t for t in source.trials(study_id) if t.result is not None and t.result.ok and t.result.breakdowns]
     reference = [r.candidate for r in reference_results(source.trials(study_id))][:1]

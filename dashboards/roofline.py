@@ -1,4 +1,4 @@
-"""The roofline of a profile, in words and rows."""
+"""The roofline of a profile, as texts and rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("operators", "kernels", "modules")
 
 
 class RooflineLine(NamedTuple):
-    """One operator, kernel or module, per step."""
+    """Roofline of one operator, kernel or module, per step."""
 
     name: str
     shapes: str
@@ -22,22 +22,22 @@ class RooflineLine(NamedTuple):
     time_ns: float
     floor_ns: float
     reached: float
-    """Floor over time."""
+    """Floor as a share of the time taken."""
     limit: str
     calls: float
     saved: float | None
-    """Share of the step that is saved at the floor, where it was simulated."""
+    """Share of the step saved if the call ran at its floor; None where it was not simulated."""
 
 
 class RooflineInfo(NamedTuple):
-    """The section on a page: `note` says what the figures are, or why there are none."""
+    """The roofline section of a page: `note` says what the figures are, or why there are none."""
 
     note: str
     tables: tuple[tuple[str, tuple[RooflineLine, ...]], ...]
 
 
 def get_utilisation(found: Sequence[Roofline | None]) -> str:
-    """State the model FLOPs utilisation, the mean over the ranks; empty where one of them does not know its own."""
+    """State the model FLOPs utilisation, the mean over the ranks; empty where it is unknown for a rank."""
     known = [(one.mfu, one.step_flops) for one in found if one is not None and one.mfu is not None and one.step_flops]
     if not known or len(known) < len(found):
         return ""
@@ -48,7 +48,9 @@ def get_utilisation(found: Sequence[Roofline | None]) -> str:
 
 
 def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown], top: int) -> RooflineInfo | None:
-    """Rows by time above the floor; None on a CPU, which has no known peak, and in older records."""
+    """Return the rows, the most time above the floor first; None on a CPU, whose peak is unknown, and for older
+    records.
+    """
     if roofline is None or all(breakdown.device == "cpu" for breakdown in breakdowns):
         return None
     num_steps = breakdowns[0].num_steps

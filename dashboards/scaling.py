@@ -1,4 +1,6 @@
-"""Prediction of a study's training on more hosts: curves of the families of ways to communicate, and all ways."""
+"""Prediction of a study's training on more hosts: curves by family of communication methods, and a table of all
+methods.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ CHECK_COLUMNS = ("sequence", "label", "num_ranks", "num_hosts", "measured_ns", "
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Colour and shape of a family; the shape serves readers who cannot tell the colours."""
+    """Colour and shape of a family; the shape is for readers who cannot tell the colours apart."""
 
     colour: str
     symbol: str
@@ -34,11 +36,11 @@ LOOKS = {
     "compressed": Look(colour=theme.BAD, symbol="diamond", dash="dot"),
     "sharded": Look(colour=theme.CATEGORY_COLOURS["recompute"], symbol="triangle-up", dash="dashdot"),
 }
-"""Looks by family."""
+"""Colours and shapes by family."""
 
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
-    """One row a family and number of hosts, of the fastest of the family there."""
+    """Return one row for each family and number of hosts: the fastest method of the family there."""
     rows = [
         (
             forecast.family,
@@ -55,7 +57,7 @@ def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
 
 
 def get_ways_info(found: Extrapolation) -> pd.DataFrame:
-    """One row a way to communicate on all hosts, the fastest first."""
+    """Return one row for each communication method on all hosts, the fastest first."""
     rows = [
         (
             forecast.label,
@@ -72,20 +74,20 @@ def get_ways_info(found: Extrapolation) -> pd.DataFrame:
 
 
 def get_checks_info(found: Extrapolation) -> pd.DataFrame:
-    """One row a configuration that was measured; `error` is a share of that."""
+    """Return one row for each measured configuration; `error` is relative to the measured step time."""
     rows = [tuple(getattr(check, name) for name in CHECK_COLUMNS) for check in found.checks]
     return pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
 
 
 def plot_step_times(info: pd.DataFrame) -> Figure:
-    """Milliseconds of a step by number of hosts."""
+    """Plot milliseconds per step over the number of hosts."""
     figure = _curves(info, "step_ms", lambda row: f"{units.milliseconds(row.step_ms)} a step")
     figure.update_yaxes(title={"text": "ms per step"}, rangemode="tozero")
     return figure
 
 
 def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
-    """Samples or tokens per second by number of hosts, beside what as many times the first would be."""
+    """Plot samples or tokens per second over the number of hosts, beside linear scaling from the first number."""
     figure = _curves(info, "units_per_s", lambda row: units.rate(row.units_per_s, unit))
     fewest = info[info["num_hosts"] == info["num_hosts"].min()]
     per_host = fewest["units_per_s"].max() / fewest["num_hosts"].min()
@@ -103,7 +105,7 @@ def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
 
 
 def plot_efficiency(info: pd.DataFrame) -> Figure:
-    """Share of the step that a rank would take without communication, by number of hosts."""
+    """Plot, over the number of hosts, the share of the step that one rank would take without communication."""
     figure = _curves(info, "efficiency", lambda row: units.percent(row.efficiency))
     figure.update_yaxes(title={"text": "efficiency"}, tickformat=".0%", rangemode="tozero")
     return figure
@@ -137,7 +139,7 @@ def _curves(info: pd.DataFrame, column: str, told: Any) -> Figure:
 
 
 def scaling_context(found: Extrapolation, unit: SampleUnit) -> dict[str, Any]:
-    """Context of the template `scaling.html` for a prediction."""
+    """Return the context of the template `scaling.html` for a prediction."""
     info = get_scaling_info(found)
     figures = {}
     if info["num_hosts"].nunique() > 1:

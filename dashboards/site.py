@@ -1,4 +1,4 @@
-"""Site of a page: the service, below its base path, or one self-contained file."""
+"""Site of a page: the service below its base path, or one self-contained file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
-"""The name under which plotly.js is served; a new version has a new name, so that browsers may keep it for good."""
+"""File name under which plotly.js is served; each version has its own, so that browsers may cache it forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Surroundings of a page, as templates ask for them.
+    """Site of a page, as templates see it.
 
     Attributes:
-        base_path: Below which a proxy serves the service; empty without one.
+        base_path: Path below which a proxy serves the service; empty without one.
         standalone: The page is one file: styles, scripts and downloads are in it, and nothing links to the service.
-        user: Who is logged in; empty where nobody needs to.
-        csrf_token: What scripts of the page send with a change; empty where none is asked for.
-        may_submit: Studies may be submitted, paused, cancelled.
-        trials: In a file, the trials whose pages are in it.
-        reader_opening: Stands where `reader` would, in a page that several readers get.
+        user: Name of the user who is logged in; empty where no login is needed.
+        csrf_token: Token that the page's scripts send with a change; empty where none is required.
+        may_submit: Whether the user may submit, pause and cancel studies.
+        trials: Trials whose pages are in the file, where the page is a file.
+        reader_opening: Placeholder for `reader` in a page that is rendered once for several readers.
     """
 
     base_path: str = ""
@@ -40,18 +40,20 @@ class Site:
 
     @property
     def reader(self) -> Markup:
-        """Reader of a page, for its head: the only place where a page of the service names its reader."""
+        """Return the HTML about the reader, for the page's head: the only part of a page of the service that names the
+        reader.
+        """
         if self.reader_opening is not None or not self.user:
             return self.reader_opening or Markup()
         csrf = Markup(' data-csrf="{}"').format(self.csrf_token) if self.csrf_token else ""
         return Markup('<a class="user" href="{}"{}>{}</a>').format(self.url("/login"), csrf, self.user)
 
     def url(self, path: str) -> str:
-        """URL of a page or resource of the service, from its path."""
+        """Return the URL of a page or resource of the service, from its path."""
         return f"{self.base_path}{path}"
 
     def asset(self, name: str) -> str:
-        """Address of a file of `dashboards/static`; its content's hash is part of it."""
+        """Return the URL of a file of `dashboards/static`, which includes a hash of its content."""
         return self.url(f"/static/{asset_file(name)}")
 
     @property
@@ -59,11 +61,11 @@ class Site:
         return self.url(f"/static/{PLOTLY}")
 
     def study_url(self, study_id: str) -> str:
-        """Empty in a file, which holds one study."""
+        """Return the URL of a study's page; empty in a file, which holds one study."""
         return "" if self.standalone else self.url(f"/studies/{study_id}")
 
     def trial_url(self, trial_id: str) -> str:
-        """URL of a trial's page; empty where it has none here."""
+        """Return the URL of a trial's page; empty where the trial has none here."""
         if self.standalone:
             return f"#trial-{trial_id}" if trial_id in self.trials else ""
         return self.url(f"/trials/{trial_id}")
@@ -74,7 +76,7 @@ STANDALONE = Site(standalone=True)
 
 @functools.cache
 def asset_text(name: str) -> str:
-    """The content of a file of `dashboards/static`."""
+    """Return the content of a file of `dashboards/static`."""
     return resources.files("steptune.dashboards").joinpath("static", name).read_text(encoding="utf-8")
 
 
@@ -86,17 +88,17 @@ def asset_names() -> tuple[str, ...]:
 
 @functools.cache
 def asset_file(name: str) -> str:
-    """`page.css` as `page-0123456789ab.css`."""
+    """Return the file name with the hash of its content: `page.css` as `page-0123456789ab.css`."""
     stem, _, suffix = name.rpartition(".")
     return f"{stem}-{hashlib.sha256(asset_text(name).encode()).hexdigest()[:12]}.{suffix}"
 
 
 @functools.cache
 def packed_plotly() -> bytes:
-    """plotly.js of the installed package, compressed with gzip: the same bytes in every process."""
+    """Return plotly.js of the installed package, compressed with gzip: the same bytes in every process."""
     return gzip.compress(get_plotlyjs().encode(), 9, mtime=0)
 
 
 def data_url(content: bytes, media_type: str = "application/octet-stream") -> str:
-    """A download that is inside the page."""
+    """Return the content as a data URL, for a download inside the page."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"

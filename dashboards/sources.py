@@ -1,4 +1,4 @@
-"""Sources of pages. A `steptune.tuner.protocols.StudyStore` is one; so is anything else with these methods."""
+"""Sources of the data on pages: `steptune.tuner.protocols.StudyStore`, or any object with these methods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TrialSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One study as it was at one moment, so that the parts of a page fit together."""
+    """One study as it was at one moment, so that all parts of a page agree."""
 
     study: Study
     all_trials: Sequence[Trial]
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def snapshot(source: TrialSource, study_id: str) -> Snapshot:
-    """Read a study once.
+    """Read a study once, for all parts of a page.
 
     Raises:
         StudyNotFoundError: There is no such study.

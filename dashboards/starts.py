@@ -1,4 +1,4 @@
-"""Trials of a study by the configuration that they measured."""
+"""Trials of a study, grouped by the configuration that they measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult
 
 TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
 NEAREST = "nearest that fits"
-"""The reference where today's settings ran out of memory."""
+"""Name of the reference where today's settings ran out of memory."""
 
 
 def results(trials: Sequence[Trial]) -> list[TrialResult]:
@@ -17,18 +17,18 @@ def results(trials: Sequence[Trial]) -> list[TrialResult]:
 
 
 def reference_results(trials: Sequence[Trial]) -> list[TrialResult]:
-    """Measured starts of the configuration that gains are measured against."""
+    """Return the measured runs of the reference."""
     return [r for r in results(trials) if r.purpose is Purpose.BASELINE and r.ok]
 
 
 def reference_name(source: TrialSource, study_id: str) -> str:
-    """The configuration that speeds are relative to, in words."""
+    """Name the reference: the configuration to which speeds are relative."""
     starts = reference_results(source.trials(study_id))
     return TODAY if not starts or starts[0].candidate.is_baseline else NEAREST
 
 
 def leading_candidate(source: TrialSource, study_id: str) -> tuple[str, Candidate] | None:
-    """Candidate that stands beside today's settings: the recommended one, else the last accepted one."""
+    """Return the configuration compared with today's settings: the recommended one, else the last accepted one."""
     recommendation = source.recommendation(study_id)
     if recommendation is not None:
         return (RECOMMENDED, recommendation.candidate) if not recommendation.candidate.is_baseline else None

@@ -1,4 +1,4 @@
-"""Table of what was tried, what was not, and why."""
+"""Tables of the strategies that were tried and not tried, with the reasons."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Decision, choice_label
 
 NOT_USABLE = ("failed", "guard_rejected", "no_effect")
-"""Verdicts on configurations whose speed says nothing."""
+"""Verdicts on configurations whose speed is meaningless."""
 
 
 class TriedRow(NamedTuple):
-    """A decision about something that was run; what is not known is NaN."""
+    """A decision that rests on a run; unknown values are NaN."""
 
     number: int
     stage: str
     changed: str
     verdict: str
     limit: float
-    """The ratio of speeds that the predicted bound allowed."""
+    """Upper limit from the predicted bound, as a ratio of speeds."""
     gain: float
-    """Speed of its configuration over today's settings, as everything states it."""
+    """Speed of the decision's configuration over today's settings, as in every other table."""
     low: float
     high: float
-    """The 95 % interval of the gain."""
+    """Upper end of the 95 % interval of the gain."""
     method: str
     """Method by which the gain was measured."""
     trial_ids: tuple[str, ...]
@@ -35,7 +35,7 @@ class TriedRow(NamedTuple):
 
 
 class NotTriedRow(NamedTuple):
-    """A strategy, the choices of it that were left out, and why."""
+    """A strategy, its choices that were left out, and the reason."""
 
     strategy: str
     choices: tuple[str, ...]
@@ -43,7 +43,7 @@ class NotTriedRow(NamedTuple):
 
 
 def get_tried_info(source: TrialSource, study_id: str, effects: Effects) -> list[TriedRow]:
-    """One row for each decision about something that was run, in order."""
+    """Return one row for each decision that rests on a run, in order."""
     return [
         TriedRow(
             decision.sequence,
@@ -61,7 +61,7 @@ def get_tried_info(source: TrialSource, study_id: str, effects: Effects) -> list
 
 
 def get_not_tried_info(source: TrialSource, study_id: str) -> list[NotTriedRow]:
-    """One row for each strategy and reason, with the choices that were left out for it."""
+    """Return one row for each strategy and reason, with the choices that were left out for it."""
     recommendation = source.recommendation(study_id)
     decisions = list(source.decisions(study_id))
     if recommendation is not None:
@@ -84,7 +84,9 @@ def _changed(decision: Decision) -> str:
 
 
 def _speed(decision: Decision, effects: Effects) -> Ratio:
-    """Speed of the configuration that was decided on; NaN of today's settings, and of what is not the same training."""
+    """Return the speed of a decision's configuration; NaN for today's settings, and where it is not the same
+    training.
+    """
     candidate = decision.candidate
     if candidate is None or candidate == effects.reference or decision.verdict in NOT_USABLE:
         return UNKNOWN_RATIO

@@ -1,4 +1,4 @@
-"""The list of studies: one row each, with what it found."""
+"""The list of studies: one row for each, with its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steptune.dashboards import units
 
 
 class ListedStudy(NamedTuple):
-    """A study as a list shows it; None where something is not known (yet).
+    """A study as a row of the list; None for values that are not known (yet).
 
     `device_hours` are those of the workers that held it; `tuning_s` is the time of its search.
     """
@@ -28,11 +28,11 @@ class ListedStudy(NamedTuple):
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted: bool = False
-    """True for a study of the service: others are read-only there."""
+    """True for a study that was submitted to the service, which shows all others read-only."""
 
     @property
     def answer(self) -> str:
-        """`2.42×`, `no significant gain`, or nothing."""
+        """Return the answer in short: `2.42×`, `no significant gain`, or an empty text."""
         if self.verdict is None:
             return ""
         if self.verdict == "faster" and self.gain is not None:

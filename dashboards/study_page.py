@@ -1,4 +1,4 @@
-"""Data of a study's page, in the service and in the report alike."""
+"""Data of a study's page, for the service and for the report."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
 SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
-"""Longer tables scroll by themselves."""
+"""Number of rows above which a table scrolls by itself."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
-"""Facts that a service knows beside the study: whether it is in the queue, and the last of its events."""
+"""Defaults for what only a service knows about a study: whether it is queued, and the number of its last event."""
 
 
 class BreakdownRow(NamedTuple):
-    """One category: its colour and its milliseconds by configuration."""
+    """One category: its colour, and its milliseconds in each configuration."""
 
     title: str
     group: str
@@ -75,12 +75,12 @@ class BreakdownRow(NamedTuple):
 
 
 class TopRow(NamedTuple):
-    """One of the best configurations: what it gains, what it takes and what it risks."""
+    """One of the best configurations: its gain, its memory and its risk."""
 
     name: str
     label: str
     gain: float
-    """NaN where nothing is claimed of it."""
+    """Speed over today's settings; NaN where no gain is claimed."""
     interval: Interval | None
     method: str
     peak_memory_bytes: int
@@ -89,7 +89,7 @@ class TopRow(NamedTuple):
 
 
 class Download(NamedTuple):
-    """One file; `problem` says why it cannot be had, and what to do instead."""
+    """One file to download; `problem` says why it is not available, and what to do instead."""
 
     summary: str
     file_name: str
@@ -178,7 +178,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
 
 
 def short_name(workload: str) -> str:
-    """`photo_resnet.py:PhotoResNet` of a reference with folders."""
+    """Return the reference without folders: `photo_resnet.py:PhotoResNet`."""
     if is_command(workload):
         return workload.removeprefix(COMMAND)
     target, question, query = workload.partition("?")
@@ -192,7 +192,7 @@ def _unit(study: Study, recommendation: Recommendation | None) -> SampleUnit:
 
 
 def top_rows(r: Recommendation) -> list[TopRow]:
-    """The recommendation and the next best, as far as they were measured."""
+    """Return the recommendation and the next best configurations, as far as they were measured."""
     mildest = max((part.numerics for part in r.parts), key=lambda numerics: numerics.rank, default=Numerics.EXACT)
     today = r.candidate.is_baseline
     first = TopRow(
@@ -219,7 +219,7 @@ def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | N
 
 
 def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
-    """The first row with each of the configurations that were accepted."""
+    """Return the first row of each accepted configuration."""
     first: dict[str, ConvergenceRow] = {}
     for row in convergence:
         if not math.isnan(row.best):
@@ -228,7 +228,7 @@ def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
 
 
 def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
-    """The bars of the figure as a table, which is its legend as well."""
+    """Return the bars of the figure as a table, which is also its legend."""
     return [
         BreakdownRow(
             title=theme.category_title(category),
@@ -242,7 +242,7 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
-    """Steps of the recommended plan, none where a script has its place; or why they are not known here."""
+    """Return the steps of the recommended plan, empty for a script; or a text that says why they are not known here."""
     if recommendation is None or recommendation.in_script is not None:
         return ()
     try:
@@ -252,7 +252,7 @@ def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | st
 
 
 def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, tuple[Finding, ...]]:
-    """The findings of the latest profile of each configuration."""
+    """Return the findings of the latest profile of each configuration."""
     trials = source.trials(study_id)
     starts = {TODAY: reference_results(trials)}
     leading = leading_candidate(source, study_id)
@@ -263,12 +263,12 @@ def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, t
 
 
 def _leading(findings: dict[str, tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Findings on the settings that lead."""
+    """Return the findings for the leading configuration."""
     return list(findings.values())[-1] if findings else ()
 
 
 def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
-    """Every export: of the service, or in a report inside the page itself."""
+    """Return every export: as a link to the service, or, in a report, embedded in the page."""
     return [
         Download(
             summary=exporter.summary,
@@ -285,7 +285,7 @@ def downloads(recommendation: Recommendation, site: Site) -> list[Download]:
 
 
 def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) -> str:
-    """Empty where the format cannot hold the recommendation."""
+    """Return the URL of an export; empty where the format cannot express the recommendation."""
     if why_not_exported(exporter, recommendation) is not None:
         return ""
     if site.standalone:
@@ -294,7 +294,7 @@ def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) 
 
 
 def study_files(study: Study, trials: Sequence[Trial], site: Site) -> list[Download]:
-    """All trials as files: in a report only the table that every program reads."""
+    """Return all trials as files; in a report only the table that every program reads."""
     paths = {"csv": "/trials?format=csv", "parquet": "/trials?format=parquet", "optuna": "/optuna"}
     return [
         Download(
@@ -323,7 +323,7 @@ def _figures(
     convergence: Sequence[ConvergenceRow],
     links: LinksInfo | None,
 ) -> dict[str, Figure]:
-    """Figures by the name under which the page shows them; only those that have something to show."""
+    """Return the figures by their names on the page; figures without data are left out."""
     figures: dict[str, Figure] = {}
     if breakdown:
         figures["breakdown"] = plot_breakdown(breakdown).update_layout(showlegend=False)

@@ -1,4 +1,4 @@
-"""Pages as Jinja2 templates.
+"""Rendering of pages from Jinja2 templates.
 
 Every page extends `page.html`, which needs `site` (`dashboards.site.Site`), `title`, `scripts` (names of files in
 `dashboards/static`, run after `page.js`) and, where the page has figures, `figures`: JSON by name, shown by
@@ -23,11 +23,11 @@ from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.site import Site, asset_text
 
 NUM_ROWS = 4096
-"""Rows of tables, some hundred bytes each, that a process keeps."""
+"""Maximum number of table rows, some hundred bytes each, that a process caches."""
 
 
 def render(template: str, site: Site, **context: Any) -> str:
-    """A page as HTML."""
+    """Render a page as HTML."""
     text = templates().get_template(template).render(site=site, **{**_DEFAULTS, **context})
     return text.encode("utf-8", "replace").decode()  # names of files may hold what is no text
 
@@ -42,12 +42,12 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def figures_json(figures: Mapping[str, Figure]) -> dict[str, Markup]:
-    """Figures as they stand in a page: Plotly escapes what would end the element around them."""
+    """Return figures as JSON for a page, with characters escaped that would close the element around them."""
     return {name: Markup(figure.to_json()) for name, figure in figures.items()}
 
 
 class _Call:
-    """A call of a macro; those with the same arguments are equal."""
+    """A macro call; calls with the same arguments are equal, so that results can be cached."""
 
     __slots__ = ("key", "macro")
 
@@ -63,7 +63,9 @@ class _Call:
 
 
 def kept(macro: Macro, *arguments: Hashable) -> Markup:
-    """Result of a macro for arguments, if nothing else goes into it: made once. Its name must be that of no other."""
+    """Return the result of a macro, cached by its arguments; it must depend on nothing else, and its name must be
+    unique.
+    """
     return _called(_Call(macro, arguments))
 
 
@@ -76,7 +78,7 @@ def _called(call: _Call) -> Markup:
 
 @functools.cache
 def templates() -> jinja2.Environment:
-    """The pages, with the filters that they use."""
+    """Return the template environment, with the filters that the pages use."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("steptune.dashboards"),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Colours and the look of figures.
+"""Colours and common style of figures.
 
 Every category has one colour, in every figure. Groups share a hue that stays apart from the others'
 for red-green colour blindness: compute is blue, communication yellow, input and output orange. Gaps have several, since
@@ -54,14 +54,16 @@ BOTTLENECK_COLOURS: dict[str, str] = {
     "optimizer": CATEGORY_COLOURS["optimizer"],
     "compute": CATEGORY_COLOURS["compute_elementwise"],
 }
-"""Colours by the name that `steptune.tuner.costs.categories.bottleneck` gives: that of a category of it."""
+"""Colours of the bottlenecks that `steptune.tuner.costs.categories.bottleneck` names: each has one of its categories'
+colours.
+"""
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 
 
 def categories_in_order() -> list[CategoryInfo]:
-    """Categories by group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
+    """Return the categories by group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
     return [info for group in GROUPS for info in CATEGORIES if info.group == group]
 
 
@@ -70,12 +72,12 @@ def category_colour(category: str) -> str:
 
 
 def category_title(category: str) -> str:
-    """Falls back to the name itself for a category of another version."""
+    """Return the title of a category; the name itself for a category that this version does not know."""
     return INFO[category].title if category in INFO else category
 
 
 def kind_title(category: str) -> str:
-    """Title of work by itself, whether or not anything hides it: "communication" for "exposed communication"."""
+    """Return the title of the work itself, whether hidden or not: "communication" for "exposed communication"."""
     return category_title(category).removeprefix("exposed ")
 
 
@@ -84,7 +86,7 @@ def category_group(category: str) -> str:
 
 
 def text_colour_on(colour: str) -> str:
-    """White where it reads well on a colour (WCAG contrast of 4 to 1), else black."""
+    """Return white where its contrast on the colour is at least 4 to 1 (WCAG), else black."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -92,20 +94,20 @@ def text_colour_on(colour: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a figure, where Plotly would otherwise read tags."""
+    """Escape a text for a figure, where Plotly would otherwise interpret tags."""
     return html.escape(text, quote=False)
 
 
 @functools.lru_cache(4096)
 def wrapped(text: str, width: int = 60) -> str:
-    """Text for a figure's hover, in lines."""
+    """Wrap a text into lines for a figure's hover."""
     import textwrap
 
     return "<br>".join(plain(line) for line in textwrap.wrap(text, width) or [""])
 
 
 def new_figure(height: int, **layout: Any) -> Figure:
-    """An empty figure in the common look."""
+    """Create an empty figure in the common style."""
     common: dict[str, Any] = {
         "template": {"data": {"scatter": [{"type": "scatter"}]}},
         "height": height,

@@ -9,11 +9,11 @@ from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import MemoryStats
 
 MEMORY_COLOURS = ("#1f6fd1", "#cc4b1c", "#8457c2", "#2f9e6e", "#d9a514", theme.MUTED)
-"""Colours of classes of tensors, in their order."""
+"""Colours of the classes of tensors, in their order."""
 
 
 def plot_steps(info: pd.DataFrame) -> Figure:
-    """A stacked bar a step, devices one below the other."""
+    """Draw one stacked bar per step, the devices one below the other."""
     several = info["device"].nunique() > 1
     parts: dict[str, tuple[list[str], list[float]]] = {}
     bars: dict[str, None] = {}
@@ -44,7 +44,7 @@ def plot_steps(info: pd.DataFrame) -> Figure:
 
 
 def plot_gaps(info: pd.DataFrame) -> Figure:
-    """Time per step in gaps by their length, with how many there are."""
+    """Draw the time per step in gaps by gap length, with the number of gaps."""
     several = info["device"].nunique() > 1
     figure = theme.new_figure(height=260, barmode="group", bargap=0.3, showlegend=several)
     for number, (device, rows) in enumerate(info.groupby("device", sort=False)):
@@ -72,7 +72,7 @@ def _count(per_step: float) -> str:
 
 
 def plot_memory(memory: MemoryStats) -> Figure:
-    """Allocated and reserved memory over time."""
+    """Plot allocated and reserved memory over time."""
     figure = theme.new_figure(height=260)
     times = [time / 1e6 for time, _, _ in memory.timeline]
     for name, column, colour in (("reserved", 2, theme.MUTED), ("allocated", 1, theme.GOOD)):
@@ -93,7 +93,7 @@ def plot_memory(memory: MemoryStats) -> Figure:
 
 
 def plot_memory_classes(memory: MemoryStats) -> Figure:
-    """Memory of each class of tensors over time, one on the other."""
+    """Plot the memory of each class of tensors over time, stacked."""
     figure = theme.new_figure(height=260)
     for place, (one, colour) in enumerate(zip(memory.classes, MEMORY_COLOURS, strict=False), 1):
         if one.peak_bytes:
@@ -112,7 +112,7 @@ def plot_memory_classes(memory: MemoryStats) -> Figure:
 
 
 def plot_kernels(info: pd.DataFrame) -> Figure:
-    """A bar a kernel: its time per step, in the colour of its category."""
+    """Draw one bar per kernel: its time per step, in the colour of its category."""
     figure = theme.new_figure(height=70 + 24 * len(info), bargap=0.25)
     # Numbers keep names apart that are the same once shortened.
     names = [f"{n}. {theme.plain(_shortened(name))}" for n, name in enumerate(info["short"], 1)]

@@ -1,4 +1,4 @@
-"""Tables of the analysis of a trace: the data of the terminal's and the page's figures."""
+"""Tables of a trace's analysis: data of the figures on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STALLED = "stalls in {steps}: for {share} of it the host launches nothing for lo
 CPU_STALLED = "stalls in {steps}: for {share} of it no operator runs for long"
 LATE = "ranks that come apart: for {share} of it ranks wait for a late one, mostly rank {rank}"
 STANDS_OUT = 0.03
-"""A straggler is this share of its step later than the median of the ranks."""
+"""Minimum delay of a straggler against the median of the ranks, as a share of its step."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
 """Categories of a device's time in which no activity was recorded."""
 
@@ -50,39 +50,39 @@ _CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categorie
 
 
 class TraceHeadline(NamedTuple):
-    """The first thing that is said. `tone` is "neutral" or "warning"."""
+    """Headline of a trace's analysis. `tone` is "neutral" or "warning"."""
 
     tone: str
     title: str
     what: str
-    """Files, ranks, devices, steps."""
+    """Description of the capture: files, ranks, devices, steps."""
     already_on: str
-    """Techniques that the steps use already; empty where nothing of the kind is known."""
+    """Techniques that the steps already use; empty where none are known."""
     utilisation: str
     """Model FLOPs utilisation; empty where it is not known."""
     quality: tuple[str, ...]
-    """Notes on whether the capture can be believed, and on what to know of it."""
+    """Notes on whether the capture can be trusted, and on its limits."""
     trusted: bool
     nothing_stands_out: bool
 
 
 class TraceAdvice(NamedTuple):
-    """A finding as people read it."""
+    """A finding in the words of the page."""
 
     severity: str
     message: str
     advice: str
     gain: str
-    """Possible gain, and whether it was replayed; empty where the finding gains nothing by itself."""
+    """Potential gain, and whether it was replayed; empty where the finding has no gain by itself."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
-    """Kernels, operators and source lines."""
+    """Kernels, operators and source lines that the finding names."""
     categories: tuple[str, ...] = ()
-    """Categories of time that it is about."""
+    """Categories of time that the finding is about."""
 
 
 def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
-    """Name the limit of the step; with a capture that cannot be believed, say that there is no verdict, and why."""
+    """Name the bottleneck of the step; for a capture that cannot be trusted, say that there is no verdict, and why."""
     breakdowns = main_breakdowns(analysis)
     problems = _unique(problem for b in breakdowns for problem in b.quality.problems)
     times = mean_step_ns(analysis)
@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Nanoseconds per step of host time in stalls, the mean over ranks."""
+    """Return nanoseconds per step of host time in stalls, the mean over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 
@@ -156,7 +156,7 @@ def _what(analysis: TraceAnalysis) -> str:
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:
-    """Subject of these figures, where there is a choice."""
+    """Say which device, or mean over ranks, the figures describe; empty where there is only one."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
     said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []
@@ -192,8 +192,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """Findings: the first of those that the headline names, unless others have to precede it, then all others in their
-    order. For a bad capture, once, the advice about that.
+    """Return the findings: first the first one that the headline names, unless others have to precede it, then all
+    others in their order. For a bad capture, the advice about it is given once.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -229,7 +229,7 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """Return the rules about the wait that the headline names as the limit of the step, if it is one."""
+    """Return the rules about the wait that the headline names as the bottleneck of the step, if it is one."""
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
@@ -244,7 +244,7 @@ def all_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
-    """Breakdown of the device that computes most, for each rank.
+    """Return for each rank the breakdown of the device that computes most.
 
     All devices of one process share its steps, so their mean would describe none of them: one that waits half of
     the time beside one that computes all of it would look like a process that waits a quarter.
@@ -253,7 +253,7 @@ def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
-    """Nanoseconds per step by category, the mean over ranks: they still sum to the mean step."""
+    """Return nanoseconds per step by category, the mean over ranks: they still sum to the mean step."""
     steps = [trusted_step_ns(b) for b in main_breakdowns(analysis)]
     names = [info.category.value for info in theme.categories_in_order()]
     means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
@@ -261,8 +261,8 @@ def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
 
 
 def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
-    """Nanoseconds per step by category. Of a bad capture only what a device was seen doing: why it did
-    nothing, or whether, is unknown.
+    """Return nanoseconds per step by category. For a bad capture, only the recorded activity of the device: whether and
+    why it was idle is unknown.
     """
     times = breakdown.per_step_ns
     if not breakdown.quality.problems or breakdown.device == "cpu":
@@ -272,14 +272,18 @@ def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
 
 
 def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows as a data frame: only pages need pandas, which takes longer to load than a small trace to read."""
+    """Return the rows as a data frame: pandas, needed by pages only, takes longer to import than a small trace to
+    read.
+    """
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(columns))
 
 
 def breakdown_rows(analysis: TraceAnalysis) -> list[Row]:
-    """One row a category that takes time, the longest first: `category`, `group`, `title`, `time_ns`, `share`."""
+    """Return one row for each category that takes time, the longest first: `category`, `group`, `title`, `time_ns`,
+    `share`.
+    """
     times = mean_step_ns(analysis)
     total = sum(times.values())
     return [
@@ -295,14 +299,14 @@ def breakdown_rows(analysis: TraceAnalysis) -> list[Row]:
 
 
 def get_trace_breakdown_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`breakdown_rows` as a data frame."""
+    """Return `breakdown_rows` as a data frame."""
     return _frame(breakdown_rows(analysis), ("category", "group", "title", "time_ns", "share"))
 
 
 def phase_rows(analysis: TraceAnalysis) -> list[Row]:
-    """The parts of a step that compute: `phase`, `time_ns` per step, `share` of the step.
+    """Return the computing phases of a step: `phase`, `time_ns` per step, `share` of the step.
 
-    On the basis of the breakdown: where that is rescaled, they are scaled as compute is, so that they still sum to it.
+    Where the breakdown is rescaled, phases are scaled as its compute is, so that they still sum to it.
     """
     breakdowns = [b for b in main_breakdowns(analysis) if b.phases]
     step_ns = sum(sum(b.per_step_ns.values()) for b in breakdowns) / max(1, len(breakdowns))
@@ -315,18 +319,18 @@ def phase_rows(analysis: TraceAnalysis) -> list[Row]:
 
 
 def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`phase_rows` as a data frame."""
+    """Return `phase_rows` as a data frame."""
     return _frame(phase_rows(analysis), ("phase", "time_ns", "share"))
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """Scale from nanoseconds of compute in all profiled steps to those per step of the breakdown."""
+    """Return the factor from nanoseconds of compute in all profiled steps to nanoseconds per step of the breakdown."""
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
 
 
 def get_overlapped_info(analysis: TraceAnalysis) -> dict[str, float]:
-    """Nanoseconds per step by category that compute hides, as profiled, the mean over ranks."""
+    """Return nanoseconds per step by category that compute hides, as profiled, the mean over ranks."""
     breakdowns = main_breakdowns(analysis)
     names = dict.fromkeys(name for b in breakdowns for name in b.overlapped)
     means = {n: sum(b.overlapped.get(n, 0) / b.num_steps for b in breakdowns) / len(breakdowns) for n in names}
@@ -334,7 +338,7 @@ def get_overlapped_info(analysis: TraceAnalysis) -> dict[str, float]:
 
 
 def get_late_ns(analysis: TraceAnalysis) -> float:
-    """Nanoseconds per step of exposed communication in which ranks wait for a late one, the mean over ranks."""
+    """Return nanoseconds per step of exposed communication in which ranks wait for a late one, the mean over ranks."""
     waits = {wait.rank: wait for wait in analysis.waits}
     parts = [
         late_part(waits.get(b.rank), b) * trusted_step_ns(b).get(Category.COMMUNICATION.value, 0.0)
@@ -344,12 +348,12 @@ def get_late_ns(analysis: TraceAnalysis) -> float:
 
 
 def is_rescaled(analysis: TraceAnalysis) -> bool:
-    """Say whether the breakdown is that of steps without the profiler, unlike what is beside it."""
+    """Say whether the breakdown is rescaled to steps without the profiler, unlike the figures beside it."""
     return any(b.rescaled for b in main_breakdowns(analysis))
 
 
 def get_steps_info(analysis: TraceAnalysis, top: int | None = None) -> pd.DataFrame:
-    """One row a step and category, as profiled, of the first `top` steps: `device` (with its rank), `step`,
+    """Return one row per step and category, as profiled, of the first `top` steps: `device` (with its rank), `step`,
     `category`, `ms`.
     """
     steps = ((b, number, step) for b in all_breakdowns(analysis) for number, step in enumerate(b.steps, 1))
@@ -362,16 +366,16 @@ def get_steps_info(analysis: TraceAnalysis, top: int | None = None) -> pd.DataFr
 
 
 def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
-    """The device, with its rank where there are several."""
+    """Return the name of the device, with its rank where there are several."""
     return f"rank {of.rank} {of.device}" if len(analysis.ranks) > 1 else of.device
 
 
 _GROUP_OF_SHARE = {"compute": "compute", "communication": "communication", "input": "input/output", "gaps": "gaps"}
-"""Columns of shares of the step, and the groups of categories that they are of."""
+"""Columns that are shares of the step, and the groups of categories that each covers."""
 
 
 def rank_rows(analysis: TraceAnalysis) -> list[Row]:
-    """One row a rank: its step and the shares of the groups, how long it waited, how often it came last.
+    """Return one row per rank: its step, the shares of the groups, its wait, and how often it came last.
 
     `straggler`: the others wait for this rank more than it waits for them, by a share of the step; none where a capture
     cannot be trusted.
@@ -409,19 +413,19 @@ def rank_rows(analysis: TraceAnalysis) -> list[Row]:
 
 
 def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`rank_rows` as a data frame."""
+    """Return `rank_rows` as a data frame."""
     columns = ("rank", "device", "num_steps", "step_ns", *_GROUP_OF_SHARE, "wait_ns", "late_share", "straggler")
     return _frame(rank_rows(analysis), columns)
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
-    """Wait per step, over those steps of the rank whose collectives were compared with other ranks'."""
+    """Return the wait per step, over the steps of the rank whose collectives were compared with other ranks'."""
     num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
     return wait.wait_ns / (num_steps * wait.step_share)
 
 
 def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """The gaps by length: `device`, `length`, `count` and `ms` per step."""
+    """Return the gaps by length: `device`, `length`, `count` and `ms` per step."""
     rows = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:
@@ -433,7 +437,7 @@ def get_gaps_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def variation_rows(analysis: TraceAnalysis) -> list[Row]:
-    """Return how steady the profiled steps are: one row a device with its shortest, median and longest step."""
+    """Return the variation of the profiled steps: one row per device with its shortest, median and longest step."""
     rows: list[Row] = []
     for rank in analysis.ranks:
         for b in rank.breakdowns:
@@ -453,7 +457,7 @@ def variation_rows(analysis: TraceAnalysis) -> list[Row]:
 
 
 def get_variation_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """`variation_rows` as a data frame."""
+    """Return `variation_rows` as a data frame."""
     return _frame(variation_rows(analysis), ("device", "num_steps", "min_ns", "median_ns", "max_ns", "cv"))
 
 

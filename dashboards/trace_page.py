@@ -43,15 +43,15 @@ from steptune.tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
 
 SCRIPTS = ("lanes.js", "perfetto.js")
 TOP = 20
-"""Bars of a figure."""
+"""Maximum number of bars in a figure."""
 MAX_ROWS = 500
-"""Rows of a table that can be searched."""
+"""Maximum number of rows in a searchable table."""
 MAX_STEPS = 24
-"""Bars of the figure of steps; what is beyond them is in the summary."""
+"""Maximum number of bars in the figure of steps; the summary covers the steps beyond it."""
 
 
 def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None) -> str:
-    """One self-contained HTML page."""
+    """Render the analysis of a trace as one self-contained HTML page."""
     trace = trace_context(analysis, get_timeline_info(analysis))
     names = [Path(rank.file).name for rank in analysis.ranks]
     return render(
@@ -68,7 +68,7 @@ def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = N
 
 
 def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top: int = MAX_ROWS) -> dict[str, Any]:
-    """Data of `trace_sections.html`.
+    """Return the data of `trace_sections.html`.
 
     Args:
         timeline: None where no lanes were kept.
@@ -112,7 +112,7 @@ def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top
 
 
 def trace_figures(analysis: TraceAnalysis, *, top: int = TOP) -> dict[str, Figure]:
-    """Figures by name; only those that have something to show."""
+    """Return the figures by name; figures without data are left out."""
     rank = main_rank(analysis)
     flames = {"by_module": get_module_bars(rank), "by_stack": get_stack_bars(rank)}
     figures = {name: plot_flame(bars) for name, bars in flames.items() if bars}
@@ -142,7 +142,9 @@ def trace_figures(analysis: TraceAnalysis, *, top: int = TOP) -> dict[str, Figur
 
 
 def get_kernels_info(rank: RankAnalysis, top: int) -> pd.DataFrame:
-    """Kernels with the most time: `name`, `short`, `category`, `count` and `ms` per step, `share`, `mean_ns`."""
+    """Return the kernels with the most time: `name`, `short`, `category`, `count` and `ms` per step, `share`,
+    `mean_ns`.
+    """
     num_steps = rank.breakdowns[0].num_steps
     rows = [
         (

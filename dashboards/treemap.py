@@ -1,4 +1,4 @@
-"""Areas of what computes: kernels by category, or a CPU's operators."""
+"""Treemap of compute: kernels by category, or a CPU's operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = "compute_other"
 
 
 class Area(NamedTuple):
-    """A kernel, or (on a CPU, which has none) an operator with all shapes together; times and runs per step."""
+    """A kernel, or on a CPU, which has none, an operator with all its shapes together; times and runs are per step."""
 
     name: str
     short: str
@@ -38,7 +38,7 @@ def get_treemap_info(rank: RankAnalysis) -> list[Area]:
 
 
 def plot_treemap(info: list[Area]) -> Figure:
-    """Areas by time per step, in categories; a click opens one."""
+    """Draw a treemap of time per step, by category; a click zooms into a category."""
     totals: dict[str, float] = {}
     for area in info:
         totals[area.category] = totals.get(area.category, 0.0) + area.ms
@@ -70,6 +70,6 @@ def plot_treemap(info: list[Area]) -> Figure:
 
 
 def _short(name: str, width: int = 22) -> str:
-    """Name that fits into an area: without what a template was made for."""
+    """Shorten a name to fit into an area; its template arguments are left out."""
     name = name.partition("<")[0]
     return name if len(name) <= width else name[: width - 1] + "…"

@@ -45,7 +45,7 @@ FAILURES = {
 
 
 class TrialHeadline(NamedTuple):
-    """`tone` is "good", "neutral" or "warning"."""
+    """Headline of a trial. `tone` is "good", "neutral" or "warning"."""
 
     tone: str
     title: str
@@ -59,11 +59,11 @@ def get_trial_headline(
     decisions: Sequence[Decision] = (),
     recommendation: Recommendation | None = None,
 ) -> TrialHeadline:
-    """The rate of a trial that was measured; why there is none of any other.
+    """Return the rate of a measured trial; for any other, the reason why there is none.
 
     Args:
-        decisions: Of its study; those that rest on this trial are told.
-        recommendation: Of its study, which states the speed of the trial's configuration.
+        decisions: Decisions of its study; those that rest on this trial are shown.
+        recommendation: Recommendation of its study, which states the speed of the trial's configuration.
     """
     own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
     result = trial.result
@@ -135,8 +135,8 @@ def _step_fact(result: TrialResult) -> Fact | None:
 
 
 def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:
-    """The estimate that a decision took from this run and those beside it; none of a busy machine, which slows the two
-    sides of a comparison unequally.
+    """State the estimate that a decision took from this run and those beside it; None for a busy machine, which slows
+    the two sides of a comparison unequally.
     """
     gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
     if not gains or not result.clean_windows or result.purpose in (Purpose.CONFIRM, Purpose.CONTRIBUTION):
@@ -149,7 +149,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
 
 
 def _configuration_fact(result: TrialResult, recommendation: Recommendation | None) -> Fact | None:
-    """The speed of the configuration, as its study states it."""
+    """State the speed of the configuration, as its study does."""
     speed = None if recommendation is None else speed_of(recommendation, result.candidate)
     if speed is None or speed.method is Method.REFERENCE:
         return None
@@ -189,7 +189,7 @@ def _repeats_fact(result: TrialResult) -> Fact | None:
 
 
 def _device_fact(result: TrialResult) -> Fact | None:
-    """Driver's account of the first rank's device in the last window, and what could not be read."""
+    """State the driver's readings of the first rank's device in the last window, and readings that could not be had."""
     unread = "; ".join(f"not measured: {text}" for text in result.unmeasured)
     readings = [window.device for window in result.windows if window.device is not None]
     if not readings:

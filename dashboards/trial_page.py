@@ -1,4 +1,4 @@
-"""The page of one trial, as data: in the service and inside a study's report."""
+"""Data of a trial's page, for the service and for a study's report."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 SCRIPTS = ("live.js", "lanes.js", "perfetto.js", "trial.js")
 
 REPORT_CELLS = 50_000
-"""Cells in the timeline of one trial of those in a file: some 300 kB."""
+"""Maximum number of timeline cells for each trial in a report: some 300 kB."""
 
 
 class SupportsHtml(Protocol):
-    """Object that stands in a page as it is."""
+    """Object that renders itself as HTML."""
 
     def __html__(self) -> str: ...
 
 
 class TrialPageSource(TrialSource, Protocol):
-    """Source of the page of a trial."""
+    """Source of the data on a trial's page."""
 
     def get_trial(self, trial_id: str) -> Trial: ...
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
-        """Profile of a trial, as `render_profile` makes it; None for a trial without one."""
+        """Return the profile of a trial, as `render_profile` makes it; None for a trial without one."""
 
     def trial_files(self, trial_id: str) -> Mapping[str, int]:
-        """Bytes of what can be fetched of it, by kind: "log", "trace" of rank 0, "trace.1" of rank 1, ..."""
+        """Return the sizes in bytes of the trial's files, by kind: "log", "trace" of rank 0, "trace.1" of rank 1,
+        ...
+        """
 
 
 def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
-    """Data of `trial.html`.
+    """Return the data of `trial.html`.
 
     Raises:
         StudyNotFoundError: There is no such study.
@@ -85,11 +87,11 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
 
 
 def render_profile(result: TrialResult, kept: TraceAnalysis | None, lanes: Sequence[Lane] | str = ()) -> Markup | None:
-    """Profile of a trial, as sections of its page.
+    """Render the profile of a trial, as sections of its page.
 
     Args:
-        kept: The analysis that was kept with the trial.
-        lanes: All of them, for a page that holds them; or the path of their tiles.
+        kept: The analysis that was stored with the trial.
+        lanes: All lanes, for a page that holds them; or the path of their tiles.
     """
     analysis = profile_of(result, kept)
     if analysis is None:
@@ -104,7 +106,7 @@ def render_profile(result: TrialResult, kept: TraceAnalysis | None, lanes: Seque
 
 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:
-    """Figures by name, those beside the profile; only those that have something to show."""
+    """Return the figures beside the profile, by name; figures without data are left out."""
     figures: dict[str, Figure] = {}
     if result is not None and result.clean_windows:
         figures["windows"] = plot_windows(get_windows_info(result))
@@ -114,8 +116,8 @@ def result_figures(result: TrialResult | None) -> dict[str, Figure]:
 
 
 def profile_of(result: TrialResult, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """Profile of a trial. Its breakdown and findings are those that the search saw; of a trial whose analysis was not
-    kept, what its record says. None where it was not profiled.
+    """Return the profile of a trial, with the breakdown and findings that the search used. Where the analysis was not
+    stored, it has only what the trial's record holds. None where the trial was not profiled.
     """
     if not result.breakdowns:
         return None
@@ -156,7 +158,7 @@ def _collectives_of(result: TrialResult) -> tuple[CollectiveStats, ...]:
 
 
 def why_no_profile(trial: Trial) -> str:
-    """Reason why a trial has no profile, in a sentence."""
+    """Say in a sentence why a trial has no profile."""
     result = trial.result
     if result is None:
         return "It has no profile yet." if trial.state is TrialState.RUNNING else "It has no profile."

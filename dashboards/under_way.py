@@ -1,6 +1,7 @@
-"""A study that runs: the time that is left, the best so far with its interval, and what runs now, and why.
+"""Progress of a running study: the time left, the best speed so far with its interval, and the trial that runs now, and
+why.
 
-Until there is an answer, the speed of a configuration is that of `dashboards.effects`, as in the tables below.
+Until there is an answer, speeds of configurations are those of `dashboards.effects`, as in the page's tables.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ WHY: dict[Purpose, str] = {
     Purpose.CONTRIBUTION: "measures the contribution of a part",
     Purpose.MOVED: "again, because the place of the trials has changed",
 }
-"""Reasons for trials that explore nothing new."""
+"""Reasons for trials that do not test a new choice."""
 
 
 class RunningRow(NamedTuple):
-    """A trial that runs now, and why."""
+    """A trial that is running, with its reason."""
 
     number: int
     trial_id: str
@@ -43,7 +44,7 @@ class UnderWay(NamedTuple):
     budget_s: float
     best_label: str
     best: float
-    """Estimate of the search for the settings that were accepted last; NaN before any were."""
+    """The search's estimate of the speed of the settings accepted last; NaN before any were accepted."""
     low: float
     high: float
     running: tuple[RunningRow, ...]
@@ -56,11 +57,11 @@ def get_under_way(
     effects: Effects,
     findings: Sequence[Finding],
 ) -> UnderWay | None:
-    """Progress of a study; None of one that has ended, or has no trial yet.
+    """Return the progress of a study; None where the study has ended or has no trial yet.
 
     Args:
-        spent_s: Time of the trials that have ended.
-        findings: Of the latest profile of the settings that lead.
+        spent_s: Time of the trials that have ended, in seconds.
+        findings: Findings of the latest profile of the leading settings.
     """
     study = source.get_study(study_id)
     if study.state is not StudyState.RUNNING or not source.trials(study_id):
@@ -84,7 +85,7 @@ def get_under_way(
 
 
 def _why(trial: Trial, before: dict[str, Choice], findings: Sequence[Finding]) -> str:
-    """The finding that a new change is for, else the trial's purpose."""
+    """Name the finding that a new change addresses, else the trial's purpose."""
     if trial.purpose in WHY:
         return WHY[trial.purpose]
     changed = _changed(trial.candidate, before)
@@ -99,7 +100,7 @@ def _changed(candidate: Candidate, before: dict[str, Choice]) -> set[str]:
 
 
 def _label(candidate: Candidate, before: dict[str, Choice]) -> str:
-    """The difference from the settings that lead."""
+    """Describe the difference from the leading settings."""
     names = sorted(_changed(candidate, before))
     parts = [f"{n}: {choice_label(candidate.choices[n]) if n in candidate.choices else 'as today'}" for n in names]
     return "; ".join(parts) or ("the best so far" if before else "today's settings")

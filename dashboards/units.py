@@ -1,4 +1,4 @@
-"""Numbers as people read them: with a unit, and as many digits as they mean."""
+"""Numbers formatted for reading: with a unit, and with no more digits than are significant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\bat::native::|\bat::cuda::
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`1,280`, `15.8`, `0.0342`: this many significant digits, and no exponent."""
+    """Format a number with this many significant digits and no exponent: `1,280`, `15.8`, `0.0342`."""
     if not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -37,7 +37,7 @@ def milliseconds(value_ms: float) -> str:
 
 
 def short_time(time_ns: float) -> str:
-    """`640 ns`, `12.3 µs`, `4.56 ms`, `1.23 s`: in the unit that fits."""
+    """Format a time in the unit that fits: `640 ns`, `12.3 µs`, `4.56 ms`, `1.23 s`."""
     if not math.isfinite(time_ns):
         return UNKNOWN
     length = abs(time_ns)
@@ -52,14 +52,14 @@ def short_time(time_ns: float) -> str:
 
 
 def short_time_change(time_ns: float) -> str:
-    """`+1.20 ms`, `−340 µs`."""
+    """Format a change of a time: `+1.20 ms`, `−340 µs`."""
     sign = "+" if time_ns > 0 else "−" if time_ns < 0 else ""
     return f"{sign}{short_time(abs(time_ns))}"
 
 
 @functools.lru_cache(4096)
 def kernel_name(name: str) -> str:
-    """A kernel's name without what all have: return type, arguments and the namespaces of PyTorch."""
+    """Shorten a kernel's name: without return type, arguments and PyTorch's namespaces."""
     name = _LAMBDAS.sub("", _NAMESPACES.sub("", name.removeprefix("void ")))
     depth = 0
     for position, letter in enumerate(name):
@@ -70,12 +70,12 @@ def kernel_name(name: str) -> str:
 
 
 def per_second(value: float, unit: str) -> str:
-    """`7.66 TFLOP/s`, `122 MB/s`."""
+    """Format a rate: `7.66 TFLOP/s`, `122 MB/s`."""
     return f"{amount(value, unit)}/s"
 
 
 def amount(value: float, unit: str) -> str:
-    """`7.66 TFLOP`, `122 MB`; bytes in GB at most."""
+    """Format an amount: `7.66 TFLOP`, `122 MB`; GB is the largest unit of bytes."""
     prefix, size = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9)) if value >= s), ("M", 1e6))
     if unit == "B" and prefix == "T":
         prefix, size = "G", 1e9
@@ -83,23 +83,23 @@ def amount(value: float, unit: str) -> str:
 
 
 def place_name(place: str) -> str:
-    """A place that a finding names, such as `KERNEL: 3.5 ms in 30 runs`, with the kernel's name short."""
+    """Return a place that a finding names, such as `KERNEL: 3.5 ms in 30 runs`, with the kernel's name shortened."""
     found = _RUNS.search(place)
     return kernel_name(place[: found.start()]) + found.group() if found else _NAMESPACES.sub("", place)
 
 
 def change(value_ms: float) -> str:
-    """`+0.40`, `−14.50`: with a minus sign, not a hyphen."""
+    """Format a change in ms with a minus sign, not a hyphen: `+0.40`, `−14.50`."""
     return f"{value_ms:+.2f}".replace("-", "−")
 
 
 def ratio_interval(interval: Interval) -> str:
-    """`0.990× to 1.20×`."""
+    """Format an interval of ratios: `0.990× to 1.20×`."""
     return ratio_range(interval.low, interval.high)
 
 
 def percent(share: float) -> str:
-    """`63 %`, `4.1 %`, `0.8 %`."""
+    """Format a share as a percentage: `63 %`, `4.1 %`, `0.8 %`."""
     if not math.isfinite(share):
         return UNKNOWN
     value = 100 * share
@@ -107,12 +107,12 @@ def percent(share: float) -> str:
 
 
 def gain_limit(bound: float) -> float:
-    """The speed, as a ratio, that a share of the step can give back at most."""
+    """Return the largest ratio of speeds that saving this share of the step can give."""
     return math.inf if bound >= 1 else 1 / (1 - max(0.0, bound))
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `7 min 42 s`, `2 h 5 min`."""
+    """Format a duration: `45 s`, `7 min 42 s`, `2 h 5 min`."""
     if not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 10:
@@ -128,22 +128,22 @@ def duration(seconds: float) -> str:
 
 
 def memory(num_bytes: float) -> str:
-    """`612 MiB`, `1.43 GiB`."""
+    """Format an amount of memory: `612 MiB`, `1.43 GiB`."""
     if num_bytes < 1000 << 20:
         return f"{significant(num_bytes / (1 << 20))} MiB"
     return f"{significant(num_bytes / (1 << 30))} GiB"
 
 
 def message_size(num_bytes: float) -> str:
-    """`4 KiB`, `64 MiB`."""
+    """Format the size of a message: `4 KiB`, `64 MiB`."""
     return f"{num_bytes / (1 << 20):.3g} MiB" if num_bytes >= 1 << 20 else f"{num_bytes / 1024:.3g} KiB"
 
 
 def moves_label(moves: Iterable[Move]) -> str:
-    """`data_loading: num_workers=2; compile: as today`."""
+    """Describe the changes of settings: `data_loading: num_workers=2; compile: as today`."""
     return "; ".join(f"{m.strategy}: {choice_label(m.choice) if m.choice else 'as today'}" for m in moves)
 
 
 def words(identifier: str) -> str:
-    """`no_gain` as `no gain`."""
+    """Return an identifier as words: `no_gain` as `no gain`."""
     return identifier.replace("_", " ")

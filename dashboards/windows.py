@@ -1,4 +1,4 @@
-"""The measured windows of a trial: how far they scatter, and which do not count."""
+"""The measured windows of a trial: their scatter, and which of them do not count."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ COLUMNS = (
 
 
 class Spread(NamedTuple):
-    """Summary of the clean windows. `half_width` is relative, of the 95 % interval within this start; NaN or infinite
-    below two windows.
+    """Summary of the clean windows. `half_width` is that of the 95 % interval within this run, as a share; NaN or
+    infinite below two windows.
     """
 
     num_clean: int
     num_void: int
     step_ms: float
-    """Epoch restarts included."""
+    """Milliseconds per step, including epoch restarts."""
     restart_ms: float
     """The part of `step_ms` that epoch restarts take."""
     half_width: float
 
 
 def get_windows_info(result: TrialResult) -> pd.DataFrame:
-    """One row a window in the order in which they were taken: milliseconds a step, units per second, the share of the
-    cores that other programs used, the loader's queue at both ends, why it does not count, and why it
-    counts with a reservation (empty where there is no reason).
+    """Return one row per window, in the order in which they were taken: milliseconds per step, units per second, the
+    share of the cores that other programs used, the loader's queue at both ends, the reason why the window does not
+    count, and the reason why it counts with a reservation (each empty where there is none).
     """
     rows = [
         (
@@ -57,7 +57,7 @@ def get_windows_info(result: TrialResult) -> pd.DataFrame:
 
 
 def get_spread(result: TrialResult) -> Spread | None:
-    """Spread of the clean windows; None without one."""
+    """Return the scatter of the clean windows; None where there are none."""
     clean = result.clean_windows
     if not clean:
         return None
@@ -71,8 +71,8 @@ def get_spread(result: TrialResult) -> Spread | None:
 
 
 def plot_windows(info: pd.DataFrame) -> Figure:
-    """A dot with the middle three fifths of its steps for each window that counts. A void one measured nothing: it
-    leaves a gap, and the table has its reason.
+    """Draw each window that counts as a dot, with the middle three fifths of its steps. A void window leaves a gap; the
+    table states its reason.
     """
     figure = theme.new_figure(height=280, showlegend=False)
     clean = info[info["void"] == ""]

@@ -1,6 +1,6 @@
-"""Runs revisions on the connection, and in the transaction, that `steptune.service.database.migrate` gives.
+"""Run the revisions on the connection, and in the transaction, that `steptune.service.database.migrate` opened.
 
-Revisions only go forward: to go back, one restores the copy made before the upgrade.
+Revisions only go forward: to go back, restore the copy made before the upgrade.
 """
 
 from alembic import context

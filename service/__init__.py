@@ -1,1 +1,1 @@
-"""REST, persistence, workers and the command line: what surrounds the engine."""
+"""REST interface, persistence, workers and command line: everything around the engine."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 MIGRATION = 0x5745_9713
-"""One process changes the schema."""
+"""Lock of the process that changes the schema."""
 CLAIMS = 0x5745_9714
-"""Claims go one after the other, so that quotas and slots hold; they take milliseconds."""
+"""Lock of claims, which take milliseconds: one at a time, so that quotas and slots hold."""
 FIRST_START = 0x5745_9715
-"""One process makes the first administrator."""
+"""Lock of the process that makes the first administrator."""
 COLLECTION = 0x5745_9716
-"""Files are put or collected."""
+"""Lock of those who put artifacts (shared) and of the one who collects garbage (exclusive)."""
 EVENT_NUMBERS = 0x5745_9717
-"""The first of two numbers: transactions that have drawn, or are about to draw, an event's number hold it, shared. The
-second says above which number theirs is."""
+"""First of two lock numbers, held shared by transactions that have drawn or will draw an event's number. The second is
+the number above which theirs lies.
+"""

@@ -12,7 +12,7 @@ _ABSENT = object()
 
 
 def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any]) -> dict[str, Any]:
-    """Values of the named fields: as given, else of the first source that has such a field."""
+    """Return values of the named fields: as given, else from the first source that has such a field."""
     values = dict(given)
     for source in sources:
         for name in names:
@@ -22,5 +22,5 @@ def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any
 
 
 def record_like(kind: type[AnyRecord], *sources: object, **given: Any) -> AnyRecord:
-    """A record with the fields of the same names, but for those that are given."""
+    """Build a record from the equally named fields of the sources, except for those given."""
     return kind(**shared(kind.__struct_fields__, sources, given))

@@ -1,4 +1,4 @@
-"""The web application: middleware, resources, and what they share."""
+"""The web application: middleware, resources, and shared services."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RESOURCES = (
     users,
     audit,
 )
-"""Resources, in the order in which a request is compared with their paths: the most read first."""
+"""Routers of the resources, in the order in which a request is matched with their paths: the most requested first."""
 TAGS = {
     "workloads": "Workloads to tune.",
     "studies": "Searches for the fastest configuration of a workload.",
@@ -72,7 +72,7 @@ TAGS = {
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application for these settings. It opens no connection before its first request.
+    """Build the application for these settings. It opens no connection before its first request.
 
     Raises:
         StoreError: The database's URL cannot be read.

@@ -1,4 +1,4 @@
-"""Unpacking archives that strangers upload: nothing is written but plain files below one fresh folder.
+"""Unpacking of archives that strangers upload: it writes only plain files, below one fresh folder.
 
 Sizes in headers are claims. What counts is what comes out while unpacking, and limits end it there. Members are looked
 at one by one and written by this module, never by the archive library; whatever is refused leaves nothing behind.
@@ -29,12 +29,14 @@ from steptune.tuner.errors import ArchiveRefusedError, StorageFullError, Workloa
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20
-"""Little data of one kind compresses a thousandfold, and does no harm."""
+"""Minimum unpacked bytes from which the ratio is limited: a little data may compress a thousandfold, and does no
+harm.
+"""
 _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (b"\xfd7zXZ\x00", "xz"), (b"BZh", "bz2"))
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
 MAX_SOURCE_BYTES = 1 << 18
-"""Maximum bytes of one Python file that is parsed: parsing takes hundreds of times its size, and seconds."""
+"""Maximum bytes of one Python file that is parsed: parsing takes seconds, and memory of hundreds of times the size."""
 MAX_SEARCHED_BYTES = 1 << 21
 """Maximum bytes of all Python files of one archive that is searched for a workload."""
 
@@ -47,7 +49,7 @@ class ArchiveLimits:
         members: Files and folders.
         total_bytes: All files together.
         file_bytes: One file.
-        ratio: Unpacked bytes by packed ones, once more than a megabyte has come out.
+        ratio: Unpacked bytes per packed byte, once more than a megabyte has come out.
         depth: Folders within folders.
         name_bytes: A whole path, in UTF-8. A part of it may have 255.
     """
@@ -65,7 +67,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked:
-    """Result of unpacking."""
+    """Result of unpacking an archive."""
 
     root: Path
     num_files: int
@@ -74,7 +76,7 @@ class Unpacked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A file or a folder; `content` can be read once, before the next member."""
+    """A file or a folder of an archive; `content` can be read once, before the next member."""
 
     name: str
     is_folder: bool
@@ -86,7 +88,7 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) 
     """Unpack a tar (plain, gzip, xz, bzip2) or zip archive.
 
     Args:
-        archive: The file; its kind is told by its content.
+        archive: The file; its format is detected from its content.
         target: A folder that does not exist yet. It does not exist after a refusal either.
 
     Raises:
@@ -108,14 +110,14 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) 
 
 
 class _Writer:
-    """Writes members below a folder, and counts."""
+    """Writer of members below a folder, which counts them against the limits."""
 
     def __init__(self, root: Path, limits: ArchiveLimits, *, packed_bytes: int) -> None:
         self._root = root
         self._limits = limits
         self._packed_bytes = max(1, packed_bytes)
         self._seen: dict[str, bool] = {}
-        """Paths so far, as a file system that ignores case and composition has them; whether each is a folder."""
+        """Paths so far, normalised as on a file system that ignores case and Unicode composition; True for a folder."""
         self.num_files = 0
         self.total_bytes = 0
 
@@ -141,7 +143,9 @@ class _Writer:
         self.num_files += 1
 
     def _enter(self, member: _Member, parts: tuple[str, ...]) -> None:
-        """Note a path and the folders above it; two members of one name would make the content a matter of order."""
+        """Record a path and the folders above it; a second member of the same name is refused, as the order would
+        decide.
+        """
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
             if not self._seen.setdefault(key, True):
@@ -169,10 +173,10 @@ class _Writer:
 
 
 def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
-    """The parts of a member's path, which lie below any folder that they are joined to.
+    """Return the parts of a member's path, which stay below any folder that they are joined to.
 
     Raises:
-        ArchiveRefusedError: They would not, or no file system should have such names.
+        ArchiveRefusedError: The path leads elsewhere, or has a name that no file system should have.
     """
     if any(unicodedata.category(character) in ("Cc", "Cs", "Cf") for character in name) or "\\" in name:
         _refuse("name", shown(name), None, "a name has control characters or backslashes")
@@ -207,7 +211,9 @@ def _kind(archive: Path) -> str:
 
 
 def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
-    """Read as a stream, so that nothing is looked at twice and a compressed bomb unpacks no further than it is read."""
+    """Yield members of a tar that is read as a stream: nothing is read twice, and a compressed bomb is unpacked no
+    further than it is read.
+    """
     with _readable(), _decompressed(archive, kind) as opened:
         stream = _Headers(opened)
         tar = tarfile.open(fileobj=stream, mode="r|")  # type: ignore[call-overload]  # noqa: SIM115
@@ -221,14 +227,14 @@ def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
 
 
 class _Headers:
-    """A stream of which headers may read only so much: names of any length come in extended ones."""
+    """Stream that limits how much headers may read: extended headers can hold names of any length."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._left: int | None = _MAX_HEADER_BYTES
 
     def next_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
-        """The next header, once the content before it was read."""
+        """Return the next header, once the content before it was read."""
         tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header that it has seen
         self._left = _MAX_HEADER_BYTES
         try:
@@ -272,8 +278,8 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
 
 
 def _count_zip_members(archive: Path, limits: ArchiveLimits) -> None:
-    """Count the members before a zip's directory is read, which takes memory by the entry, whatever its header says of
-    their number.
+    """Count the members of a zip before its directory is read: that takes memory for each entry, and the header's count
+    cannot be trusted.
     """
     with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for number, _ in enumerate(_CENTRAL_ENTRY.finditer(content), 1):
@@ -288,7 +294,7 @@ def _chunk(content: IO[bytes]) -> bytes:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what the libraries raise on damaged archives, of a dozen kinds, into "damaged"."""
+    """Convert the dozen kinds of errors that libraries raise on damaged archives into "damaged"."""
     try:
         yield
     except (ArchiveRefusedError, GeneratorExit, MemoryError):
@@ -309,7 +315,7 @@ def _refuse(rule: str, value: object, limit: object, what: str) -> NoReturn:
 
 
 def shown(name: str) -> str:
-    """A name as it can be shown: short, and without control characters."""
+    """Return a name that is safe to show: short, and without control characters."""
     text = ascii(name[:80])
     return f"{text}..." if len(name) > 80 else text
 
@@ -319,9 +325,10 @@ def _folded(path: str) -> str:
 
 
 def find_workloads(root: Path) -> list[str]:
-    """References (`folder/train.py:MyWorkload`, relative to the root) of what looks like a workload, by reading only.
+    """Return references (`folder/train.py:MyWorkload`, relative to the root) to what looks like a workload, without
+    running any code.
 
-    That is a class that derives from something called a Workload, or has a model, a dataset and a loss.
+    A class counts if it derives from a class that is called a Workload, or has a model, a dataset and a loss.
 
     Raises:
         WorkloadRejectedError: There is too much to parse.
@@ -333,7 +340,8 @@ def find_workloads(root: Path) -> list[str]:
 
 
 def check_source_size(path: Path, name: str) -> None:
-    """
+    """Refuse a Python file that is too large to be parsed.
+
     Raises:
         WorkloadRejectedError: The file, which is called `name`, is too large to be parsed.
     """
@@ -346,7 +354,7 @@ def check_source_size(path: Path, name: str) -> None:
 
 
 def _searched(root: Path) -> list[Path]:
-    """All Python files below a folder, in order."""
+    """Return all Python files below a folder, in order."""
     paths = [path for path in sorted(root.rglob("*.py")) if path.is_file()]
     sizes = [path.stat().st_size for path in paths]
     total, largest = sum(sizes), max(sizes, default=0)
@@ -379,7 +387,9 @@ def _is_workload(node: ast.ClassDef) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    """Last part of a name such as `a.b.Name`. An expression may be nested too deeply to be read as a whole."""
+    """Return the last part of a name such as `a.b.Name`. The expression may be nested too deeply to be read as a
+    whole.
+    """
     if isinstance(base, ast.Attribute):
         return base.attr
     return base.id if isinstance(base, ast.Name) else ""

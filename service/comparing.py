@@ -1,4 +1,4 @@
-"""Selection of the two trials of a comparison, and the comparison: for the command and for the page."""
+"""Selection and comparison of two trials, for the command and for the page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PROFILED_RUNS = "the categories are of one profiled run each, whose steps may di
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
-    """The trial of a study that is meant, complete.
+    """Return the trial of a study that `which` names; it must be complete.
 
     Args:
-        which: Its number, "baseline", "recommended", or "best" (what is recommended or leads so far).
+        which: Its number, "baseline", "recommended", or "best" (the recommended or, so far, leading configuration).
 
     Raises:
         StoreError: There is none, or it has no result.
@@ -51,7 +51,8 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
 
 
 def with_result(trial: Trial) -> Trial:
-    """
+    """Return the trial, unless it has no result.
+
     Raises:
         StoreError: It has none (yet).
     """
@@ -69,12 +70,12 @@ def compared(
     top: int,
     labels: tuple[str, str] | None = None,
 ) -> Comparison:
-    """Compare two trials, and name what makes figures of different studies hard to compare.
+    """Compare two trials, and name the reasons why figures of different studies are hard to compare.
 
     Args:
-        analysis_of: The analysis that was kept with a trial: its modules are compared, where both trials have one.
-        recommendation: Of the first one's study. Where it states how fast the configurations of both are, that is the
-            step's difference: two runs say less.
+        analysis_of: Returns the stored analysis of a trial; modules are compared where both trials have one.
+        recommendation: That of the first trial's study. If it states the speeds of both configurations, the step's
+            change is taken from there: two runs are less certain.
 
     Raises:
         ComparisonError: One was not profiled.
@@ -96,7 +97,9 @@ def compared(
 
 
 def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """The first rank of a kept analysis with the breakdowns of the result: user code may have written the file."""
+    """Return the first rank of a stored analysis, with the result's breakdowns, as user code may have changed the
+    file.
+    """
     if kept is None or trial.result is None:
         return None
     return structs.replace(kept, ranks=(structs.replace(kept.ranks[0], breakdowns=trial.result.breakdowns),))

@@ -1,4 +1,4 @@
-"""Connections to SQLite or PostgreSQL, transactions, and what their errors mean to a person."""
+"""Connections to SQLite or PostgreSQL, transactions, and errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from steptune.service.interrupts import held_back
 from steptune.tuner.errors import MissingDependencyError, StorageFullError, StoreError, StoreUnavailableError
 
 BUSY_TIMEOUT_S = 30.0
-"""Time that a SQLite writer waits for its turn; our transactions take milliseconds."""
+"""Maximum seconds that a SQLite writer waits for its turn; our transactions take milliseconds."""
 
 _WRITES = {"steptune_writes": True}
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _POSTGRESQL_DISK_FULL = "53100"
 
 _UNAVAILABLE_SQLSTATES = ("08", "25P03", "40", "53", "57P")
-"""Classes of PostgreSQL's errors that pass: connections, transactions that paused too long, conflicts of transactions,
-resources, its end and start."""
+"""Classes of PostgreSQL's transient errors: connections, transactions that paused too long, conflicts of transactions,
+resources, and shutdown and start of the server.
+"""
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
-"""A server that does not answer for so long is taken for gone."""
+"""Seconds without an answer after which a server counts as gone."""
 MAX_CONNECTIONS = 15
 """Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
-"""A connection that was in use so shortly before is not asked whether it still stands."""
+"""Seconds after its last use within which a connection is used without a ping."""
 
 _SQLITE_MEANINGS = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
@@ -53,7 +54,7 @@ _SQLITE_MEANINGS = {
 
 
 def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engine:
-    """An engine for a database URL; the parent directory of a SQLite file is created.
+    """Create an engine for a database URL; the parent directory of a SQLite file is created.
 
     Args:
         poolclass: How connections to PostgreSQL are kept; by default several.
@@ -77,19 +78,19 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 
 
 def place_of(engine: Engine) -> str:
-    """Location of a database for people: a path, or a URL without its password."""
+    """Return the location of a database for messages: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
         return engine.url.database or "the in-memory database"
     return engine.url.render_as_string(hide_password=True)
 
 
 def without_password(url: str) -> str:
-    """A database URL to be shown."""
+    """Return a database URL without its password."""
     return make_url(url).render_as_string(hide_password=True)
 
 
 def is_superuser(engine: Engine) -> bool:
-    """Say whether the role by which the database is used may do everything at its server, too; SQLite has none."""
+    """Say whether the database role may do everything at its server; False for SQLite, which has no roles."""
     if engine.dialect.name != "postgresql":
         return False
     with querying(engine) as connection:
@@ -98,17 +99,17 @@ def is_superuser(engine: Engine) -> bool:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Session]:
-    """One transaction that writes nothing."""
+    """Open a read-only transaction."""
     with held_back(), storage_errors(place_of(engine)), Session(engine) as session, session.begin():
         yield session
 
 
 @contextmanager
 def querying(engine: Engine) -> Iterator[Connection]:
-    """Variant of `reading` for statements that give rows: without the objects of a session a third of the time.
+    """Open a connection for statements that return rows: it takes a third of the time of `reading`, which builds a
+    session.
 
-    On PostgreSQL each statement is a transaction of its own, which sees no less there and saves two questions to the
-    server.
+    On PostgreSQL each statement is a transaction of its own, which sees no less there and saves two round trips.
     """
     with held_back(), storage_errors(place_of(engine)), engine.connect() as connection:
         if connection.dialect.name == "postgresql":
@@ -118,7 +119,7 @@ def querying(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Session]:
-    """One transaction; on SQLite the only writing one from its beginning, so nothing it read is stale."""
+    """Open a writing transaction; on SQLite the only one from its beginning, so that nothing it read is stale."""
     with (
         held_back(),
         storage_errors(place_of(engine)),
@@ -130,11 +131,11 @@ def writing(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turns errors of a database or of files into ours.
+    """Convert errors of a database or of files into ours.
 
     Raises:
         StorageFullError: The disk, or the database, is full.
-        StoreUnavailableError: It is busy, or restarts: later it may do.
+        StoreUnavailableError: It is busy, or restarts: a retry may succeed.
         StoreError: It cannot be used for another reason, which the message says.
     """
     try:
@@ -163,7 +164,7 @@ def _explain(error: BaseException, place: str) -> StoreError:
 
 
 def _will_pass(error: BaseException) -> bool:
-    """Say whether the same may succeed a little later: a busy file, a server that restarts or cannot be reached."""
+    """Say whether a retry may succeed: a busy file, or a server that restarts or cannot be reached."""
     if _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return True
     if isinstance(error, sqlite3.Error | OSError):
@@ -183,12 +184,12 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _sqlite_code(error: BaseException) -> int:
-    """The primary code; extended ones carry more in their higher bits."""
+    """Return SQLite's primary error code; extended codes carry more in their higher bits."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _postgresql_engine(url: URL, poolclass: type[Pool] | None) -> Engine:
-    """A server that is cut off is noticed: a worker must know in time that it lost its lease."""
+    """Create an engine that detects a server that is cut off: a worker must know in time that it lost its lease."""
     patience = {"connect_timeout": CONNECT_TIMEOUT_S, "keepalives_idle": SILENCE_S // 2, "keepalives_interval": 3}
     given = {name for name in patience if name in url.query}
     options = {name: value for name, value in patience.items() if name not in given}
@@ -206,7 +207,9 @@ def _note_use(connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _check_connection(engine: Engine, connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-    """Ping, like `pool_pre_ping`, connections that nobody used lately. A busy service asks twice as much otherwise."""
+    """Ping connections that were not used lately, unlike `pool_pre_ping`, which would double a busy service's round
+    trips.
+    """
     if time.monotonic() - record.info.get("used_s", math.inf) <= TRUSTED_S:
         return
     try:
@@ -229,7 +232,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Make a file that only its owner reads; what SQLite keeps beside it has the same mode."""
+    """Create a file that only its owner can read; files that SQLite puts beside it get the same mode."""
     with suppress(FileExistsError, PermissionError, IsADirectoryError):  # SQLite says what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
@@ -241,7 +244,7 @@ def _prepare_connection(connection: Any, record: Any) -> None:
 
 
 def _switch_to_wal(connection: Any) -> None:
-    """Let readers and a writer work at the same time.
+    """Switch to WAL, so that readers and a writer can work at the same time.
 
     The first switch of a file fails at once, without SQLite's own waiting, when another process
     switches it at the same moment; so it is tried again.

@@ -1,4 +1,4 @@
-"""The schema of a database: making it, checking it, and opening a store on it.
+"""The schema of a database: creating it, checking it, and opening a store on it.
 
 Alembic is imported by what migrates only: every command checks the schema, and few find one to change.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["alembic_config", "check_schema", "create_engine_for", "migrate", "open_engine", "open_store"]
 
 MIGRATIONS = PACKAGE / "migrations"
-"""Folder of the migrations beside the package, in a checkout as in an installation."""
+"""Folder of the migrations beside the package, both in a checkout and in an installation."""
 _AT = table("alembic_version", column("version_num"))
 
 
@@ -34,7 +34,7 @@ class _Schema(Enum):
 
 
 def open_store(url: str) -> SqlStudyStore:
-    """The store at a database URL. A database without tables gets them; close the store after use.
+    """Open the store at a database URL. An empty database gets the tables; close the store after use.
 
     Raises:
         StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
@@ -43,7 +43,8 @@ def open_store(url: str) -> SqlStudyStore:
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for a database of this version's schema; as `open_store`, for what needs more than studies.
+    """Open an engine on a database with this version's schema; like `open_store`, for code that needs more than
+    studies.
 
     Raises:
         StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
@@ -89,7 +90,7 @@ def migrate(database: Engine | str) -> str | None:
 
 
 def check_schema(engine: Engine) -> None:
-    """Check that a database has the schema of this version.
+    """Refuse a database whose schema is not that of this version.
 
     Raises:
         SchemaOutdatedError: It is older, or has no tables.
@@ -107,13 +108,13 @@ def check_schema(engine: Engine) -> None:
 
 
 def known_revisions() -> tuple[str, ...]:
-    """The revisions that this version knows, the newest first: their files' names begin with them."""
+    """Return the revisions that this version knows, the newest first; the names of their files begin with them."""
     files = (MIGRATIONS / "versions").glob("[0-9]*_*.py")
     return tuple(sorted((file.name.partition("_")[0] for file in files), reverse=True))
 
 
 def revision_of(engine: Engine) -> str | None:
-    """The revision of a database of ours, known or not; None if it has no tables.
+    """Return the revision of one of our databases, known or not; None if it has no tables.
 
     Raises:
         StoreError: It is the database of another application.
@@ -128,7 +129,7 @@ def _schema_of(engine: Engine) -> _Schema:
 
 
 def _state(connection: Connection, place: str) -> _Schema:
-    """State of a database's schema.
+    """Return the state of a database's schema.
 
     Raises:
         SchemaTooNewError, StoreError: As `check_schema`.
@@ -155,7 +156,7 @@ def _revision(connection: Connection, place: str) -> str | None:
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Settings of Alembic for the migrations of this version, on a connection."""
+    """Return Alembic's settings for the migrations of this version, on a connection."""
     from alembic.config import Config
 
     config = Config()

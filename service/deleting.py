@@ -1,4 +1,4 @@
-"""Forgetting a study: its rows, and its working files."""
+"""Deletion of a study: its rows, and its working files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from steptune.tuner.errors import StateConflictError, StorageFullError
 from steptune.tuner.records import Study
 
 LOCK_FILE = "command.lock"
-"""Lock file in a study's directory; held by the command that runs it, and freed when that ends in any way."""
+"""Lock file in a study's directory; held by the command that runs the study, and released however the command ends."""
 
 
 @contextlib.contextmanager
 def run_by_this_command(study: Study) -> Iterator[None]:
-    """Hold a study, so that no other command of this machine runs or deletes it meanwhile.
+    """Lock a study, so that no other command of this machine runs or deletes it meanwhile.
 
     Raises:
         StateConflictError: Another command holds it.

@@ -1,4 +1,5 @@
-"""Workloads and machines on which strategies are described where nobody has named any: every choice has a place there.
+"""Example workloads and machines for describing strategies where the user named none: together they have a use for
+every choice.
 
 No single workload has everything: batch normalisation and attention masks, fixed shapes and unequal lengths, AdamW and
 momentum are asked for by different choices, and some exclude each other.

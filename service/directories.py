@@ -1,7 +1,7 @@
-"""Directories of studies that workers ran on this machine, and when they go.
+"""Directories of studies that workers ran on this machine, and their removal.
 
-A worker leaves a mark for each, beside them, where user code cannot write. What has none is a command's, whose report
-points there, and stays.
+A worker leaves a mark for each, beside them, where user code cannot write. A directory without a mark belongs to a
+command, whose report refers to it, and stays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steptune.service.models import QueueEntryRow, StudyRow
 
 
 def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
-    """Say that the directory of a study is a worker's.
+    """Mark the directory of a study as a worker's.
 
     Raises:
         StoreError: The mark cannot be written.
@@ -33,9 +33,9 @@ def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
 
 
 def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) -> int:
-    """Remove those of studies that ended longer ago than the grace period, or are deleted; return how many.
+    """Remove directories of studies that ended longer ago than the grace period, or are deleted; return how many.
 
-    What is wanted of them is an artifact by then.
+    By then, the files worth keeping are artifacts.
 
     Raises:
         StoreError: The database cannot be used, or a directory cannot be moved away.
@@ -56,20 +56,22 @@ def remove_directories(engine: Engine, data_directory: Path, *, grace_s: float) 
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory that user code wrote into, as far as possible: its nesting may be deeper than Python goes."""
+    """Remove a directory that user code wrote into, as far as possible: it may be nested deeper than Python can
+    recurse.
+    """
     subprocess.run(["rm", "-rf", "--", str(path)], capture_output=True, check=False)
 
 
 def _marks(engine: Engine, data_directory: Path) -> Path:
-    """Folder of marks of one database: workers of several may share a data directory, and know nothing of each other's
-    studies.
+    """Return the folder of marks for one database: workers of several databases may share a data directory without
+    knowing each other's studies.
     """
     place = place_of(engine)
     return data_directory / "worker_studies" / hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def _moved_away(engine: Engine, directory: Path, trash: Path, grace_s: float) -> bool:
-    """Move the files away while the queue entry is locked: no worker can claim the study meanwhile."""
+    """Move the files away while the queue entry is locked, so that no worker can claim the study meanwhile."""
     with writing(engine) as session:
         entry = session.get(QueueEntryRow, directory.name, with_for_update=True)
         study = session.get(StudyRow, directory.name)

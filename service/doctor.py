@@ -1,4 +1,4 @@
-"""Examination of what a machine offers to Steptune, and what on it would spoil figures or fail trials."""
+"""Examination of a machine: what it offers to Steptune, and what would spoil measurements or make trials fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 
 class Examined(Record):
-    """One thing that was looked at. `level` is "ok", "note" or "problem"."""
+    """One examined property of the machine. `level` is "ok", "note" or "problem"."""
 
     level: str
     subject: str
@@ -34,7 +34,7 @@ class Examined(Record):
 
 
 def examine() -> list[Examined]:
-    """Examine the installation, the hardware first."""
+    """Examine the machine and the installation, the hardware first."""
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
         runner = LocalRunner(workload="zoo:synthetic", directory=Path(folder))
         try:
@@ -121,7 +121,7 @@ def _cores() -> Examined:
 
 
 def _neighbours() -> Examined:
-    """Others that use the processor while we do nothing."""
+    """Examine how much other processes use the processor while we are idle."""
     import time
 
     before = read_cpu(time.perf_counter())
@@ -166,7 +166,7 @@ def _start_method() -> Examined:
 
 
 def _isolation() -> list[Examined]:
-    """The levels, the strongest first, each tried out."""
+    """Examine the isolation levels, the strongest first, by trying each."""
     examined = []
     for level in LEVELS:
         subject = f"isolation {level.name}"

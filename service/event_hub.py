@@ -1,4 +1,4 @@
-"""New events for everybody who follows: one look at the database for all streams of a process.
+"""New events for all streams of a process: one poll of the database serves everybody who follows.
 
 Events have numbers that grow, and streams send them in that order, so that a client that comes back with the last
 number it saw misses nothing. A transaction that took a number may commit after one that took the next: so streams send
@@ -24,7 +24,7 @@ from steptune.service.queries.events import OwnedEvent
 from steptune.tuner.errors import StoreError
 
 MAX_WAITING = 2_000
-"""Events that wait for one client. One that is slower than that is disconnected, and comes back where it was."""
+"""Maximum events that wait for one client. A slower client is disconnected, and resumes where it was."""
 _PAGE = 1_000
 _NUM_THREADS = 4
 _log = logging.getLogger(LOGGER)
@@ -33,15 +33,15 @@ Answer = TypeVar("Answer")
 
 @dataclass(eq=False)
 class Subscription:
-    """One client's view. `waiting` is filled by the hub; `changed` says that there is something to look at.
+    """One client's subscription. The hub fills `waiting`; `changed` signals new content.
 
     Attributes:
-        study_id: The one study it follows; None for all that `owner_id` may see.
-        owner_id: Whose studies; None for everybody's.
+        study_id: The single study to follow; None for all that `owner_id` may see.
+        owner_id: Owner of the studies; None for all owners.
         begins_after: Events up to this number are in the database already, for the client to read there.
         ends_after: The study has ended: none of its events has a higher number than this one.
-        ended: Nothing more will come: the study has ended, or the server is going.
-        too_slow: More events came than may wait.
+        ended: No more events will come: the study has ended, or the server is stopping.
+        too_slow: More events came than `MAX_WAITING`.
     """
 
     study_id: str | None
@@ -71,21 +71,23 @@ class Subscription:
 
 
 class EventHub:
-    """Looks for events while anybody follows. All methods but the database's work run in the event loop's thread."""
+    """Hub that polls for events while anybody follows. Only the database's work runs outside the event loop's
+    thread.
+    """
 
     def __init__(self, engine: Engine, poll_s: float) -> None:
         self._engine = engine
         self._poll_s = poll_s
         self._subscriptions: set[Subscription] = set()
         self._last = 0
-        """Events up to this number were told."""
+        """Number of the last event that was delivered to the subscriptions."""
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._limiter: CapacityLimiter | None = None
         self.closed = False
 
     async def subscribe(self, study_id: str | None, owner_id: str | None) -> Subscription:
-        """A subscription; give it back with `unsubscribe`.
+        """Subscribe to events; end the subscription with `unsubscribe`.
 
         Raises:
             StoreError: The database cannot be read.
@@ -105,26 +107,26 @@ class EventHub:
         self._subscriptions.discard(subscription)
 
     def close(self) -> None:
-        """End every stream, now and from now on; their clients come back to another process."""
+        """End every stream, now and from now on; their clients reconnect to another process."""
         self.closed = True
         for subscription in self._subscriptions:
             subscription.end()
 
     async def stop(self) -> None:
-        """End the hub itself."""
+        """Stop the hub."""
         self.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def in_thread(self, function: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
-        """Run a query in a thread. Streams share few, so that requests always find one."""
+        """Run a query in a thread. Streams share few threads, so that requests always find a free one."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(_NUM_THREADS)
         return await to_thread.run_sync(functools.partial(function, *arguments, **options), limiter=self._limiter)
 
     async def _run(self) -> None:
-        """Poll until nobody follows any more."""
+        """Poll the database until no stream follows any more."""
         while self._subscriptions:
             try:
                 await self._look()

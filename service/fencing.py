@@ -1,4 +1,4 @@
-"""Leases: the right to write to a study, for a while.
+"""Leases: the right to write to a study for a limited time.
 
 A worker that claims a study gets a lease with a fencing number, one higher than any before it. Whatever it writes,
 it writes in a transaction that first locks the study's queue entry and finds its own number there, unexpired. A
@@ -22,7 +22,7 @@ from steptune.tuner.records import Record
 
 
 class Lease(Record):
-    """Lease that a claim gave a worker."""
+    """Lease that a worker got with its claim."""
 
     study_id: str
     worker_id: str
@@ -30,7 +30,7 @@ class Lease(Record):
 
 
 def database_now(session: Session) -> datetime:
-    """The database's clock at this moment, not at the begin of the transaction, which may have waited since."""
+    """Return the database's present time, not that of the transaction's begin, since which it may have waited."""
     if session.get_bind().dialect.name == "postgresql":
         return cast(datetime, session.scalar(select(func.clock_timestamp())))
     return datetime.now(UTC)  # SQLite has the clock of this host

@@ -1,5 +1,5 @@
-"""Cleaning up by a worker or `steptune db gc`: ends what dead workers began, forgets what is expired, and removes files
-nobody needs.
+"""Housekeeping by a worker or `steptune db gc`: end the claims of dead workers, forget what has expired, and remove
+unneeded files.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from steptune.tuner.records import Record
 
 IDEMPOTENCY = timedelta(days=1)
 PROGRESS = timedelta(days=1)
-"""Time after a study's end for which its progress events, which are most of its rows, are kept."""
+"""Time after a study's end for which its progress events are kept; they are most of its rows."""
 LATE = timedelta(days=30)
-"""Studies that ended before that are not looked at again."""
+"""Age since their end from which studies are not checked again."""
 
 
 class HouseReport(Record):
-    """Counts of what was removed."""
+    """Counts of what housekeeping removed."""
 
     num_idempotency_keys: int
     num_sessions: int
@@ -37,13 +37,13 @@ class HouseReport(Record):
     num_progress_events: int
     num_traces: int
     num_directories: int
-    """Directories of studies, on this machine."""
+    """Number of study directories removed on this machine."""
     num_files: int
     size_bytes: int
 
 
 def keep_house(engine: Engine, artifacts: ArtifactStore, settings: Settings) -> HouseReport:
-    """Clean up once; harmless at any time, and where several do it at the same time.
+    """Clean up once; safe at any time, and where several processes do it at once.
 
     Raises:
         StoreError: The database or the artifacts cannot be used; CollectionBusyError where files are put all the time.

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Held(threading.local):
-    """Interrupts that a thread holds back; signals reach the main one only."""
+    """Interrupts that a thread holds back; signals reach only the main thread."""
 
     depth = 0
     pending = False
@@ -25,7 +25,7 @@ _held = _Held()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back interrupts of `interruptible` until the end."""
+    """Hold back the interrupts of `interruptible` until the context ends."""
     _held.depth += 1
     try:
         yield
@@ -37,7 +37,9 @@ def held_back() -> Iterator[None]:
 
 
 class interruptible:
-    """SIGTERM interrupts as Ctrl-C does. Where SIGINT is ignored, as in a shell's background, it stays so."""
+    """Context in which SIGTERM interrupts as Ctrl-C does. SIGINT stays ignored where it was, as in a shell's
+    background.
+    """
 
     def __enter__(self) -> None:
         numbers = [signal.SIGTERM]

@@ -1,4 +1,4 @@
-"""Values that a process keeps so as not to make them again, up to a size; what was asked for longest ago goes first."""
+"""Cache of a process with a maximum size; the least recently used value is dropped first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Values by key; several threads may ask for them."""
+    """Cached values by key; several threads may use the cache."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
@@ -27,7 +27,7 @@ class Kept(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep a value in place of what the key had; one above the size of all is not kept."""
+        """Cache a value, replacing that of the same key; one larger than the whole cache is not kept."""
         with self._lock:
             self._drop(key)
             if size > self._max_size:
@@ -38,7 +38,7 @@ class Kept(Generic[Value]):
                 self._drop(next(iter(self._values)))
 
     def get_or_make(self, key: Hashable, make: Callable[[], Value], size: int) -> Value:
-        """Two threads that ask at the same time may both make it."""
+        """Return a cached value, or make and cache it. Two threads that ask at the same time may both make it."""
         found = self.get(key)
         if found is None:
             found = make()

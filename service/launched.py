@@ -1,4 +1,4 @@
-"""Studies on several hosts, begun by torchrun or srun: which process does what, and how they find each other."""
+"""Studies on several hosts, started by torchrun or srun: the role of each process, and how they find each other."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ ADVICE = (
 
 
 class _Meeting(Record):
-    """Record that torchrun's rendezvous hands out."""
+    """Record that torchrun's rendezvous distributes to the hosts."""
 
     port: int
     secret: str
 
 
 def refuse_launcher(arguments: Sequence[str]) -> None:
-    """Refuse a launcher in the place of a workload, as in `steptune tune torchrun train.py`.
+    """Refuse a launcher in place of a workload, as in `steptune tune torchrun train.py`.
 
     Raises:
-        ChoiceError: One is among the arguments.
+        ChoiceError: A launcher is among the arguments.
     """
     for name in [argument for argument in arguments if Path(argument).name in LAUNCHERS]:
         raise ChoiceError(
@@ -60,7 +60,7 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
 
 
 def refuse_several_hosts(command: Sequence[str]) -> None:
-    """Refuse a command whose launcher starts ranks on several hosts: its trials are launches on this one.
+    """Refuse a command whose launcher starts ranks on several hosts: trials of a command run on this host only.
 
     Raises:
         ChoiceError: It is such a command.
@@ -76,10 +76,10 @@ def refuse_several_hosts(command: Sequence[str]) -> None:
 
 
 def take_place() -> Launch | None:
-    """Return how this process was launched, and keep it, and the hosts' secret, from what it starts.
+    """Return how this process was launched, and hide that, and the hosts' secret, from the processes that it starts.
 
     Raises:
-        PlatformError: The launcher's variables are not such that hosts can run a study.
+        PlatformError: The launcher's variables do not allow a study on several hosts.
     """
     launch = find_launch()
     kept = without_launcher(os.environ)
@@ -89,7 +89,7 @@ def take_place() -> Launch | None:
 
 
 def attend(launch: Launch, settings: Settings) -> None:
-    """Serve the trials of this host until the study has ended, or wait for the process that does.
+    """Serve the trials of this host until the study has ended, or wait for the process that serves them.
 
     Raises:
         RunnerError: The first host is gone, or the study has failed.
@@ -113,7 +113,7 @@ def attend(launch: Launch, settings: Settings) -> None:
 
 
 def serve_host(*, host: int, address: str, port: int, secret: str, folder: Path, patience_s: float) -> None:
-    """Serve the trials of this host, with files below the folder, until the study has ended.
+    """Serve the trials of this host until the study has ended, with files below the folder.
 
     Raises:
         RunnerError: The first host is gone, or the study has failed.
@@ -133,11 +133,11 @@ def serve_host(*, host: int, address: str, port: int, secret: str, folder: Path,
 
 @contextlib.contextmanager
 def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Level) -> Iterator[HostGroup | None]:
-    """All hosts of a study, once they are here; None where it runs on this one alone.
+    """Connect all hosts of a study, and yield them; None where it runs on this host alone.
 
     Raises:
-        IsolationUnavailableError: Its trials were to be isolated.
-        RunnerError: Not all hosts came.
+        IsolationUnavailableError: Its trials should be isolated.
+        RunnerError: Not all hosts connected.
         StoreError: The study was begun on another number of hosts or ranks.
     """
     check_size(launch, study)
@@ -168,10 +168,10 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
 
 
 def refuse_isolated(level: Level) -> None:
-    """Refuse to isolate the trials of several hosts.
+    """Refuse to isolate the trials of a study on several hosts.
 
     Raises:
-        IsolationUnavailableError: They were to be.
+        IsolationUnavailableError: They should be isolated.
     """
     if level.name != NONE:
         raise IsolationUnavailableError(
@@ -180,13 +180,13 @@ def refuse_isolated(level: Level) -> None:
 
 
 def check_size(launch: Launch | None, study: Study, *, reserved: bool = False) -> None:
-    """Refuse to go on with a study on another number of hosts or ranks than it was begun on.
+    """Refuse to continue a study on another number of hosts or ranks than it began with.
 
     Args:
         reserved: Whether a cluster reserves as many hosts as the study has.
 
     Raises:
-        StoreError: It was.
+        StoreError: The numbers differ.
     """
     if launch is not None:
         num_hosts, num_ranks = launch.num_hosts, launch.num_ranks
@@ -206,7 +206,7 @@ def check_size(launch: Launch | None, study: Study, *, reserved: bool = False) -
 
 
 def num_ranks_of(launch: Launch | None, asked: int | None) -> int:
-    """Return the ranks of a trial: as many as were launched, or asked for where nothing was launched; else 1.
+    """Return the number of ranks of a trial: as many as were launched, else as many as were asked for, else 1.
 
     Raises:
         ChoiceError: Another number was asked for.
@@ -221,13 +221,13 @@ def num_ranks_of(launch: Launch | None, asked: int | None) -> int:
 
 
 def num_hosts_of(launch: Launch | None, asked: int | None, *, reserved: bool = False) -> int:
-    """Return the hosts of a study: as many as were launched, or are asked of a cluster; else 1.
+    """Return the number of hosts of a study: as many as were launched, or are requested from a cluster; else 1.
 
     Args:
         reserved: Whether a cluster reserves them.
 
     Raises:
-        ChoiceError: Several were asked for, and nothing brings them.
+        ChoiceError: Several were asked for, but neither a launcher nor a cluster provides them.
     """
     if launch is not None:
         if reserved or asked not in (None, launch.num_hosts):
@@ -242,7 +242,7 @@ def num_hosts_of(launch: Launch | None, asked: int | None, *, reserved: bool = F
 
 
 def _own_secret(launch: Launch) -> str:
-    """The secret that the environment named; empty where torchrun's rendezvous hands one out."""
+    """Return the secret that the environment named; empty where torchrun's rendezvous distributes one."""
     secret = launch.secret
     if not secret and not launch.has_store:
         raise PlatformError(

@@ -1,4 +1,4 @@
-"""Log lines as JSON objects, one a line. Never with query strings, headers or bodies: they may hold secrets."""
+"""Logs as one JSON object per line, never with query strings, headers or bodies, which may hold secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGGER = "steptune"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what is passed as `extra={"fields": …}` becomes members of it."""
+    """Formatter that writes one JSON object per line; the fields in `extra={"fields": …}` become its members."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Send our log and uvicorn's to standard error as JSON. Uvicorn's own access log has query strings: it is off."""
+    """Send our log and uvicorn's to standard error as JSON. Uvicorn's access log, which has query strings, is off."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in (LOGGER, "uvicorn"):

@@ -1,4 +1,4 @@
-"""Answers of the interface beyond the engine's records: summaries, pages, and the records with their ids.
+"""Messages of the interface beyond the engine's records: summaries, pages, and records with their ids.
 
 A message may hold a stored record as JSON (`service.queries.stored`), so that it is not read and written again.
 """
@@ -46,7 +46,7 @@ class Page(Record, Generic[Item]):
     next_cursor: str | None
 
     def each(self, make: Callable[[Item], Other]) -> Page[Other]:
-        """The page with another form of each item."""
+        """Return the page with every item converted."""
         return Page(items=tuple(map(make, self.items)), next_cursor=self.next_cursor)
 
 
@@ -55,16 +55,16 @@ class StudySummary(Record):
 
     Attributes:
         study_id: Sortable by time.
-        title: Given by its owner.
-        workload: The reference of what is tuned.
+        title: Title given by its owner.
+        workload: Reference of the workload.
         workload_id: The uploaded workload, where there is one.
-        owner_id: Its user; null for studies of the command line.
-        state: Where it is in its life.
+        owner_id: Its owner; null for studies of the command line.
+        state: State of the study.
         created_at: When it was submitted (ISO 8601, UTC).
-        hardware_fingerprint: Of the hardware profile on which it runs; null until it ran.
-        priority: Higher ones of the same owner are run first.
-        worker_id: Who runs it.
-        verdict: What its recommendation claims; null until there is one.
+        hardware_fingerprint: Fingerprint of the hardware profile on which it runs; null until it ran.
+        priority: Priority among the owner's studies; higher ones are run first.
+        worker_id: The worker that runs it.
+        verdict: Verdict of its recommendation; null until there is one.
         gain: Rate of the recommendation over the baseline's; null unless the verdict is "faster".
     """
 
@@ -90,14 +90,14 @@ class StudyQueueState(Record):
         required_device_kind: "cpu", "cuda", or null for any.
         required_hardware: A fingerprint of a hardware profile, or a part of its label; null for any.
         num_devices: Devices that it holds while it runs.
-        waits_for: Why nobody runs it, for a person; empty where somebody does, or nobody has to.
-        requested: What its owner wants of it while it runs: "", "cancel" or "pause".
-        num_claims: How often a worker began to run it.
-        num_lost: Workers that died with it since a trial was last completed.
+        waits_for: Why no worker runs it, in words; empty where one does, or none has to.
+        requested: Pending request of its owner while it runs: "", "cancel" or "pause".
+        num_claims: Number of times that a worker began to run it.
+        num_lost: Number of workers that died with it since a trial was last completed.
         device_seconds: Devices times the time that workers held them for it.
         queued_at: When it was queued (last).
-        claimed_at: When its worker had the devices that it has now; null while that waits for a cluster.
-        ended_at: When it came to its end.
+        claimed_at: When its worker got its present devices; null while the worker waits for a cluster.
+        ended_at: When it ended.
     """
 
     version: int
@@ -118,16 +118,16 @@ class StudyDetail(StudySummary):
     """A study.
 
     Attributes:
-        message: What a person should know about its state.
-        settings: What was asked for.
-        facts: What was found out about the workload; null until it was inspected.
+        message: Explanation of its state.
+        settings: Settings of the request.
+        facts: Facts about the workload; null until it was inspected.
         environment: The hardware and software on which it runs; null until it ran.
-        num_trials: How many trials are in each state.
-        queue: What it asks of workers; null for studies of the command line.
-        source_digest: Of the workload's code.
-        steptune_version: That began it.
-        tags: Words by which its owner finds it.
-        notes: Of its owner.
+        num_trials: Number of trials in each state.
+        queue: Its state in the queue; null for studies of the command line.
+        source_digest: Digest of the workload's code.
+        steptune_version: Version of Steptune that began it.
+        tags: Tags by which its owner finds it.
+        notes: Notes of its owner.
     """
 
     message: str
@@ -149,17 +149,17 @@ class TrialSummary(Record):
         trial_id: Sortable by time.
         study_id: The study that it belongs to.
         sequence: Its number in the study, in the order in which trials began.
-        candidate: What it runs: the choices that differ from today's.
+        candidate: Choices of the trial that differ from today's.
         candidate_key: Identity of the candidate.
-        purpose: Why it was run.
-        group: Trials of one group lived at the same time and took turns.
+        purpose: Purpose of the run.
+        group: Group of trials that were alive at the same time and took turns.
         replicate: Number of this start of the candidate, from 0.
-        state: Where it is in its life.
+        state: State of the trial.
         failure_kind: Why it failed; null where it did not.
         started_at: When it began (ISO 8601, UTC).
-        step_time_ns: Over its clean windows, epoch restarts included; null without any.
+        step_time_ns: Step time over its clean windows, including epoch restarts; null without any.
         units_per_s: Samples or tokens per second over its clean windows, epoch restarts included; null without any.
-        num_windows: Its clean windows.
+        num_windows: Number of clean windows.
         gain: Deprecated as a figure of its configuration, whose speed the recommendation states: that of this run over
             the reference's when it completed, by rounds where they took turns; null if not measured.
     """
@@ -185,9 +185,9 @@ class TrialAttempt(Record):
     """One process start of a trial.
 
     Attributes:
-        number: From 1.
+        number: Number of the attempt, from 1.
         outcome: How it ended; "running" until then.
-        worker_id: Who ran it; null without a queue.
+        worker_id: The worker that ran it; null without a queue.
         started_at: When it began (ISO 8601, UTC).
         ended_at: When it ended.
     """
@@ -200,21 +200,21 @@ class TrialAttempt(Record):
 
 
 class TrialDetail(TrialSummary):
-    """A trial, with what came of it. Windows, breakdown, kernels, … have their own places below it.
+    """A trial with its outcome. Windows, breakdown, kernels, … are resources of their own below it.
 
     Attributes:
         attempts: Its process starts.
         repeated: Runs before the last one, with how they ended, which says nothing about the candidate.
         failure: Why it ended early; null where it did not.
-        guard_passed: Whether it still is the same training; null where that was not checked.
-        startup: Where the time went before the first window.
+        guard_passed: Whether it is still the same training; null where that was not checked.
+        startup: Division of the time before the first window.
         memory: Peak memory by rank.
-        effects: Whether its choices did what they say.
-        contended: Fewer clean windows than asked for: others used the machine.
+        effects: Whether its choices took effect.
+        contended: Whether other programs used the machine, so that there are fewer clean windows than requested.
         unmeasured: Readings of the devices that could not be had, and why.
-        isolation: How its processes were shut in; null until it ended.
+        isolation: How its processes were isolated; null until it ended.
         interpreter: How its interpreter was started; null until it ended.
-        phases_ns: How long each phase took.
+        phases_ns: Nanoseconds of each phase.
         epoch_restart_ns: Cost of starting an epoch; null where it was not measured.
     """
 
@@ -234,7 +234,7 @@ class TrialDetail(TrialSummary):
 
 
 class Health(Record):
-    """Answer that all is well.
+    """Answer of a health check.
 
     Attributes:
         status: "ok" or "ready".
@@ -248,9 +248,9 @@ class BreakdownCategory(Record):
 
     Attributes:
         category: Its name.
-        ns: Over the whole profiled stretch.
-        share: Of the stretch.
-        rescaled_ns: Per step, rescaled to the unprofiled step; null where that is unknown.
+        ns: Nanoseconds over the whole profiled stretch.
+        share: Share of the stretch.
+        rescaled_ns: Nanoseconds per step, rescaled to the unprofiled step; null where that is unknown.
     """
 
     category: str
@@ -264,10 +264,10 @@ class DeviceBreakdown(Record):
 
     Attributes:
         rank: The process.
-        device: Its device, or its CPU.
+        device: The device of the process, or its CPU.
         num_steps: Profiled steps.
         step_time_ns: The whole profiled stretch.
-        categories: The longest first.
+        categories: Time by category, the longest first.
     """
 
     rank: int
@@ -304,11 +304,11 @@ class TrialFinding(Record):
 
 
 class TrialGuard(Record):
-    """Judgement whether a trial still was the same training.
+    """Verdict of the guard: whether a trial was the same training.
 
     Attributes:
         trial_id: The trial.
-        verdict: With its checks and curves; null where it was not checked.
+        verdict: Verdict with its checks and curves; null where the trial was not checked.
     """
 
     trial_id: str
@@ -316,7 +316,7 @@ class TrialGuard(Record):
 
 
 class TrialTimeline(Record):
-    """Activity of the devices in the profiled steps, thinned out for a picture.
+    """Activity of the devices in the profiled steps, reduced to the resolution of a picture.
 
     Attributes:
         trial_id: The trial.
@@ -332,8 +332,8 @@ class TrialSpans(Record):
 
     Attributes:
         trial_id: The trial.
-        name: Of a kernel, an operator or another event.
-        spans: The longest first.
+        name: Name of a kernel, an operator or another event.
+        spans: The events, the longest first.
     """
 
     trial_id: str
@@ -350,7 +350,7 @@ class ArtifactInfo(Record):
         trial_id: The trial; null for a file of the whole study.
         kind: "trace", "timeline", "log", …
         digest: SHA-256 of its content, in hexadecimal digits.
-        size_bytes: As it is kept.
+        size_bytes: Bytes of the stored file.
         created_at: When it was recorded (ISO 8601, UTC).
     """
 
@@ -364,15 +364,15 @@ class ArtifactInfo(Record):
 
 
 class ExportFormat(Record):
-    """A format in which a recommendation can be had.
+    """A format in which a recommendation can be exported.
 
     Attributes:
-        name: For `exports/{name}`.
-        summary: What it is.
+        name: Name for `exports/{name}`.
+        summary: Description of the format.
         version: The library, and the version of it, that the text is for.
         usage: How to use the file.
-        file_name: A usual name for it.
-        media_type: Of the text.
+        file_name: Usual name of the file.
+        media_type: Media type of the file.
         not_expressible: What of this recommendation the format cannot express, one sentence each.
         carries: Part of the gain that the file carries; empty where none is claimed.
     """
@@ -388,28 +388,28 @@ class ExportFormat(Record):
 
 
 class ExportList(Record):
-    """The formats in which a study's recommendation can be had.
+    """The formats in which a study's recommendation can be exported.
 
     Attributes:
-        items: All of them.
+        items: All formats.
     """
 
     items: tuple[ExportFormat, ...]
 
 
 class WorkloadInfo(Record):
-    """A workload as it was given.
+    """A workload as submitted.
 
     Attributes:
         workload_id: Sortable by time.
-        owner_id: Its user.
+        owner_id: Its owner.
         kind: "file", "archive", "script", "zoo" or "module".
-        name: Given by its owner, or that of the uploaded file.
+        name: Name given by its owner, or that of the uploaded file.
         entry: The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload", or a script's
             command: "-- python train.py".
-        digest: SHA-256 of what was uploaded, in hexadecimal digits; null where nothing was.
-        size_bytes: Of what was uploaded.
-        created_at: When it was given (ISO 8601, UTC).
+        digest: SHA-256 of the upload, in hexadecimal digits; null without one.
+        size_bytes: Bytes of the upload.
+        created_at: When it was submitted (ISO 8601, UTC).
     """
 
     workload_id: str
@@ -427,7 +427,7 @@ class WorkerSlot(Record):
 
     Attributes:
         kind: "core" or "cuda".
-        number: On its host.
+        number: Number of the core or device on its host.
     """
 
     kind: str
@@ -435,22 +435,22 @@ class WorkerSlot(Record):
 
 
 class WorkerSummary(Record):
-    """A process that runs studies.
+    """A worker: a process that runs studies.
 
     Attributes:
         worker_id: Sortable by time.
-        name: Given by who started it, or made up.
-        host_id: Of its machine, hashed: workers on one host share its devices.
+        name: Name given by whoever started it, or generated.
+        host_id: Hashed id of its machine: workers on one host share its devices.
         state: "idle", "busy", "draining" or "gone".
-        hardware_fingerprint: Of its hardware profile.
-        hardware_label: The hardware, for people.
+        hardware_fingerprint: Fingerprint of its hardware profile.
+        hardware_label: Description of the hardware.
         device_kind: "cpu" or "cuda".
         slots: Cores and devices that it may use.
-        isolation: How it shuts in the code of trials.
-        version: Of Steptune.
+        isolation: Isolation level of its trials.
+        version: Version of Steptune.
         started_at: When it began (ISO 8601, UTC).
-        heartbeat_at: When it was last heard of.
-        study_id: What it runs; null where that is nothing, or not yours to see.
+        heartbeat_at: Time of its last heartbeat.
+        study_id: The study that it runs; null where there is none, or it is not yours to see.
     """
 
     worker_id: str
@@ -473,13 +473,13 @@ class ReservationSummary(Record):
 
     Attributes:
         study_id: The study.
-        title: Given by its owner.
-        holds: Whether the devices are its own now; else it waits.
+        title: Title given by its owner.
+        holds: Whether it holds the devices now; else it waits.
         num_hosts: Hosts that it needs.
         num_devices: Devices that it needs on each.
-        hosts: Those that it holds, hashed, the one of its worker first.
+        hosts: Hashed ids of the hosts that it holds, its worker's host first.
         since: When it got them, or was queued (ISO 8601, UTC).
-        waits_for: Why it waits, for a person; empty where it holds them.
+        waits_for: Why it waits, in words; empty where it holds them.
     """
 
     study_id: str
@@ -493,13 +493,13 @@ class ReservationSummary(Record):
 
 
 class HardwareSummary(Record):
-    """A hardware profile: what figures depend on.
+    """A hardware profile: the hardware and software on which measurements depend.
 
     Attributes:
         fingerprint: Its identity.
         device_kind: "cpu" or "cuda".
-        label: For people.
-        profile: All of it.
+        label: Description of the hardware.
+        profile: The complete profile.
     """
 
     fingerprint: str
@@ -514,7 +514,7 @@ class Caller(Record):
     Attributes:
         user_id: The user.
         name: The user's name.
-        scopes: What this token or session may do.
+        scopes: Scopes of this token or session.
         token_id: The token that was sent; null for a login that is not by token.
         method: How the caller showed who they are: "token", "session" or "open".
         expires_at: When the token or session ends; null for never.

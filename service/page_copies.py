@@ -1,4 +1,4 @@
-"""One rendered copy of a page for all who read it, until what it shows changes.
+"""One rendered copy of a page for all readers, until its content changes.
 
 Rendering a page takes ten times as long as reading its JSON, so it is done once for a version of what it shows,
 however many readers ask. What differs between readers is left open in the copy (`opening`) and filled in for each: the
@@ -21,10 +21,10 @@ from markupsafe import Markup
 from steptune.service.kept import Kept
 
 MAX_BYTES = 64 << 20
-"""Maximum bytes of all copies of one process, compressed and plain; the least recently read go first."""
+"""Maximum bytes of all copies of one process, compressed and plain; the least recently read are dropped first."""
 NUM_LOCKS = 64
 LEVEL = 5
-"""Compression level of gzip: a page of 200 trials is a tenth of its size after 5 ms."""
+"""Compression level of gzip: it takes 5 ms to compress a page of 200 trials to a tenth of its size."""
 _MARK = secrets.token_hex(16)
 """Marker that no text of a user can contain."""
 _OPENINGS = re.compile(rf"\x02{_MARK}:(\w+)\x03")
@@ -32,15 +32,13 @@ _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 def opening(name: str) -> Markup:
-    """A place in a rendered copy that is filled in for each reader."""
+    """Return a placeholder in a rendered copy that is filled in for each reader."""
     return Markup(f"\x02{_MARK}:{name}\x03")
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """A part of pages that is made and compressed once, however often the rest of a page changes. It stands in the
-    page's copy where a template shows it.
-    """
+    """A part of pages that is rendered and compressed once, however often the rest of a page changes."""
 
     plain: bytes
     packed: bytes
@@ -57,7 +55,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is the same for all readers; `name` is the opening after it, empty where none is."""
+    """Text that is the same for all readers; `name` is that of the opening after it, or empty."""
 
     plain: bytes
     packed: bytes
@@ -73,7 +71,7 @@ class Copy:
 
     @classmethod
     def of(cls, text: str, fragments: Iterable[Fragment] = ()) -> Copy:
-        """The copy of a page that was rendered with `opening`s and these fragments."""
+        """Split a page that was rendered with `opening`s and these fragments into a copy."""
         known = {fragment.name: fragment for fragment in fragments}
         found = _OPENINGS.split(text)
         pieces: list[Piece] = []
@@ -90,7 +88,7 @@ class Copy:
         return sum(len(piece.plain) + len(piece.packed) for piece in self.pieces)
 
     def tag(self, fillings: Mapping[str, str]) -> str:
-        """Identity of the page as a reader gets it."""
+        """Return the entity tag of the page with these fillings."""
         filled = [fillings[piece.name] for piece in self.pieces if piece.name]
         return hashlib.sha256(f"{self.digest}{filled}".encode()).hexdigest()[:16]
 
@@ -98,7 +96,7 @@ class Copy:
         return b"".join(piece.plain + (fillings[piece.name].encode() if piece.name else b"") for piece in self.pieces)
 
     def packed(self, fillings: Mapping[str, str]) -> bytes:
-        """The page as one gzip stream; only what fills the openings is compressed now."""
+        """Return the page as one gzip stream; only the fillings of its openings are compressed now."""
         plain = self.plain(fillings)
         parts = [_GZIP_HEADER]
         for piece in self.pieces:
@@ -110,18 +108,18 @@ class Copy:
 
 
 class PageCopies:
-    """The copies of one process; several threads may ask for them."""
+    """Copies of the pages of one process; several threads may use them."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._copies: Kept[tuple[Hashable, Copy]] = Kept(max_bytes)
         self._rendering = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[], Copy]) -> Copy:
-        """The copy of a page, rendered by one of those who ask for it at the same time.
+        """Return the copy of a page; of several simultaneous requests, one renders it.
 
         Args:
             key: The page, and all that differs between its readers but what fills its openings.
-            version: Of what the page shows, read before: what `make` reads is this version or a later one.
+            version: Version of the page's content, read first: `make` reads this version or a later one.
             make: Renders the page.
         """
         with self._rendering[hash(key) % NUM_LOCKS]:
@@ -134,6 +132,6 @@ class PageCopies:
 
 
 def _deflated(plain: bytes, *, last: bool) -> bytes:
-    """A part of a deflate stream that refers to nothing before it."""
+    """Compress a part of a deflate stream that refers to nothing before it."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return packer.compress(plain) + packer.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)

@@ -1,4 +1,4 @@
-"""Permissions of the service's files: only its own user reads them.
+"""Permissions of the service's files: only the service's own user may read them.
 
 Rows hold what users submitted and hashes of their tokens, artifacts hold their code. Trials may run on the same machine
 as users of their own, and pass through the data directory to their study's folder; they read nothing else there.
@@ -22,7 +22,7 @@ DATABASE_FILES = ("", "-wal", "-shm", "-journal")
 
 
 def keep_private(settings: Settings) -> None:
-    """Lets what this process makes, and the database and folders that are there, belong to its user alone."""
+    """Restrict new files of this process, and the existing database and folders, to its own user."""
     os.umask(UMASK)
     for path in _database_files(settings):
         _close(path, PRIVATE_FILE)
@@ -35,7 +35,7 @@ def keep_private(settings: Settings) -> None:
 
 
 def mend(settings: Settings) -> int:
-    """Close everything that the service has kept so far; return how many files and folders were open."""
+    """Restrict all files that the service has stored so far; return how many files and folders were open to others."""
     keep_private(settings)
     return sum(_close(path, PRIVATE_FOLDER) for path in _everything(settings))
 
@@ -49,7 +49,7 @@ def _database_files(settings: Settings) -> list[Path]:
 
 
 def _folders(settings: Settings) -> list[Path]:
-    """Folders that no trial passes through."""
+    """Return the folders through which no trial passes."""
     own = [settings.data_directory / name for name in ("artifacts", "uploads", "hardware", "worker_studies")]
     place = settings.artifacts_url
     if place is not None and ("://" not in place or place.startswith("file://")):
@@ -65,7 +65,7 @@ def _everything(settings: Settings) -> Iterator[Path]:
 
 
 def _close(path: Path, mode: int, *, needed: int = 0) -> bool:
-    """Remove from a file or folder of ours the permissions beyond `mode`; return whether there were any."""
+    """Remove permissions beyond `mode` from a file or folder of ours; return whether there were any."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Place where figures are measured: a machine, with its cores and GPUs. No names, only hashes and numbers."""
+"""Place of a measurement: a machine, with its cores and GPUs, as hashes and numbers without names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Slot(Record):
-    """A core or a device of a host, by its number there."""
+    """A core or a device of a host, by its number on the host."""
 
     kind: str
     number: int
 
 
 def place_of(host: str, slots: Iterable[Slot], others: str = "") -> str:
-    """A place as text: "3f2a91c07b1d core 0,1 cuda 0"."""
+    """Return a place as text: "3f2a91c07b1d core 0,1 cuda 0"."""
     numbers: dict[str, list[int]] = {}
     for slot in slots:
         numbers.setdefault(slot.kind, []).append(slot.number)
@@ -35,15 +35,15 @@ def place_of(host: str, slots: Iterable[Slot], others: str = "") -> str:
 
 
 def this_place() -> str:
-    """Place where a command of this process measures: all of its cores and GPUs."""
+    """Return the place where a command of this process measures: all of its cores and GPUs."""
     visible = os.environ.get(VISIBLE_DEVICES)
     cores = [Slot(kind=CORE, number=core) for core in allowed_cores()]
     return place_of(host_id(), cores, f"{CUDA} {visible}" if visible else "")
 
 
 def host_id() -> str:
-    """Identity of this machine, hashed. All containers of a host have the same, for they share its cores: so it is the
-    identity of the running kernel, not that of an image.
+    """Return the hashed identity of this machine. It is that of the running kernel, not of an image, as all containers
+    of a host share its cores.
     """
     try:
         identity = _BOOT_ID.read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""Questions to a prediction, and its answer: for the command and for the page."""
+"""Questions to the prediction for other hosts, and its answers, for the command and for the page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from steptune.tuner.strategies.combine import complete_choices
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A cluster as people describe it.
+    """A cluster in the user's terms.
 
     Attributes:
-        hosts: How many.
-        devices: On each; None for as many ranks as the study has on a host.
+        hosts: Number of hosts.
+        devices: Devices on each host; None for as many as the study has ranks on a host.
         network: Bandwidth of a host's network, as "25gbps"; empty where the study has measured it.
-        latency: Of a message between hosts, as "20us".
+        latency: Latency of a message between hosts, as "20us".
         inside: Bandwidth from a device to its neighbour, as "400GBps"; empty where the study has measured it.
-        which: The trial to begin with: "best", "baseline", "recommended" or a number.
+        which: The trial to predict from:  "best", "baseline", "recommended" or a number.
         contention: Share of its speed that compute loses to communication, where it is known.
     """
 
@@ -42,7 +42,8 @@ class Question:
 
 
 def predicted(store: StudyStore, study: Study, question: Question, against: Study | None = None) -> Extrapolation:
-    """
+    """Predict a study's step on the cluster in question.
+
     Args:
         against: Another study of the workload, with whose measurements the prediction is compared as well.
 
@@ -76,7 +77,9 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
 
 
 def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]:
-    """The trial to begin with: today's where it is the best, or the best is not predicted, which is said."""
+    """Return the trial to predict from: today's settings if they are the best, or if the best cannot be predicted, with
+    a note that says so.
+    """
     if which != "best":
         return which, []
     leading = leading_candidate(store, study.study_id)
@@ -89,7 +92,7 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:
-    """The ranks and links of a study; links that it has not measured are as given."""
+    """Return the cluster with the ranks and links of a study; links that it has not measured are as given."""
     environment = study.environment
     if environment is None:
         raise ChoiceError(f"study {study.study_id} has not begun: there is nothing in it to compare with")

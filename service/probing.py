@@ -1,4 +1,4 @@
-"""Looking at this machine, the links between ranks on it, or a workload, outside of a study."""
+"""Inspection of this machine, of its links between ranks, and of a workload, outside of a study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptune.tuner.workloads.zoo import known_reference
 
 
 def look_here(workload: str | None, device: str | None) -> tuple[Environment, tuple[WorkloadFacts, ...]]:
-    """The environment, and the facts of a workload; without one, of several that together have something for every
+    """Inspect the environment and a workload; without one, use example workloads that together have a use for every
     strategy.
     """
     reference = format_reference(known_reference(workload)) if workload else "zoo:synthetic"
@@ -39,14 +39,14 @@ def measure_links(
     remeasure: bool,
     listener: ProgressListener = lambda progress: None,
 ) -> Topology:
-    """The links between ranks on this machine: those that the store knows, checked, or measured and recorded there.
+    """Return the links between ranks on this machine: stored ones after a check, else newly measured and stored.
 
     Args:
-        num_ranks: None for one on every GPU; on a CPU two.
-        remeasure: Measure what is known anew.
+        num_ranks: Number of ranks; None for one on every GPU, or two on a CPU.
+        remeasure: Measure again even if the links are known.
 
     Raises:
-        ChoiceError: A rank would be alone, or have no device.
+        ChoiceError: There would be only one rank, or a rank without a device.
     """
     environment, _ = look_here(None, device)
     hardware = environment.hardware

@@ -1,4 +1,4 @@
-"""One profiled run of a workload as it is."""
+"""Profile of one run of an unchanged workload."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from steptune.tuner.workloads.zoo import known_reference
 BAR_WIDTH = 40
 NUM_MODULES = 8
 NUM_ABOVE = 4
-"""Rows above the roofline of each kind."""
+"""Maximum rows of each kind above the roofline."""
 
 
 class WorkloadProfile(Record):
-    """Breakdown of a step."""
+    """Profile of a workload: its step time, breakdown and findings."""
 
     workload: str
     hardware: str
@@ -63,15 +63,15 @@ class WorkloadProfile(Record):
     sample_unit: SampleUnit
     step_time_ns: float
     bottleneck: str
-    """Factor that limits the step; "unknown" where the profile cannot be trusted."""
+    """Bottleneck of the step; "unknown" where the profile cannot be trusted."""
     breakdowns: tuple[Breakdown, ...]
     findings: tuple[Finding, ...]
     already_on: tuple[str, ...] = ()
-    """Settings that the workload uses already."""
+    """Techniques that the workload already uses."""
     modules: tuple[ModuleStats, ...] = ()
-    """Time of each `nn.Module` over all profiled steps, the most first."""
+    """Time of each `nn.Module` over all profiled steps, the most time first."""
     roofline: Roofline | None = None
-    """FLOP of a step, their share of the device's peak, and what runs far above its least time."""
+    """FLOP of a step, their share of the device's peak, and the calls far above their floor."""
     memory: tuple[MemoryStats, ...] = ()
     """Memory of each device, by class of tensor."""
 
@@ -145,7 +145,7 @@ def profile_workload(
 
 
 def _analysis_of(directory: Path, trial_id: str) -> RankAnalysis | None:
-    """The analysis that the trial left; user code may have written anything in its place."""
+    """Read the analysis that a trial wrote; user code may have replaced it with anything."""
     try:
         with open_below(directory, StudyFiles(directory).analysis(trial_id)) as file:
             first = next(read_analysis(file))
@@ -193,7 +193,7 @@ def print_head(
     already_on: Sequence[str],
     utilisation: str,
 ) -> None:
-    """Print whether the profile is trusted, the step's time and what limits it."""
+    """Print whether the profile is trusted, the time of a step, and its bottleneck."""
     problems = list(dict.fromkeys(problem for b in breakdowns for problem in b.quality.problems))
     step = units.milliseconds(step_time_ns / 1e6)
     if problems:
@@ -216,7 +216,7 @@ def print_head(
 
 
 def print_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
-    """Print where the time of a step goes, as bars: a table for each device."""
+    """Print a step's breakdown as bars: a table for each device."""
     several = len(breakdowns) > 1
     ranks = len({breakdown.rank for breakdown in breakdowns}) > 1
     for breakdown in breakdowns:
@@ -252,7 +252,7 @@ def print_memory(console: Console, memory: Sequence[MemoryStats]) -> None:
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Print what stands out, with the advice."""
+    """Print the findings, with their advice."""
     for finding in findings:
         console.print(Text(finding.message, style="bold"))
         console.print(Padding(Text(_advice(finding), style="dim"), (0, 0, 0, 2), expand=False))

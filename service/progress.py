@@ -1,7 +1,7 @@
-"""Progress of a running study as the data of `progress` events and back: a remote watcher sees what `tune` shows.
+"""Conversion of a running study's progress to `progress` events and back: a remote watcher sees what `tune` shows.
 
-A study tells of itself every few seconds, for hours: an event brings the decisions and the finding that no earlier one
-brought, and who reads them puts them together (`Picture`).
+A study reports every few seconds, for hours: an event has only the decisions and the finding that no earlier one had,
+and the reader puts them together (`Picture`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steptune.tuner.search.view import StudyView
 EVENT = "progress"
 RECENT_DECISIONS = 6
 NOT_TRIED = "not_tried"
-"""Verdict that no event tells: a search that ends gives it to all that is left, together with its last decision."""
+"""Verdict that no event carries: at its end, a search gives it to everything left, together with its last decision."""
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",
@@ -38,11 +38,11 @@ _FIELDS = (
 
 
 def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
-    """The data of an event: the view, with the last decisions on what was tried and the first finding, where those are
-    news.
+    """Return the data of an event: the view, with the latest decisions on trials and the first finding, if these are
+    new.
 
     Args:
-        told: The view as an earlier event told it.
+        told: The view that an earlier event carried.
     """
     data = {**{name: getattr(view, name) for name in _FIELDS}, "elapsed_s": view.elapsed_s}
     last = told.decisions[-1].sequence if told is not None and told.decisions else -1
@@ -55,7 +55,9 @@ def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
 
 
 def view_of(data: dict[str, Any]) -> StudyView:
-    """The view that an event alone tells of; its time goes on from there. Older workers tell of fewer fields."""
+    """Return the view that a single event carries; its time continues from there. Events of older workers have fewer
+    fields.
+    """
     view = StudyView(**{name: data[name] for name in _FIELDS if name in data})
     view.began_s = view.clock() - data["elapsed_s"]
     view.findings = msgspec.convert(data.get("findings", ()), tuple[Finding, ...])
@@ -64,14 +66,14 @@ def view_of(data: dict[str, Any]) -> StudyView:
 
 
 class Picture:
-    """Puts together the views that events tell of, in order."""
+    """View of a study, put together from its events in order."""
 
     def __init__(self) -> None:
         self._decisions: dict[int, Decision] = {}
         self._findings: tuple[Finding, ...] = ()
 
     def after(self, data: dict[str, Any]) -> StudyView:
-        """The view after one more event."""
+        """Return the view after one more event."""
         view = view_of(data)
         self._decisions |= {decision.sequence: decision for decision in view.decisions}
         view.decisions = tuple(self._decisions[number] for number in sorted(self._decisions))
@@ -81,7 +83,7 @@ class Picture:
 
 
 class Publisher:
-    """Publishes a view that changes: news of the search at once, what is going on now and then."""
+    """Publisher of a changing view: news of the search at once, current activity at intervals."""
 
     def __init__(self, publish: Callable[[dict[str, Any]], None], interval_s: float = MIN_INTERVAL_S) -> None:
         self._publish = publish

@@ -1,4 +1,4 @@
-"""Durations, sizes and bandwidths as people write them."""
+"""Durations, sizes, bandwidths and latencies, parsed from the user's notation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of "90s", "5m", "1h30m".
+    """Parse a duration in seconds: "90s", "5m", "1h30m".
 
     Raises:
         BudgetError: It is not a duration, or not positive.
@@ -35,7 +35,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "8g", "512m", "1000000".
+    """Parse a size in bytes: "8g", "512m", "1000000".
 
     Raises:
         ChoiceError: It is not a size.
@@ -47,7 +47,8 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second of "25gbps" (bits), "400GBps" (bytes), "3.1 GB/s", "100 Mbit/s": prefixes are powers of 1000.
+    """Parse a bandwidth in bytes per second: "25gbps" (bits), "400GBps" (bytes), "3.1 GB/s", "100 Mbit/s". Prefixes are
+    powers of 1000.
 
     Raises:
         ChoiceError: It is not a bandwidth.
@@ -59,7 +60,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_latency_ns(text: str) -> float:
-    """Nanoseconds of "20us", "0.1ms", "500ns".
+    """Parse a latency in nanoseconds: "20us", "0.1ms", "500ns".
 
     Raises:
         ChoiceError: It is not a latency.

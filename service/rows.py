@@ -1,4 +1,4 @@
-"""Conversion from records to rows and back. No queries here."""
+"""Conversion of records to rows and back, without queries."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | F
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
-    """A workload is known by its reference and its signature: edited code may be another workload."""
+    """Return the row of a workload, which is identified by its reference and its signature: edited code may be another
+    workload.
+    """
     identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
     return _row(WorkloadRow, facts, workload_id=hashlib.sha256(identity).hexdigest()[:16])
 
@@ -115,7 +117,7 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
 
 
 def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
-    """The attempts after the first of a trial that was repeated; the last is what `result` is about and has no end.
+    """Return the attempts after the first of a repeated trial; `result` describes the last one, which has no end.
 
     Args:
         first: The row that was written as the trial began. It ends with the first attempt.
@@ -142,7 +144,7 @@ def _end_of(attempt: Attempt) -> datetime:
 
 
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
-    """Rows of a result that are searched or aggregated by themselves."""
+    """Yield the rows of a result that are searched or aggregated by themselves."""
     profile = result.profile or TrialProfile()
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
@@ -174,12 +176,12 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """True where its gains are of speed: those of energy are not added up with them."""
+    """Say whether the recommendation's gains are of speed: those of energy are not added to them."""
     return parse_objective(recommendation.objective).is_rate
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
-    """Outcome of each strategy that was tried or is part of the answer. A gain that nothing confirmed is none."""
+    """Return the outcome of each strategy that was tried or is part of the answer. Unconfirmed gains are left out."""
     tried: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
@@ -199,12 +201,12 @@ def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision])
 
 
 def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
-    """The database gives the event its number."""
+    """Return the row of an event; the database assigns its number."""
     return EventRow(study_id=event.study_id, owner_id=owner_id, kind=event.kind, at=at, record=encode(event))
 
 
 def trial_of(record: str, state: str, result: str | None) -> Trial:
-    """The trial as it began, with what came of it."""
+    """Return the trial as it began, with its outcome."""
     found = None if result is None else decode(result, TrialResult)
     trial = decode(record, Trial)
     attempts = trial.attempts + (0 if found is None else len(found.repeated))
@@ -225,8 +227,8 @@ def _numbered(kind: type[AnyRow], result: TrialResult, records: Iterable[Record]
 
 
 def _row(kind: type[AnyRow], record: Record, **given: Any) -> AnyRow:
-    """A row whose columns are the record's fields of the same names, and which has all of it as text where it has a
-    column for that.
+    """Build a row from the equally named fields of a record; if it has a column for the complete record, that is filled
+    too.
     """
     columns = kind.__mapper__.columns.keys()
     if "record" in columns:

@@ -1,4 +1,4 @@
-"""Runners for commands and workers: the engine's local one, as isolated as was asked for."""
+"""Runners for commands and workers: the engine's local runner, at the requested level of isolation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from steptune.tuner.trials.runner import LocalRunner
 from steptune.tuner.trials.study_files import StudyFiles
 
 AT_HOME = NONE
-"""The level of commands that a user types: it is their own code, their own machine, their own files."""
+"""Isolation level of commands that a user types: code, machine and files are the user's own."""
 
 
 def chosen_level(settings: Settings, *, python: str | None = None) -> Level:
-    """The level of the settings, for the user's own code.
+    """Return the isolation level of the settings, for the user's own code.
 
     Raises:
         ChoiceError: There is no such level.
@@ -34,8 +34,8 @@ def chosen_level(settings: Settings, *, python: str | None = None) -> Level:
 
 
 def worker_level(settings: Settings, *, python: str | None = None) -> Level:
-    """The level for code that others submitted. Where the service asks who they are, it keeps them from the worker and
-    from each other, unless the settings say "none".
+    """Return the isolation level for code that others submitted. If the service authenticates users, the level
+    separates them from the worker and from each other, unless the settings say "none".
 
     Raises:
         ChoiceError: There is no such level.
@@ -55,11 +55,11 @@ def isolated_runner(
     owner: str | None = None,
     **options: Any,
 ) -> Iterator[LocalRunner]:
-    """A runner whose trials run under a level, closed at the end, when nothing of them is left.
+    """Open a runner whose trials run under a level; at the end it is closed, and none of its processes is left.
 
     Args:
-        owner: Who submitted the study.
-        options: Of the `LocalRunner`.
+        owner: The user who submitted the study.
+        options: Options of the `LocalRunner`.
 
     Raises:
         StorageFullError: The directory cannot be made.
@@ -95,7 +95,7 @@ def isolated_runner(
 
 
 def own_files(settings: Settings) -> tuple[Path, ...]:
-    """Files that belong to the service and never to a workload: database, studies, settings."""
+    """Return files that belong to the service and never to a workload: database, studies, settings."""
     url = make_url(settings.database_url)
     database = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
     return tuple(path.absolute() for path in (*database, settings.data_directory, Path(".env")))

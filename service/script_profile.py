@@ -1,4 +1,4 @@
-"""The profile of a script that nobody rewrote: what was recognised, and where a step's time goes."""
+"""Profile of an unmodified training script: what was recognised, and the breakdown of its step."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ScriptProfile(Record):
 
     Attributes:
         status: Exit status of the command; 0 where it was ended because its steps were recorded.
-        records: One of each process that made or trained something, the recorded ones first.
+        records: One record for each process that built or trained a model, the recorded ones first.
         refusal: Why there is no profile; empty where there is one.
         units_per_s: Samples a second, of all ranks; None where the batch size is not known.
         step_time_ns: Without the profiler.
-        bottleneck: What limits the step; "unknown" where the profile cannot be trusted.
-        modules: Of the rank that the others wait for, over all recorded steps; the most time first.
-        roofline: FLOP of a step of that rank, and what runs far above its least time.
+        bottleneck: Bottleneck of the step; "unknown" where the profile cannot be trusted.
+        modules: Modules of the straggler, over all recorded steps; the most time first.
+        roofline: FLOP of a step of that rank, and the calls far above their floor.
     """
 
     command: tuple[str, ...]
@@ -56,7 +56,7 @@ class ScriptProfile(Record):
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
-    """The profile of a command that was run with the hooks armed."""
+    """Build the profile of a command that was run with the hooks armed."""
     recorded = [record for record in ended.records if record.complete]
     if not recorded or not ended.traces:
         refusal = refusal_of(ended)
@@ -89,7 +89,7 @@ def _units_per_s(record: ScriptRecord) -> float | None:
 
 
 def refusal_of(ended: Ended) -> str:
-    """Reason why a command that has ended gave no profile."""
+    """Return the reason why a command that has ended gave no profile."""
     if ended.status:
         return (
             f"the command ended with status {ended.status} before its steps were recorded; its own messages are above"
@@ -122,7 +122,7 @@ def refusal_of(ended: Ended) -> str:
 
 
 def print_script_profile(console: Console, profile: ScriptProfile) -> None:
-    """Print what was recognised, item by item, then the answer, or why there is none."""
+    """Print what was recognised, item by item, then the profile, or why there is none."""
     trained = [record for record in profile.records if record.num_backwards]
     if trained:
         print_recognised(console, *trained)
@@ -166,14 +166,15 @@ def print_recognised(console: Console, *trained: ScriptRecord) -> None:
 
 
 def print_watched(folder: str) -> None:
-    """Print the answer of a process that watched itself, on standard error."""
+    """Print the profile of a process that watched itself, on standard error."""
     path = Path(folder)
     ended = Ended(status=0, records=read_records(path), traces=find_script_traces(path))
     print_script_profile(Console(stderr=True, highlight=False), script_profile((), ended))
 
 
 def keep_trace(traces: Sequence[Path], target: Path) -> tuple[Path, ...]:
-    """Copy a trace to a file, packed if that is named `.gz`; those of further ranks go beside it, with their number.
+    """Copy a trace to a file, compressed if its name ends in `.gz`; traces of further ranks are put beside it, with
+    their number.
 
     Raises:
         ChoiceError: The file cannot be written.

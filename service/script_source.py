@@ -1,4 +1,4 @@
-"""A submitted script: its sources, and beside them how it is run and what a worker must have for it."""
+"""A submitted script: its sources, with a manifest of how it is run and what it needs on a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Record
 
 MANIFEST = ".steptune-script.json"
-"""Manifest beside the sources, in the same archive."""
+"""Name of the manifest beside the sources, in the same archive."""
 MANIFEST_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_MACHINE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -39,14 +39,14 @@ print(json.dumps(found))
 
 
 class ScriptManifest(Record):
-    """Launch of a submitted script.
+    """Manifest of a submitted script: how it is launched, and what a worker must have.
 
     Attributes:
-        command: As its user typed it.
-        variables: Of the environment, those that the user named.
-        packages: Versions of the packages that its sources import, where it was submitted.
+        command: Command as its user typed it.
+        variables: Environment variables that the user named.
+        packages: Versions, on the submitting machine, of the packages that its sources import.
         data: Paths as the script names them, and where a worker must have them.
-        other_versions: A worker may have other versions of the packages.
+        other_versions: Whether a worker may have other versions of the packages.
     """
 
     command: tuple[str, ...]
@@ -57,7 +57,7 @@ class ScriptManifest(Record):
 
 
 def read_manifest(folder: Path) -> ScriptManifest:
-    """Read how the script in a folder is run.
+    """Read the manifest of the script in a folder.
 
     Raises:
         WorkloadRejectedError: There is no such file, it cannot be read, or it names what sounds like a secret.
@@ -87,10 +87,10 @@ def read_manifest(folder: Path) -> ScriptManifest:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Refuse variables whose names or values sound like secrets, or that name folders of one machine.
+    """Refuse variables whose names or values suggest secrets, or that name folders of one machine.
 
     Raises:
-        WorkloadRejectedError: Names the first one, and the ways out.
+        WorkloadRejectedError: Names the first such variable, and the ways out.
     """
     for name, value in variables.items():
         if VARIABLE.search(name) or holds_secret(value):
@@ -103,10 +103,10 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
-    """The Python that a command runs: itself, or the one beside it in its environment.
+    """Return the Python that a command runs: the command itself, or the interpreter beside it in its environment.
 
     Args:
-        path: Where commands are looked for; None is this process's PATH.
+        path: Path on which commands are searched; None for this process's PATH.
     """
     found = shutil.which(command[0], path=path)
     if found is None:
@@ -118,7 +118,7 @@ def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
 
 
 def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
-    """Versions of the packages whose modules these files import anywhere, as an interpreter has them."""
+    """Return the versions, in an interpreter, of the packages whose modules these files import anywhere."""
     modules: set[str] = set()
     for path in sources:
         try:
@@ -134,7 +134,7 @@ def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
 
 
 def check_packages(manifest: ScriptManifest, python: str) -> None:
-    """Refuse to run a script with other packages than where it was submitted.
+    """Refuse to run a script with other packages than on the machine from which it was submitted.
 
     Raises:
         WorkloadRejectedError: Names those that are missing, or have another version.
@@ -155,7 +155,7 @@ def check_packages(manifest: ScriptManifest, python: str) -> None:
 
 
 def link_data(manifest: ScriptManifest, folder: Path) -> None:
-    """Put links to data where the script looks for them.
+    """Create links to the data at the paths where the script expects them.
 
     Raises:
         WorkloadRejectedError: The worker does not have them.
@@ -184,5 +184,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Public version, without the build: 2.13.0 of 2.13.0+cpu."""
+    """Return the public version, without the build: 2.13.0 of 2.13.0+cpu."""
     return version.partition("+")[0]

@@ -1,4 +1,4 @@
-"""A study of a training script that nobody rewrites: what it begins with, and what is said before its first trial."""
+"""Study of an unmodified training script: its inspection, and the summary printed before its first trial."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
-"""Minimum seconds for a resumed study, whose inspection may take all that is left."""
+"""Minimum seconds left for a resumed study, whose inspection may use up the rest of its budget."""
 MOST_LABELS = 4
 
 
 def new_script_study(look: Look, settings: StudySettings, service_settings: Settings) -> Study:
-    """A study of a command whose steps an inspection has recorded; the look is off its budget.
+    """Create a study of a command whose steps an inspection has recorded; the inspection's time counts against its
+    budget.
 
     Raises:
         ChoiceError: A strategy, a search or an objective that does not exist.
         WorkloadError: The script shards its parameters.
-        BudgetError: The look took all of it.
+        BudgetError: The inspection took all of it.
     """
     refuse_sharded(look)
     check_names(settings.only, settings.skip)
@@ -76,7 +77,7 @@ def refuse_sharded(look: Look) -> None:
 
 
 def script_of(study: Study) -> ScriptFacts:
-    """Findings of the inspection with which a study of a command began.
+    """Return the facts from the inspection with which a study of a command began.
 
     Raises:
         StoreError: The folder in which it ran is gone.
@@ -88,10 +89,10 @@ def script_of(study: Study) -> ScriptFacts:
 
 
 def check_same_script(study: Study, look: Look) -> None:
-    """Refuse to go on with a study whose script trains otherwise than when it began.
+    """Refuse to continue a study whose script trains differently than when it began.
 
     Raises:
-        StoreError: Something else was recognised.
+        StoreError: The inspection recognised something else.
     """
     if look.script != script_of(study):
         raise StoreError(
@@ -101,10 +102,10 @@ def check_same_script(study: Study, look: Look) -> None:
 
 
 def budget_left_s(budget_s: float, look_s: float) -> float:
-    """Seconds that the look leaves of a budget.
+    """Return the seconds of a budget that remain after an inspection.
 
     Raises:
-        BudgetError: It leaves none.
+        BudgetError: None remain.
     """
     if look_s >= budget_s:
         raise BudgetError(
@@ -115,7 +116,7 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
 
 
 class Choices(NamedTuple):
-    """Table of what is tried and what is not, by strategy."""
+    """Choices by strategy: those that are tried, and those that are not."""
 
     tried: dict[str, list[str]]
     need_workload: dict[str, str]
@@ -123,7 +124,7 @@ class Choices(NamedTuple):
 
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
-    """The choices of a study, before its first trial. The machine is described for it."""
+    """Return the choices of a study before its first trial; this inspects the machine for it."""
     assert study.facts is not None, "a study of a command is stored with its facts"
     space = Space(runner.describe(), study.facts, study.settings)
     tried: dict[str, list[str]] = {}
@@ -138,7 +139,7 @@ def choices_of(runner: ScriptRunner, study: Study) -> Choices:
 
 
 def why_nothing(choices: Choices) -> str:
-    """Reason why no choice can be tried, by strategy."""
+    """Return the reasons why no choice can be tried, by strategy."""
     reasons = {name: f"needs a Workload ({why})" for name, why in choices.need_workload.items()}
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
@@ -147,7 +148,7 @@ def why_nothing(choices: Choices) -> str:
 
 
 def print_choices(console: Console, choices: Choices) -> None:
-    """Print which choices are tried, and which need a Workload."""
+    """Print which choices are tried, and which ones need a `Workload`."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -166,7 +167,7 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 def print_start(console: Console, look: Look) -> None:
-    """Print from where trials start."""
+    """Print where trials start: at the script's beginning, or from a frozen copy."""
     words = "each starts from a frozen copy of this process, or anew where a choice needs it"
     if look.copy is None:
         words = f"each starts the command anew: {look.why_no_copy}"
@@ -175,11 +176,11 @@ def print_start(console: Console, look: Look) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A recommended change as it stands in a script.
+    """A recommended change in the form that it takes in a script.
 
     Attributes:
         place: Line of the user's code; empty at the script's beginning.
-        words: What is written there.
+        words: Code to write there.
     """
 
     part: Part
@@ -188,7 +189,7 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Edits that write each part of an answer into the script."""
+    """Return the edits that bring each part of a recommendation into the script."""
     assert study.facts is not None, "a study of a command is stored with its facts"
     script = script_facts_of(study)
     found = []
@@ -201,12 +202,12 @@ def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
 
 
 def script_facts_of(study: Study) -> ScriptFacts:
-    """Facts of a study of a command."""
+    """Return the script facts of a study of a command."""
     assert study.facts is not None, "a study of a command is stored with its facts"
     assert study.facts.script is not None, "facts of a command have a script"
     return study.facts.script
 
 
 def short_place(place: str) -> str:
-    """`train.py:33` of `/home/me/train.py:33 in main`."""
+    """Return a place in short: `train.py:33` of `/home/me/train.py:33 in main`."""
     return Path(place.partition(" in ")[0]).name if place else ""

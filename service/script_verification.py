@@ -1,4 +1,4 @@
-"""Verifying a recommendation for a script, or a script that the user has edited, beside the unchanged one."""
+"""Verification of a recommendation for a script, or of an edited script, beside the unchanged one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGES = ("enable", "diff")
 
 
 def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Path) -> Study:
-    """The newest study with a recommendation of a command in a folder.
+    """Return the newest study with a recommendation for a command in a folder.
 
     Raises:
         StudyNotFoundError: There is none.
@@ -47,11 +47,11 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
 
 @contextmanager
 def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...]) -> Iterator[Changed]:
-    """The script as a recommendation changes it, by `steptune.enable` or by the diff.
+    """Yield the script with a recommendation's changes, made by `steptune.enable` or by the diff.
 
     Raises:
-        ChoiceError: There is no such way.
-        RecommendationError: It changes nothing, or not this way.
+        ChoiceError: There is no such method.
+        RecommendationError: It changes nothing, or cannot be applied by this method.
     """
     if how not in CHANGES:
         raise ChoiceError(f"--by {how}: write one of {', '.join(CHANGES)}")
@@ -71,7 +71,7 @@ def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...
 
 
 def changed_file(edited: Path, command: tuple[str, ...], folder: Path) -> Changed:
-    """The script with the text of another file in the place of the one that the command names.
+    """Return the script with another file's text in place of the file that the command names.
 
     Raises:
         ChoiceError: The file cannot be read, or the command names no Python file of the folder.
@@ -99,7 +99,7 @@ def verified(
     say: Callable[[str], None],
     longest_s: float = math.inf,
 ) -> ScriptVerification:
-    """Both scripts side by side; their logs are gone at the end."""
+    """Run both scripts side by side, and compare them; their logs are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="steptune-verify-") as folder:
         (Path(folder) / "logs").mkdir()
         limits: dict[str, Any] = {"num_blocks": num_blocks, "longest_s": longest_s}
@@ -109,7 +109,7 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print own speed and own loss, beside the claim."""
+    """Print the script's own speed and loss, beside the claim."""
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
     console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")
@@ -124,7 +124,7 @@ def print_script_verification(
 
 
 def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:
-    """The recommendation of a study.
+    """Return the recommendation of a study.
 
     Raises:
         StoreError: It has none.

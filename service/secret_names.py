@@ -1,4 +1,4 @@
-"""Names and texts that sound like secrets: what is stored or shown to others has none of them."""
+"""Detection of names and texts that suggest secrets, which must not be stored or shown to others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ VARIABLE = re.compile(
     r"|(^|_)(PWD|PAT|JWT|BEARER|DSN)(_|$)|CONNECTION_STRING|DATABASE_URL",
     re.IGNORECASE,
 )
-"""Name of a variable of the environment. `TOKENIZERS_PARALLELISM` is none."""
+"""Pattern for names of environment variables that suggest a secret; `TOKENIZERS_PARALLELISM` does not match."""
 _TEXT = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^\s/:@\"'{}<>]+:[^\s/:@\"'{}<>]+@"
     r"|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{32,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16}\b|stp_\w{20,})"
 )
-"""Keys, addresses with a password, and tokens of well-known shapes."""
+"""Pattern for private keys, addresses with a password, and tokens of well-known formats."""
 _ALONE = frozenset({"apikey", "credential", "credentials", "passwd", "password", "passwords", "secret", "secrets"})
 _OF_KIND = {
     "token": ("access", "api", "auth", "bearer", "github", "hf", "hub", "wandb"),
@@ -27,7 +27,7 @@ _CODE = frozenset({".py", ".pyi", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".h
 
 
 def secret_in(command: Sequence[str]) -> str | None:
-    """Find an argument of a command that sounds like a secret.
+    """Find an argument of a command whose name or value suggests a secret.
 
     Returns:
         Its name, without its value; None where there is none.
@@ -45,12 +45,12 @@ def secret_in(command: Sequence[str]) -> str | None:
 
 
 def holds_secret(text: str) -> bool:
-    """Say whether a text holds a private key, an address with a password, or a token of a well-known shape."""
+    """Say whether a text contains a private key, an address with a password, or a token of a well-known format."""
     return _TEXT.search(text) is not None
 
 
 def is_secret_file(path: Path) -> bool:
-    """Judge a file by its name and its folder's. Code counts where it is called nothing else."""
+    """Say whether the names of a file and its folder suggest a secret; for code, the whole name must do so."""
     words = _words(path.stem)
     if path.suffix in _CODE:
         return "".join(words) in _ALONE
@@ -63,7 +63,7 @@ def _words(name: str) -> list[str]:
 
 
 def _sounds_secret(words: Sequence[str]) -> bool:
-    """Judge the words of a name; `--pad-token` and `--sort-key` are none."""
+    """Say whether the words of a name suggest a secret; those of `--pad-token` and `--sort-key` do not."""
     last = words[-1] if words else ""
     alone = last in _ALONE or list(words) == ["token"]
     return alone or (last in _OF_KIND and any(word in _OF_KIND[last] for word in words))

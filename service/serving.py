@@ -1,4 +1,4 @@
-"""Running the web application: what is checked before, and how it stops."""
+"""Running the web application: the checks before its start, and its shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from steptune.tuner.emulation import refuse_parts
 from steptune.tuner.errors import ChoiceError
 
 BACKLOG = 2048
-"""Connections that wait to be taken, as many as uvicorn itself would let."""
+"""Maximum connections that wait to be accepted, as in uvicorn."""
 
 
 def run(settings: Settings) -> None:
@@ -43,9 +43,9 @@ def run(settings: Settings) -> None:
 
     Raises:
         StoreError: The database cannot be used, or its schema is behind.
-        PlatformError: The worker beside it would have parts of GPUs.
+        PlatformError: The embedded worker would get parts of GPUs.
         IsolationUnavailableError: No level of isolation keeps that worker's trials from the service.
-        ChoiceError: The port is taken, or nobody would be asked who they are on an address that others reach.
+        ChoiceError: The port is taken, or the service would need no login on an address that others can reach.
     """
     if settings.insecure_no_auth:
         check_loopback_only(settings.host)
@@ -83,7 +83,7 @@ def _show_login_code(app: FastAPI) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Spare the garbage collector the modules and routes, which stay: looking through them stops every answer."""
+    """Exempt modules and routes, which stay loaded, from garbage collection, whose scans stop every answer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
@@ -116,7 +116,9 @@ def prepare(settings: Settings) -> None:
 
 @contextmanager
 def _embedded_worker(settings: Settings) -> Iterator[None]:
-    """A worker beside the server, if it is wanted. It ends after the server, so that what it does can be followed."""
+    """Run a worker beside the server, if the settings ask for it. It stops after the server, so that its progress can
+    be followed.
+    """
     if not settings.embedded_worker:
         yield
         return
@@ -129,12 +131,12 @@ def _embedded_worker(settings: Settings) -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Uvicorn raises the signal that stopped it once more; without this, nothing after it would be done."""
+    """Handle the signal that stopped uvicorn, which raises it again: without this, nothing after uvicorn would run."""
     raise SystemExit(0)
 
 
 class Server(uvicorn.Server):
-    """Ends event streams as soon as it is told to stop; uvicorn itself would wait for them."""
+    """Uvicorn server that ends event streams as soon as it must stop, instead of waiting for them."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]
@@ -155,7 +157,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def is_plain_and_public(settings: Settings) -> bool:
-    """Say whether tokens are sent over a network as plain text, for all that the settings say."""
+    """Say whether, according to the settings, tokens are sent over a network as plain text."""
     is_public = settings.unix_socket is None and not is_loopback(settings.host)
     return is_public and urlsplit(settings.public_url).scheme != "https"
 
@@ -168,7 +170,7 @@ def _greeting(settings: Settings, listener: socket.socket) -> str:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A listening socket: whoever connects from now on is answered, if only once the application is up."""
+    """Open a listening socket: clients that connect from now on are answered once the application is up."""
     if settings.unix_socket is not None:
         return _listen_privately(settings.unix_socket)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -188,7 +190,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _listen_privately(path: Path) -> socket.socket:
-    """A listening Unix socket that only this user may open: what comes through it is believed to be the proxy's."""
+    """Open a listening Unix socket that only this user may open: its requests are trusted as the proxy's."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _is_answered(path):

@@ -1,6 +1,6 @@
-"""Connections whose request's head does not come: they are closed after a while, so that nobody can hold many open.
+"""Time limit for the head of a request: without it, a client could hold many connections open.
 
-Uvicorn limits the time between two requests of a connection, but not that of a head: a byte a minute kept it open.
+Uvicorn limits the time between two requests of a connection, but not that of a head: a byte per minute keeps it open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER = (
 
 
 class PromptHeads(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Uvicorn's protocol, with a limit of time for each head: from the connection, or from the head's first byte."""
+    """Uvicorn's protocol with a time limit for each head, from the connection or from the head's first byte."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     _head_timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""The `StudyStore` on a database. All queries of it are here."""
+"""The `StudyStore` in a database. All queries of the store are here."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SqlStudyStore:
 
     Args:
         engine: From `steptune.service.database.create_engine_for`, its schema checked; closed with the store.
-        lease: Of the worker that writes: what it writes to its study is refused with LeaseLostError once the lease is
-            over. Without one, anybody may write: the command line, which asks the queue first.
+        lease: Lease of the worker that writes: once it is over, writes are refused with LeaseLostError. Without one,
+            all writes are allowed: those of the command line, which asks the queue first.
     """
 
     def __init__(self, engine: Engine, *, lease: Lease | None = None) -> None:
@@ -97,7 +97,7 @@ class SqlStudyStore:
             )
 
     def set_budget(self, study_id: str, budget_s: float) -> Study:
-        """Give a study another budget, in seconds from its beginning; an event says when.
+        """Change the budget of a study, in seconds from its beginning; an event records the change.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -162,10 +162,10 @@ class SqlStudyStore:
             return [rows.trial_of(row.record, row.state, row.result) for row in session.scalars(query)]
 
     def trial(self, trial_id: str) -> Trial:
-        """One trial, whatever its study.
+        """Return one trial of any study.
 
         Raises:
-            StoreError: There is none with this id.
+            StoreError: No trial has this id.
         """
         with reading(self._engine) as session:
             row = session.get(TrialRow, trial_id)
@@ -273,10 +273,10 @@ class SqlStudyStore:
     # --- events and artifacts --------------------------------------------------------------------
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any], *, again: bool = False) -> None:
-        """Add an event as the protocol says.
+        """Add an event, as the protocol specifies.
 
         Args:
-            again: It was sent before, and may be there: the newest event of its kind is it if it has the same data.
+            again: The event was sent before and may be stored: it is if the newest event of its kind has the same data.
         """
         with self._writing(study_id, pages_change=False, version=QueueEntryRow.version) as session:
             if not again or _newest_data(session, study_id, kind) != json.decode(json.encode(data)):
@@ -321,11 +321,11 @@ class SqlStudyStore:
 
     @contextmanager
     def _writing(self, *study_ids: str, pages_change: bool = True, **changes: Any) -> Iterator[Session]:
-        """One writing transaction on these studies, which their lease still allows.
+        """Open one writing transaction on these studies, after a check of the lease.
 
         Args:
-            pages_change: What is written shows on pages of the studies.
-            changes: To the queue entry, where there is a lease.
+            pages_change: Whether the writes change pages of the studies.
+            changes: Changes to the queue entry, if there is a lease.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -340,7 +340,7 @@ class SqlStudyStore:
 
 
 NUMBERS_MODULO = 1 << 31
-"""A lock has 31 bits for a number."""
+"""Modulus of event numbers in locks: a lock has 31 bits for a number."""
 MAX_PAUSE_MS = 30_000
 _DRAWS_A_NUMBER = select(
     func.set_config("idle_in_transaction_session_timeout", str(MAX_PAUSE_MS), True),
@@ -349,8 +349,9 @@ _DRAWS_A_NUMBER = select(
         cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
     ),
 )
-"""Holds back the events of others with later numbers until this transaction ends: so one that stops in between (its
-process is stopped, its host gone) is ended by the server."""
+"""Statement before an event's number is drawn. Events with later numbers are held back until this transaction ends; if
+its process is stopped or its host lost, the server ends the transaction.
+"""
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
@@ -359,13 +360,13 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Condition that studies belong to whom this one does; those of commands belong to nobody."""
+    """Return the condition that studies belong to the owner of this one; those of commands have no owner."""
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 
 
 def _study_row(session: Session, study_id: str) -> StudyRow:
-    """The study that is written to, locked until the transaction ends (SQLite locks everything)."""
+    """Return the row of a study for writing, locked until the transaction ends (SQLite locks everything)."""
     row = session.get(StudyRow, study_id, with_for_update=True)
     if row is None:
         raise store_rules.unknown_study(study_id)
@@ -373,7 +374,7 @@ def _study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def _complete(session: Session, result: TrialResult, lease: Lease | None) -> None:
-    """Write a result unless its trial has one; the condition is part of the statement."""
+    """Write a result unless its trial already has one; the statement itself checks that."""
     state = store_rules.state_after(result)
     completion = (
         update(TrialRow)
@@ -419,7 +420,7 @@ def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
 
 
 def count_change(session: Session, changed: ColumnElement[bool]) -> None:
-    """Pages of these studies show something else from this transaction on."""
+    """Count a change of these studies, whose cached pages are then outdated."""
     session.execute(
         update(StudyRow)
         .where(changed)
@@ -429,7 +430,7 @@ def count_change(session: Session, changed: ColumnElement[bool]) -> None:
 
 
 def _write_strategies(session: Session, recommendation: Recommendation) -> None:
-    """Write the outcome of each strategy, by the decisions that are there."""
+    """Write the outcome of each strategy, from the stored decisions."""
     study_id = recommendation.study_id
     told = session.scalars(select(DecisionRow.record).where(DecisionRow.study_id == study_id))
     decisions = [decode(record, Decision) for record in told]
@@ -451,8 +452,8 @@ def lose_trials(session: Session, study_id: str) -> int:
 
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Append an event. The lock on the study makes those of one study visible in the order of their numbers; those of
-    all studies are told in that order up to `steptune.service.queries.events.horizon`.
+    """Append an event. The lock on the study makes its events visible in the order of their numbers; for all studies,
+    that order holds up to `steptune.service.queries.events.horizon`.
     """
     owner_id = _study_row(session, study_id).owner_id
     if session.get_bind().dialect.name == "postgresql":
@@ -464,14 +465,14 @@ def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]
 
 
 def _newest_data(session: Session, study_id: str, kind: str) -> dict[str, Any] | None:
-    """The data of the last event of a kind."""
+    """Return the data of the last event of a kind."""
     of_kind = select(EventRow).where(EventRow.study_id == study_id, EventRow.kind == kind)
     row = session.scalars(of_kind.order_by(EventRow.event_id.desc()).limit(1)).one_or_none()
     return None if row is None else rows.event_of(row).data
 
 
 def write_study(session: Session, study: Study) -> None:
-    """Insert or replace a study, and what it refers to, as it was just inspected."""
+    """Insert or replace a study, and the workload and the hardware that it refers to."""
     if study.facts is not None:
         _upsert(session, rows.workload_row(study.facts))
     if study.environment is not None:
@@ -480,7 +481,7 @@ def write_study(session: Session, study: Study) -> None:
 
 
 def write_state(session: Session, row: StudyRow, state: StudyState, message: str) -> bool:
-    """Change the state of a study, and nothing that it shares with others; say whether it was another one before."""
+    """Change the state of a study, and nothing that it shares with others; return whether it differed before."""
     stored = decode(row.record, Study)
     row.state, row.record = state.value, encode(replace(stored, state=state, message=message))
     session.flush()
@@ -488,14 +489,14 @@ def write_state(session: Session, row: StudyRow, state: StudyState, message: str
 
 
 def insert_missing(session: Session, row: Base) -> None:
-    """Insert a row unless there is one with its key."""
+    """Insert a row unless one with its key exists."""
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
     session.execute(insert.on_conflict_do_nothing())
 
 
 def _upsert(session: Session, row: Base) -> None:
-    """Insert a row, or replace the columns that it sets, also when another process inserts it at this moment."""
+    """Insert a row, or replace the columns that it sets, even if another process inserts it at this moment."""
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
     others = {name: insert.excluded[name] for name in values if not table.columns[name].primary_key}
@@ -503,13 +504,13 @@ def _upsert(session: Session, row: Base) -> None:
 
 
 def _table_and_values(row: Base) -> tuple[Table, dict[str, Any]]:
-    """The columns that a row sets."""
+    """Return the table of a row and the columns that the row sets."""
     table = cast(Table, row.__table__)
     return table, {c.name: getattr(row, c.name) for c in table.columns if c.name in row.__dict__}
 
 
 def _full_id(session: Session, text: str) -> str:
-    """The only study id that begins or ends with `text`.
+    """Return the only study id that begins or ends with `text`.
 
     Raises:
         StudyNotFoundError: There is none, or more than one.

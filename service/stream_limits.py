@@ -1,4 +1,4 @@
-"""Limit of event streams that one process keeps open: of all, of one user, of one study."""
+"""Limits of the event streams that one process keeps open: in total, per user, and per study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.service.settings import Settings
 
 
 class StreamLimits:
-    """The counters of one process."""
+    """Counters of the open event streams of one process."""
 
     def __init__(self, settings: Settings) -> None:
         self.of_all = Concurrency("event streams", settings.max_event_streams, "STEPTUNE_MAX_EVENT_STREAMS")
@@ -22,10 +22,10 @@ class StreamLimits:
         )
 
     def taken(self, slots: Sequence[tuple[Concurrency, str]]) -> Callable[[], None]:
-        """Take one of each, all or none; what is returned gives them back.
+        """Take one slot of each counter, all or none; return a function that releases them.
 
         Raises:
-            TooManyRequestsError: Of one there is none left; it says which.
+            TooManyRequestsError: A counter has none left; the message names it.
         """
         held: list[tuple[Concurrency, str]] = []
 

@@ -1,4 +1,4 @@
-"""Beginning and running studies for a command or a worker: engine, store, files and results together."""
+"""Creating and running studies for a command or a worker: engine, store, files and results together."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ REPORT_FILE = "report.html"
 MIN_TASK_DEADLINE_S = 120.0
 logger = logging.getLogger("steptune.studies")
 COMPRESSION = 3
-"""Ten times as fast as the default level, and a tenth larger."""
+"""Compression level of stored files: ten times as fast as the default level, for files a tenth larger."""
 LOG_BYTES = 4 << 20
-"""A trial prints as much as it likes; how it ended is what matters."""
+"""Maximum bytes of a trial's log that are stored, from its end."""
 MAX_KEPT_BYTES = 4 << 30
-"""Maximum bytes of a trace, uncompressed: a file of zeros takes no room, and hours to compress."""
+"""Maximum bytes of a trace, uncompressed: a file of zeros takes no space on disk, but hours to compress."""
 
 
 class FileReplacedError(StoreError):
@@ -64,18 +64,18 @@ class FileReplacedError(StoreError):
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Files that a finished study left for the user."""
+    """Files that a finished study has written for the user."""
 
     report: Path
     exports: tuple[Path, ...]
 
 
 def new_study(workload: str, settings: StudySettings, service_settings: Settings) -> Study:
-    """A study that is not recorded yet, after checks of all that needs no other process.
+    """Create a study, not recorded yet, after all checks that need no other process.
 
     Raises:
         WorkloadError: The workload's file or class does not exist.
-        ChoiceError: A strategy that does not exist.
+        ChoiceError: A strategy does not exist.
     """
     reference = known_reference(workload)
     check_names(settings.only, settings.skip)
@@ -96,7 +96,7 @@ def new_study(workload: str, settings: StudySettings, service_settings: Settings
 
 @contextlib.contextmanager
 def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]:
-    """Leave no directory behind of a study that was not recorded in the end."""
+    """Remove the directory of a study if the study is not recorded in the end."""
     try:
         yield
     finally:
@@ -120,10 +120,10 @@ def check_writable(folder: Path) -> None:
 
 
 def check_unchanged(study: Study) -> None:
-    """Refuse to go on with a study whose workload was edited since.
+    """Refuse to continue a study whose workload was edited since it began.
 
     Raises:
-        StoreError: The file is another one now, or the script was submitted, and its sources are at the service.
+        StoreError: The file has changed, or the script was submitted and its sources are at the service.
     """
     if is_command(study.workload):
         script = study.facts.script if study.facts is not None else None
@@ -141,7 +141,7 @@ def check_unchanged(study: Study) -> None:
 
 
 def with_more_time(study: Study, store: SqlStudyStore, seconds: float) -> Study:
-    """The study with a budget that ends so many seconds from now: what its trials took, and these."""
+    """Return the study with a budget that ends `seconds` from now: the time that its trials took, and these seconds."""
     spent_s = Ledger(store, study.study_id).spent_s
     return store.set_budget(study.study_id, spent_s + seconds)
 
@@ -156,13 +156,13 @@ def run_study(
     hosts: HostGroup | None = None,
     measured_anew: bool = False,
 ) -> Recommendation:
-    """Run the rest of a study, keep the profiles that matter, and clean up.
+    """Run the rest of a study, store the profiles worth keeping, and clean up.
 
     Args:
-        runner: From `local_runner`, or of a script.
-        hosts: All hosts, where it runs on several.
-        measured_anew: Take what was measured before for figures of another place: the baseline and the best so far are
-            measured again before the search goes on.
+        runner: Runner from `local_runner`, or a script's.
+        hosts: All hosts, if the study runs on several.
+        measured_anew: Treat earlier measurements as those of another place: the baseline and the best so far are
+            measured again before the search continues.
     """
     since = f" since {datetime.now(UTC).isoformat(timespec='seconds')}" if measured_anew else ""
     try:
@@ -194,11 +194,11 @@ def local_runner(
     hosts: HostGroup | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[LocalRunner]:
-    """A runner for a study on this machine, and on the hosts, closed at the end.
+    """Open a runner for a study on this machine, and on the hosts if there are several; closed at the end.
 
     Args:
-        check: Called some times a second while anything runs; what it raises ends what runs.
-        level: How its trials are isolated; by default as the settings say, or not at all.
+        check: Called some times a second while a trial runs; an exception ends the trial.
+        level: Isolation level of its trials; by default that of the settings, or none.
     """
     settings = study.settings
     with isolated_runner(
@@ -228,12 +228,12 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Keep the timelines and analyses of all profiled trials, and the traces of the baseline, of accepted candidates
-    and of finalists, one of every rank. What is kept already is left alone, so that this can be done as a study goes
-    on; so is what is no file.
+    """Store the timelines and analyses of all profiled trials, and the traces of every rank of the baseline, of
+    accepted candidates and of finalists. Files already stored, and paths that are not files, are skipped, so that this
+    can be repeated as a study goes on.
 
     Args:
-        logs: Also keep what complete trials printed, the last `LOG_BYTES` of it.
+        logs: Also store the last `LOG_BYTES` of what complete trials printed.
     """
     files = StudyFiles(Path(study.directory))
     wanted = {recommendation.candidate.key} if recommendation else set()
@@ -268,10 +268,11 @@ def keep_profiles(
 
 
 def check_kept(kind: str, packed: Path) -> None:
-    """Refuse what pages and clients could not read, before it is kept. Takes the memory of a line, whatever it holds.
+    """Refuse, before it is stored, a file that pages and clients could not read. Uses the memory of one line, whatever
+    the file holds.
 
     Raises:
-        FileReplacedError: It is not what a trial writes.
+        FileReplacedError: It is not a file as a trial writes it.
     """
     reader = {"timeline": read_timelines, "analysis": read_analysis, "lanes": read_lanes}.get(kind)
     if reader is None:
@@ -287,12 +288,13 @@ def check_kept(kind: str, packed: Path) -> None:
 
 @contextlib.contextmanager
 def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) -> Iterator[Path]:
-    """A temporary gzip copy of a file in a study's directory, of a fixed time, so that equal traces are stored once.
+    """Make a temporary gzip copy of a file in a study's directory, with a fixed time stamp, so that equal traces are
+    stored once.
 
     User code may write in that directory: no link in it is followed, and the copy is made beside it.
 
     Args:
-        last_bytes: Copy no more than this much of its end.
+        last_bytes: Maximum bytes to copy, from its end.
 
     Raises:
         FileNotFoundError: The file is not there.
@@ -319,14 +321,14 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
 
 
 def _copy(source: BinaryIO, target: gzip.GzipFile, num_bytes: int) -> None:
-    """Copy at most so many bytes: whoever wrote the file may still be writing."""
+    """Copy at most `num_bytes` bytes: the process that wrote the file may still be writing."""
     while num_bytes > 0 and (chunk := source.read(min(num_bytes, 1 << 20))):
         target.write(chunk)
         num_bytes -= len(chunk)
 
 
 def remove_working_files(study: Study) -> None:
-    """Remove what can be made again; logs stay."""
+    """Remove files that can be made again; logs stay."""
     files = StudyFiles(Path(study.directory))
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
@@ -336,7 +338,7 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
-    """Write the report and the exports that need no other tool into a folder.
+    """Write the report, and the exports that do not depend on another tool, into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFullError where the disk is full. The study itself is
@@ -349,7 +351,7 @@ def write_results(study_id: str, source: TrialPageSource, recommendation: Recomm
 
 
 def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
-    """Write the report as this file.
+    """Write the report to this file.
 
     Raises:
         StoreError: As `write_results`.
@@ -361,7 +363,7 @@ def write_report(study_id: str, source: TrialPageSource, report: Path) -> Path:
 
 
 def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Write what a study found, by the names of the files, into a folder.
+    """Write a study's result files into a folder, by their names.
 
     Raises:
         StoreError: As `write_results`.
@@ -375,7 +377,7 @@ def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tupl
 
 @contextlib.contextmanager
 def _written(folder: Path, study_id: str) -> Iterator[None]:
-    """Say, where results cannot be written, that the study is safe and how to get at it."""
+    """Report, if results cannot be written, that the study is safe and how to get at it."""
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ from steptune.tuner.workloads.zoo import known_reference
 
 
 def checked_reference(text: str) -> str:
-    """A reference to what every worker has: a zoo entry, or a class in an installed module.
+    """Check a reference to code that every worker has: a zoo entry, or a class in an installed module.
 
     Raises:
         WorkloadNotFoundError: The zoo has no such entry.
@@ -31,11 +31,11 @@ def checked_reference(text: str) -> str:
 def new_study(
     study_id: str, workload: str, settings: StudySettings, data_directory: Path, *, uploaded_digest: str | None = None
 ) -> Study:
-    """A study that was not run yet.
+    """Create a study that has not run yet.
 
     Args:
-        workload: As `checked_reference` gives it, or a reference within what was uploaded.
-        uploaded_digest: Of what was uploaded.
+        workload: Reference from `checked_reference`, or one within the upload.
+        uploaded_digest: Digest of the upload.
     """
     digest = source_digest(parse_reference(workload)) if uploaded_digest is None else uploaded_digest[:16]
     return Study(

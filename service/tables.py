@@ -1,4 +1,4 @@
-"""Tables on a terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptune.tuner.trace_records import ModuleStats
 
 
 def plain_table(*names: str, title: str | None = None) -> Table:
-    """A table without lines. What must stay whole on a narrow terminal is `no_wrap` in its column."""
+    """Return a table without lines. Columns that must not wrap on a narrow terminal need `no_wrap`."""
     table = Table(
         box=None,
         pad_edge=False,
@@ -30,7 +30,7 @@ def plain_table(*names: str, title: str | None = None) -> Table:
 
 
 def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) -> Table:
-    """Time of each module per step: forward, backward, and without the modules inside of it."""
+    """Return a table of modules with their times per step: forward, backward, and without submodules."""
     table = plain_table("forward", "backward", "own", "calls", "module", title=title)
     for column in table.columns[:-1]:
         column.no_wrap, column.justify = True, "right"
@@ -43,7 +43,7 @@ def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) ->
 
 
 def roofline_tables(roofline: RooflineInfo, of: str) -> Iterable[RenderableType]:
-    """Operators, kernels and modules by time above the floor, and what a floor is."""
+    """Yield tables of operators, kernels and modules by time above the floor, with an explanation of floors."""
     for kind, rows in roofline.tables:
         title = f"{kind.capitalize()} by time above the roofline{of}"
         replayed = ("saves",) if any(row.saved is not None for row in rows) else ()

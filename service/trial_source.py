@@ -1,4 +1,4 @@
-"""Sources that pages of trials read: rows, and the files that are kept beside them."""
+"""Sources of the data on trial pages: rows, and the files stored with them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Maximum bytes of an analysis that was stored as one line, unchecked."""
+"""Maximum bytes of an analysis of an older version, which was stored unchecked as one line."""
 MAX_CHARS = 8 << 20
-"""Limit for the texts of trials and for those of all else; what is made of one takes several times its size."""
+"""Maximum characters of the cached texts of trials, and of all other cached texts; the records made of them take
+several times that size.
+"""
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
 _ANSWER = select(RecommendationRow.record).where(RecommendationRow.study_id == bindparam("study_id"))
 _TRIALS = (
@@ -49,24 +51,24 @@ _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
 MAX_PROFILE_BYTES = 32 << 20
-"""Limit for what profiles show, plain and compressed: some tens of trials."""
+"""Maximum bytes of the cached parts of pages about profiles, plain and compressed: some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
-"""Profiles by trial and file, with the result that they are of."""
+"""Cached profiles by trial and file, with the result that they belong to."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
-"""Limit for lanes as columns: some millions of cells."""
+"""Maximum bytes of cached lanes, stored as columns: some millions of cells."""
 CELL_BYTES = 56
 KeptLanes = Kept[LaneTables]
-"""Lanes by trial and file."""
+"""Cached lanes by trial and file."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
-"""A trace for every rank among them."""
+"""Maximum kinds of files of a trial: there may be one trace for every rank."""
 
 
 class KeptRecords:
-    """Records that a process has read of studies, by their text in the database: most of what a page shows stood on its
-    last version as well, and taking texts apart is slow. Who gets a record must not change it.
+    """Cache of the records that a process has read, by their text in the database: parsing is slow, and most of a page
+    was on its last version too. Callers must not change a record.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -83,7 +85,7 @@ class KeptRecords:
 
 
 class KeptTrials:
-    """A `steptune.dashboards.trial_page.TrialPageSource`."""
+    """Stored trials as a `steptune.dashboards.trial_page.TrialPageSource`."""
 
     def __init__(
         self,
@@ -92,10 +94,11 @@ class KeptTrials:
         records: KeptRecords | None = None,
         profiles: KeptProfiles | None = None,
     ) -> None:
-        """
+        """Use a store, its artifacts, and the caches of the process.
+
         Args:
-            records: Those that the process has read.
-            profiles: Those that the process has shown; without it, profiles are plain text of a page.
+            records: Cache of the records that the process has read.
+            profiles: Cache of the profiles that the process has shown; without it, profiles are plain text of a page.
         """
         self._store = store
         self._artifacts = artifacts
@@ -137,7 +140,7 @@ class KeptTrials:
         return {artifact.kind: artifact.size_bytes for artifact in found}
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
-        """Profile from the result, also where the file is gone or cannot be read."""
+        """Return the profile from the result, even if the file is gone or cannot be read."""
         if trial.result is None:
             return None
         kept = self._kept(trial.trial_id, "analysis")
@@ -155,12 +158,14 @@ class KeptTrials:
         return known[1]
 
     def trial_analysis(self, trial_id: str) -> TraceAnalysis | None:
-        """The analysis that was kept with a trial; None where none is, or it cannot be read."""
+        """Return the analysis stored with a trial; None where there is none, or it cannot be read."""
         kept = self._kept(trial_id, "analysis")
         return None if kept is None else self._analysis(kept)
 
     def trial_lanes(self, trial_id: str) -> tuple[Lane, ...]:
-        """Lanes of a trial; those that older versions kept in its analysis, merged, where it has no others."""
+        """Return the lanes of a trial; if there are none, the merged ones that older versions stored in its
+        analysis.
+        """
         kept = self._kept(trial_id, "lanes")
         if kept is None:
             of_old = self._kept(trial_id, "analysis")
@@ -171,7 +176,7 @@ class KeptTrials:
         return ()
 
     def lane_tables(self, trial_id: str, tables: KeptLanes) -> LaneTables:
-        """Lanes of a trial as tiles are cut from them."""
+        """Return the lanes of a trial in the form from which tiles are cut."""
         kept = self._kept(trial_id, "lanes") or self._kept(trial_id, "analysis")
         key = trial_id, kept and kept.digest
         found = tables.get(key)
@@ -195,7 +200,7 @@ class KeptTrials:
         return render_profile(result, None if kept is None else self._analysis(kept), lanes)
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
-        """Read a kept analysis in pieces; of every rank but the one in front, only the lanes of devices."""
+        """Read a stored analysis in chunks; for all ranks except the one shown, only the lanes of devices."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))
@@ -204,7 +209,7 @@ class KeptTrials:
 
 
 def _shown(file: BinaryIO) -> TraceAnalysis:
-    """Part of a file that the page of a trial shows.
+    """Read the part of a file that the page of a trial shows.
 
     Raises:
         ValueError: It cannot be read.

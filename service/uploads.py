@@ -1,4 +1,4 @@
-"""Uploaded workloads: what they are is told by reading them, never by importing them."""
+"""Uploaded workloads: inspected by reading their files, never by importing them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10
 UPLOADS_AT_ONCE = 4
 LEFT_S = 24 * 3600.0
-"""A folder of this age was left by a process that was killed."""
+"""Minimum age in seconds of a folder that counts as left by a killed process."""
 
 
 class UploadSpace:
-    """Space in which uploads are unpacked for inspection: beside the stored files, a limited number at once.
+    """Space beside the stored files in which a limited number of uploads is unpacked for inspection at a time.
 
     An upload may unpack to a gigabyte: without a bound, a few dozen at once would fill the disk.
 
     Args:
-        folder: Made where it is missing.
-        at_once: Uploads.
+        folder: Folder for the uploads; created if missing.
+        at_once: Maximum number of uploads at a time.
     """
 
     def __init__(self, folder: Path, at_once: int = UPLOADS_AT_ONCE) -> None:
@@ -43,7 +43,7 @@ class UploadSpace:
 
     @contextmanager
     def taken(self) -> Iterator[Path | None]:
-        """An empty folder that is gone afterwards; None while there is room for no more."""
+        """Provide an empty folder, which is removed afterwards; None while all places are taken."""
         if not self._free.acquire(blocking=False):
             yield None
             return
@@ -66,11 +66,11 @@ class UploadSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file or an archive that was looked at.
+    """A file or an archive that was inspected.
 
     Attributes:
         kind: "file", "archive" or "script".
-        path: Where it lies.
+        path: Its location.
         entry: The reference of the workload within it.
         digest: SHA-256 of its bytes.
     """
@@ -85,10 +85,10 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
     """Copy an upload into a folder, and find the workload in it.
 
     Args:
-        file_name: As its user called it; with `.py` at its end it is a file, else an archive.
+        file_name: The user's name of the file; with the suffix `.py` it is a Python file, else an archive.
         entry: The workload's reference within it ("folder/train.py:MyWorkload"), or a script's command; empty where
             there is only one.
-        folder: An empty one, which the caller removes.
+        folder: An empty folder, which the caller removes.
 
     Raises:
         ArchiveRefusedError: It cannot be unpacked safely.
@@ -121,7 +121,7 @@ def _copy(source: BinaryIO, path: Path) -> str:
 
 
 def _entry(root: Path, entry: str) -> str:
-    """The reference of the workload below `root`."""
+    """Return the reference of the workload below `root`."""
     if entry:
         _check_entry(root, entry)
         return entry
@@ -137,7 +137,7 @@ def _entry(root: Path, entry: str) -> str:
 
 
 def _script_entry(root: Path, entry: str) -> str:
-    """The command of the script below `root`."""
+    """Return the command of the script below `root`."""
     command = read_manifest(root).command
     if workload_of(command) != entry:
         raise WorkloadRejectedError(f"`entry` is {entry!r}, and the archive is of {workload_of(command)!r}")

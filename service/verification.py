@@ -1,4 +1,4 @@
-"""Verifying a study's recommendation on this machine, and printing what came of it."""
+"""Verification of a study's recommendation on this machine, and its printed result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verify_study(
     *,
     python: str | None = None,
 ) -> Verification:
-    """Train both configurations from the study's initial state, which is made again from its seed."""
+    """Train both configurations from the study's initial state, which is created again from its seed."""
     check_unchanged(study)
     settings.data_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.data_directory, prefix="verify-") as folder:
@@ -51,7 +51,7 @@ def verify_study(
 
 
 def print_verification(console: Console, verification: Verification) -> None:
-    """Losses side by side at a few steps, and the verdict."""
+    """Print the losses side by side at a few steps, and the verdict."""
     last = verification.num_steps - 1
     shown = sorted({round(last * number / (SHOWN_STEPS - 1)) for number in range(SHOWN_STEPS)})
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

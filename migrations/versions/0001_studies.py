@@ -1,4 +1,4 @@
-"""Studies, their trials with all that trials show, decisions, recommendations, artifacts, events
+"""Add studies, trials with all their results, decisions, recommendations, artifacts, events
 
 Revision ID: 0001
 Revises:

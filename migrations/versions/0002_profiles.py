@@ -1,4 +1,4 @@
-"""The kernels, gaps and collectives with the most time, of each profiled trial
+"""Add the kernels, gaps and collectives with the most time, of each profiled trial
 
 Revision ID: 0002
 Revises: 0001

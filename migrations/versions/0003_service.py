@@ -1,4 +1,4 @@
-"""Users and their tokens, uploaded workloads, the queue, workers and their devices
+"""Add users and their tokens, uploaded workloads, the queue, workers and their devices
 
 Revision ID: 0003
 Revises: 0002
@@ -227,7 +227,9 @@ def _create_queue() -> None:
 
 
 def _extend_studies() -> None:
-    """Column by column: copying the table, as batch mode does, would delete what refers to it on SQLite."""
+    """Add the columns one by one: copying the table, as batch mode does, would delete rows that refer to it on
+    SQLite.
+    """
     op.execute("ALTER TABLE studies ADD COLUMN owner_id TEXT CONSTRAINT fk_studies_owner_id REFERENCES users (user_id)")
     op.add_column("studies", _text("title", default=""))
     op.add_column("trial_attempts", _int("fence", default="0"))

@@ -1,4 +1,4 @@
-"""Columns for what lists and overviews say of a study's answer
+"""Add columns for what lists and overviews show of a study's answer
 
 Revision ID: 0004
 Revises: 0003
@@ -19,7 +19,7 @@ depends_on = None
 
 TEXTS, NUMBERS = ("bottleneck_before", "bottleneck_after"), ("tuning_s",)
 AT_ONCE = 200
-"""Answers are read in parts: together they may be large."""
+"""Number of answers read at once: all together may be large."""
 
 
 def upgrade() -> None:
@@ -48,7 +48,7 @@ def downgrade() -> None:
 
 
 def _fill(connection: sa.Connection) -> None:
-    """From the records that are there."""
+    """Fill the columns from the recommendations already stored."""
     recommendations, decisions, outcomes = (
         sa.table(name, *map(sa.column, columns))
         for name, columns in {

@@ -1,4 +1,4 @@
-"""The links between ranks as they were measured, once for each hardware profile
+"""Add the measured links between ranks, once for each hardware profile
 
 Revision ID: 0005
 Revises: 0004

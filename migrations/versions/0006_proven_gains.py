@@ -1,4 +1,4 @@
-"""Answers claim a gain only where it is proven, and no search where none took place
+"""Remove gains that are not proven from answers, and mark answers without a search
 
 Revision ID: 0006
 Revises: 0005
@@ -17,15 +17,15 @@ branch_labels = None
 depends_on = None
 
 AT_ONCE = 200
-"""Answers are read in parts: together they may be large."""
+"""Number of answers read at once: all together may be large."""
 RECOMMENDATIONS = sa.table("recommendations", *map(sa.column, ("study_id", "verdict", "gain", "record")))
 OUTCOMES = sa.table("strategy_outcomes", *map(sa.column, ("study_id", "gain")))
 DECISIONS = sa.table("decisions", *map(sa.column, ("study_id", "record")))
 
 
 def upgrade() -> None:
-    """A finalist that was rejected leaves the answer's gain; what nothing confirmed leaves the gains of strategies; an
-    answer of a study that tried nothing says so.
+    """Remove a rejected finalist's gain from answers and unconfirmed gains of strategies; mark answers without a
+    search.
     """
     connection = op.get_bind()
     unconfirmed = sa.select(RECOMMENDATIONS.c.study_id).where(RECOMMENDATIONS.c.verdict == "unconfirmed")

@@ -1,4 +1,4 @@
-"""Trials carry what was measured of them, studies count their changes
+"""Add summaries of their measurements to trials, and a count of changes to studies
 
 Revision ID: 0007
 Revises: 0006
@@ -20,7 +20,7 @@ branch_labels = None
 depends_on = None
 
 AT_ONCE = 200
-"""Results are read in parts: together they may be large."""
+"""Number of results read at once: all together may be large."""
 TRIM = 0.2
 STUDIES = sa.table("studies", sa.column("study_id"))
 TRIALS = sa.table(
@@ -52,7 +52,7 @@ def downgrade() -> None:
 
 
 def _summarise(connection: sa.Connection, study_id: str) -> None:
-    """Fills the columns of a study's trials, each gain by the starts of today's settings that were there before it."""
+    """Fill the columns of a study's trials; each gain is over the earlier runs of today's settings."""
     references: list[dict[str, Any]] = []
     for group in _groups(connection, study_id):
         references += [result for result in group if result["purpose"] == "baseline" and _is_measured(result)]
@@ -69,7 +69,7 @@ def _summarise(connection: sa.Connection, study_id: str) -> None:
 
 
 def _groups(connection: sa.Connection, study_id: str) -> Iterable[list[dict[str, Any]]]:
-    """The results of a study, those that took turns together."""
+    """Return the results of a study, grouped by trials that took turns."""
     query = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id, TRIALS.c.result.is_not(None))
     ids = list(connection.scalars(query.order_by(TRIALS.c.sequence)))
     group: list[dict[str, Any]] = []
@@ -95,7 +95,9 @@ def _is_measured(result: dict[str, Any]) -> bool:
 
 
 def _gain(result: dict[str, Any], references: list[dict[str, Any]], group: list[dict[str, Any]]) -> float | None:
-    """Speed over today's settings: by rounds over a start of them that took turns with it, else over their mean."""
+    """Return the speed over today's settings: by rounds over a run of them that took turns with it, else over their
+    mean.
+    """
     if not references or not _is_measured(result):
         return None
     today = references[0]["candidate"]

@@ -1,4 +1,4 @@
-"""The index of studies by owner and state has their revisions
+"""Add the revisions of studies to the index by owner and state
 
 Revision ID: 0008
 Revises: 0007
@@ -20,7 +20,7 @@ NEW = "ix_studies_owner_id_state_study_id_revision"
 
 
 def upgrade() -> None:
-    """One index says which studies of an owner are in a state, in order, and how often they changed."""
+    """Make one index answer which studies of an owner are in a state, in order, and how often each changed."""
     op.create_index(NEW, "studies", ["owner_id", "state", "study_id", "revision"])
     for name in OLD:
         op.drop_index(name, "studies")

@@ -1,4 +1,4 @@
-"""A study that waits for hosts says since when and of which worker's cluster
+"""Add to the queue since when a study waits for hosts, and of which worker's cluster
 
 Revision ID: 0009
 Revises: 0008
@@ -17,7 +17,7 @@ INDEX = "ix_queue_entries_waits_since"
 
 
 def upgrade() -> None:
-    """No study of an older version is known to wait for hosts that its cluster could give."""
+    """Add the columns, empty: whether a study of an older version waits for hosts of its cluster is unknown."""
     op.add_column("queue_entries", sa.Column("waits_since", sa.DateTime(timezone=True), nullable=True))
     op.add_column("queue_entries", sa.Column("asked_by", sa.Text(), nullable=True))
     op.create_index(INDEX, "queue_entries", ["waits_since"])

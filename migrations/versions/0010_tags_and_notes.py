@@ -1,4 +1,4 @@
-"""Studies have tags and notes
+"""Add tags and notes of studies
 
 Revision ID: 0010
 Revises: 0009

@@ -1,4 +1,4 @@
-"""Windows and guard checks are read from their trial's result: their tables, which nobody read, are gone
+"""Remove the unused tables of windows and guard checks, which are read from the trial's result
 
 Revision ID: 0011
 Revises: 0010
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The tables come back empty: the version before wrote them and read results."""
+    """Create the tables again, empty: the previous version wrote them, but read the results."""
     op.create_table(
         "windows",
         sa.Column("trial_id", sa.Text(), nullable=False),

@@ -1,4 +1,4 @@
-"""The audit log: who did what, to what, with which outcome. Rows are only ever added, and removed by age."""
+"""The audit log: who did what, on which target, and with which outcome. Rows are only added, and removed by age."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from steptune.service.models import AuditRow
 from steptune.tuner.records import Record
 
 MAX_TEXT = 500
-"""Maximum characters of one text in a row: input of a client must not make the log large."""
+"""Maximum characters of one text in a row: a client's input must not make the log large."""
 
 
 class AuditEntry(Record):
     """Entry of the audit log.
 
     Attributes:
-        entry_id: Grows with time.
-        at: When.
-        user_id: Who; null for what the service did by itself, and before anybody was known.
-        token_id: With which token.
-        action: What: the name of the operation.
-        target: To what: a path, or an id.
+        entry_id: Number that grows with time.
+        at: Time of the action.
+        user_id: The user who acted; null for what the service did by itself, and before authentication.
+        token_id: The token used.
+        action: Name of the operation.
+        target: Target of the operation: a path, or an id.
         outcome: "done", "failed", or the code of the refusal.
-        request_id: As in the service's log.
-        detail: More, by name.
+        request_id: Id of the request in the service's log.
+        detail: Further details, by name.
     """
 
     entry_id: int
@@ -93,7 +93,7 @@ class AuditLog:
             session.add(row)
 
     def page(self, *, limit: int, before: int | None = None, user_id: str | None = None) -> list[AuditEntry]:
-        """The newest first, those before `before`, of one user or of all."""
+        """Return the newest entries first, those before `before`, for one user or for all."""
         query = select(AuditRow).order_by(AuditRow.entry_id.desc()).limit(limit)
         if before is not None:
             query = query.where(AuditRow.entry_id < before)
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _short(text: str) -> str:
-    """A text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
+    """Return a text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
     return without_secrets(text).replace("\x00", "�")[:MAX_TEXT]
 
 

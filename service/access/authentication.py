@@ -35,7 +35,7 @@ NO_CREDENTIALS = "send a token as `Authorization: Bearer stp_…`, or log in at 
 
 
 class Access:
-    """All of access for one API process; `steptune.service.app` keeps it in `app.state.access`.
+    """Access control of one API process; `steptune.service.app` keeps it in `app.state.access`.
 
     Args:
         engine: Its schema checked.
@@ -64,7 +64,7 @@ class Access:
         self._failures = RateLimit("failed-logins", settings.failed_logins_per_minute)
 
     def authenticate(self, request: HTTPConnection, csrf_token: str | None) -> Principal:
-        """Sender of a request.
+        """Return the sender of a request.
 
         Args:
             request: Its headers and cookies are read.
@@ -87,13 +87,13 @@ class Access:
             raise
 
     def recall(self, request: HTTPConnection) -> Principal | None:
-        """Sender of a request, where its token was found valid a moment ago; without the database."""
+        """Return the sender of a request if its token was found valid a moment ago; does not use the database."""
         text = None if self.settings.insecure_no_auth else _bearer_text(request)
         bearer = None if text is None else parse_token(text)
         return None if bearer is None else self.tokens.recall(bearer)
 
     def authenticate_token(self, text: str) -> Principal:
-        """Owner of a token.
+        """Return the owner of a token.
 
         Raises:
             NotAuthenticatedError: It is not valid.
@@ -106,7 +106,7 @@ class Access:
     def limit(self, principal: Principal) -> dict[str, str]:
         """Count a request; return the headers that say how many remain.
 
-        All tokens and sessions of a user count together: anybody may make more of them.
+        All tokens and sessions of a user count together: any user may make more of them.
 
         Raises:
             TooManyRequestsError: Nothing was left.
@@ -114,16 +114,16 @@ class Access:
         return self._requests.spend(principal.user_id)
 
     def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
-        """Count a refused attempt of an address. Only sending nothing at all does not count.
+        """Count a refused attempt against its address. A request without any credentials does not count.
 
         Raises:
-            TooManyRequestsError: There were too many; nothing is written about these.
+            TooManyRequestsError: There were too many; these are not logged.
         """
         if not isinstance(refusal, NotAuthenticatedError) or refusal.token_sent:
             self._failures.spend(client_of(self.proxies.client_address(request)))
 
     def check_same_origin(self, request: HTTPConnection) -> None:
-        """Check that an unsafe request does not come from a page of somebody else.
+        """Refuse an unsafe request that a browser sends from a page of another site.
 
         Raises:
             CrossSiteRequestError: A browser says that it does.
@@ -135,7 +135,7 @@ class Access:
             )
 
     def login_with_token(self, request: HTTPConnection, text: str) -> Login:
-        """Open a browser's session for who has a token, or the one-time code that `serve` has shown.
+        """Open a browser session for a token, or for the one-time code that `serve` has shown.
 
         Raises:
             NotAuthenticatedError: It is not valid.
@@ -152,12 +152,14 @@ class Access:
         return self.sessions.open(principal)
 
     def new_login_code(self) -> str | None:
-        """A code that logs the first administrator in once, within ten minutes; None where there is none to log in."""
+        """Return a code that logs the first administrator in once, within ten minutes; None where there is no
+        administrator.
+        """
         administrator = self.users.first_administrator(but=LOCAL_USER)
         return None if administrator is None else self._codes.issue(administrator.user_id)
 
     def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
-        """Open a browser's session for whom a proxy or provider vouches.
+        """Open a browser session for a user for whom a proxy or provider vouches.
 
         Raises:
             NotAuthenticatedError: They are not known here.
@@ -175,7 +177,7 @@ class Access:
 
     @functools.cached_property
     def oidc(self) -> OidcProvider:
-        """The provider of identities; only where the settings name one.
+        """Return the identity provider; only where the settings name one.
 
         Raises:
             MissingDependencyError: The extra `oidc` is not installed.
@@ -203,7 +205,9 @@ class Access:
         return principal
 
     def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
-        """The request itself is a login; that it made a user is an entry of its own, as when an administrator does."""
+        """Record a user whom a login has made, as for users made by an administrator: the request itself is logged as a
+        login.
+        """
         self.audit.record(
             principal,
             action="create_user",
@@ -228,7 +232,7 @@ class Access:
 
 
 def check_scope(principal: Principal, scope: Scope) -> None:
-    """Check that somebody may do what needs `scope`.
+    """Refuse a user or token without `scope`.
 
     Raises:
         MissingScopeError: They may not.
@@ -238,7 +242,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 
 def check_csrf(cookie: str, csrf_token: str | None) -> None:
-    """Check what proves that a request comes from a page of ours.
+    """Refuse a request that does not prove to come from a page of ours.
 
     Raises:
         CrossSiteRequestError: It is missing, or of another session.

@@ -1,4 +1,4 @@
-"""Limit of what one user, client or study may have open at once, in the memory of one API process."""
+"""Limit of simultaneous uses by one user, client or study, in the memory of one API process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Concurrency:
     """Limit of simultaneous uses for each key.
 
     Args:
-        what: Is counted, with whose it is: "event streams of one user".
-        limit: At once.
-        setting: That changes the limit.
+        what: What is counted, with its owner: "event streams of one user".
+        limit: Maximum number at once.
+        setting: Name of the setting that changes the limit.
     """
 
     def __init__(self, what: str, limit: int, setting: str) -> None:
@@ -27,10 +27,10 @@ class Concurrency:
         self._open: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
-        """Count one more, until `leave`.
+        """Count one more use of a key, until `leave`.
 
         Raises:
-            TooManyRequestsError: As many are open as may be. Nothing was counted.
+            TooManyRequestsError: The limit is reached. Nothing was counted.
         """
         with self._lock:
             if self._open[key] < self._limit:
@@ -43,7 +43,7 @@ class Concurrency:
         )
 
     def leave(self, key: str) -> None:
-        """One less. A key without any takes no room."""
+        """Count one use less. A key without uses takes no memory."""
         with self._lock:
             self._open[key] -= 1
             if self._open[key] <= 0:

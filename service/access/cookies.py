@@ -1,4 +1,4 @@
-"""The cookies: their names, and how they are set so that no other site or host can use them."""
+"""The cookies: their names, and attributes so that no other site or host can use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def cookie_name(name: str, secure: bool) -> str:
-    """Return a name that, with https, browsers accept from this very host only, and over https only."""
+    """Return a cookie's name; with https, one that browsers accept from this very host only, and over https only."""
     return f"__Host-{name}" if secure else name
 
 

@@ -1,4 +1,4 @@
-"""Refusals: what a request lacks, as the problem details of its answer say it.
+"""Refusals of access: what a request lacks, as the problem details of its answer state it.
 
 AccessError(SteptuneError)
  ├─ NotAuthenticatedError401 nobody is known: no token or session, or one that is not valid (any more)
@@ -22,13 +22,13 @@ REALM = 'Bearer realm="steptune"'
 
 
 class AccessError(SteptuneError):
-    """Base of refusals.
+    """Base class of refusals of access.
 
     Attributes:
-        status: Of the HTTP answer.
-        code: For programs; it never changes.
-        title: The same for every answer with this code.
-        headers: To send with it.
+        status: HTTP status of the answer.
+        code: Code for programs; it never changes.
+        title: Title, the same for every answer with this code.
+        headers: Headers of the answer.
         members: More members of the problem details, for programs.
     """
 
@@ -74,14 +74,14 @@ class MissingScopeError(AccessError):
 
 
 class CrossSiteRequestError(AccessError):
-    """A browser's request that does not prove to come from our own pages."""
+    """A browser's request does not prove that it comes from one of our own pages."""
 
     code = "cross-site-request"
     title = "The request does not prove to come from this service's own pages"
 
 
 class HostRefusedError(AccessError):
-    """A host name that is not loopback."""
+    """The request is for a host name that is not loopback."""
 
     code = "host-refused"
     title = "Without authentication, only loopback names are served"
@@ -112,7 +112,7 @@ class NameTakenError(AccessError):
 
 
 class LoginError(AccessError):
-    """The provider of identities did not answer as it must."""
+    """The identity provider did not answer as required."""
 
     status = 502
     code = "login-failed"

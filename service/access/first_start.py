@@ -1,4 +1,4 @@
-"""The first token of a new service, from which an administrator makes everything else."""
+"""The first token of a new service, with which an administrator sets up everything else."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ FIRST_ADMIN = "admin"
 
 
 def first_admin_token(engine: Engine, *, days: float) -> str | None:
-    """The token of a new administrator where there are no users yet; to be shown once, it cannot be had again.
+    """Return the token of a new administrator where there are no users yet; it must be shown at once, as it cannot be
+    recovered.
 
     Of several processes that start at once, one gets it.
 
     Args:
         engine: Its schema checked.
-        days: After how many days it ends.
+        days: Lifetime of the token in days.
     """
     with writing(engine) as session:
         if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer anyway

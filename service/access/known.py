@@ -1,4 +1,4 @@
-"""Tokens that were found valid a moment ago, so that not every request asks the database again."""
+"""Cache of tokens that were found valid a moment ago, so that not every request queries the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_KNOWN = 10_000
 
 
 class KnownTokens:
-    """Tokens that one process knows. What this process changes counts at once, what others change after `recheck_s`.
+    """Tokens that one process knows. Its own changes count at once, those of other processes after `recheck_s`.
 
     Args:
         recheck_s: How long a token is not looked up again.
@@ -25,10 +25,10 @@ class KnownTokens:
         self._seconds = seconds
         self._known: dict[str, tuple[str, Principal, float]] = {}
         self.generation = 0
-        """Generation of what is known; what was looked up in an older one is not remembered."""
+        """Generation of the cache; results of a lookup begun in an older generation are not stored."""
 
     def recall(self, bearer: BearerToken, now: datetime) -> Principal | None:
-        """Sender of a token, if that is known and it has not expired."""
+        """Return the sender of a token, if cached and not expired."""
         found = self._known.get(bearer.token_id)
         if found is None:
             return None
@@ -39,8 +39,10 @@ class KnownTokens:
         return principal
 
     def remember(self, bearer: BearerToken, principal: Principal, generation: int) -> None:
-        """Args:
-        generation: Before the token was looked up.
+        """Store the sender of a token, unless the cache was emptied since the lookup began.
+
+        Args:
+            generation: The generation before the lookup.
         """
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
@@ -49,6 +51,6 @@ class KnownTokens:
             self._known[bearer.token_id] = (sha256(bearer.secret), principal, until_s)
 
     def forget(self) -> None:
-        """Call after tokens or users were changed."""
+        """Empty the cache; to be called after tokens or users were changed."""
         self.generation += 1
         self._known.clear()

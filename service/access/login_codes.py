@@ -1,4 +1,4 @@
-"""A one-time code for the login page, shown to whoever starts the service on a terminal.
+"""One-time code for the login page, shown when the service is started on a terminal.
 
 The code lives in the memory of the process that showed it, as a hash: a copy of the database or of the log holds
 nothing to log in with. It has 60 random bits; refused ones count against their address like any refused login.
@@ -17,14 +17,14 @@ from steptune.service.access.secrets import equal, sha256
 
 VALID_S = 600.0
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's: no letter that could be another one or a digit."""
+"""Crockford's base 32: no letter that could be mistaken for a digit or for another letter."""
 _GROUPS, _GROUP_LENGTH = 3, 4
 _SEEN_AS = str.maketrans("oil", "011")
 _CODE = re.compile(rf"[{_ALPHABET}]{{{_GROUPS * _GROUP_LENGTH}}}")
 
 
 class LoginCodes:
-    """One-time code, at most one, which opens one session.
+    """One-time code, at most one at a time, which opens one session.
 
     Args:
         seconds: A clock that only grows.
@@ -38,7 +38,7 @@ class LoginCodes:
         self._until_s = 0.0
 
     def issue(self, user_id: str) -> str:
-        """A new code with which a user can log in once, in groups for typing; the one before it is void."""
+        """Issue a new code with which a user can log in once, in groups for typing; the previous one becomes void."""
         groups = ["".join(secrets.choice(_ALPHABET) for _ in range(_GROUP_LENGTH)) for _ in range(_GROUPS)]
         with self._lock:
             self._sha256, self._user_id = sha256("".join(groups)), user_id
@@ -46,7 +46,7 @@ class LoginCodes:
         return "-".join(groups)
 
     def redeem(self, text: str) -> str:
-        """The user for whom a code was issued; it is void from now on.
+        """Return the user for whom a code was issued; the code is void from now on.
 
         Raises:
             NotAuthenticatedError: It is not the code that was issued, was used, or has expired.

@@ -1,4 +1,4 @@
-"""Users who log in elsewhere: at a trusted proxy, or at a provider of identities."""
+"""Users who log in elsewhere: at a trusted proxy, or at an identity provider."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steptune.service.settings.scopes import implied, parse_scopes
 from steptune.tuner.errors import ChoiceError
 
 OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)
-"""Names made by the service itself: an identical name chosen elsewhere must not match them."""
+"""Names of the service's own users: an identical name from a proxy or provider must not match them."""
 
 
 def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Principal:
-    """The user whom a proxy or provider calls `name`, made on the first login where the settings say so.
+    """Return the user whom a proxy or provider calls `name`; made on the first login where the settings allow it.
 
     Raises:
         NotAuthenticatedError: There is no such user, they are disabled, or the name is the service's own.
@@ -32,7 +32,7 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
 
 
 def principal_of(user: User, *, is_new: bool = False) -> Principal:
-    """A user who logs in without a token.
+    """Return the principal of a user who logs in without a token.
 
     Raises:
         NotAuthenticatedError: They are disabled.
@@ -49,7 +49,7 @@ def principal_of(user: User, *, is_new: bool = False) -> Principal:
 
 
 def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[User, bool]:
-    """The user, and whether they were made for this login."""
+    """Return the user, and whether they were made for this login."""
     with suppress(NotFoundError):
         return users.named(name), False
     if not settings.new_user_scopes.strip():

@@ -32,11 +32,11 @@ except ModuleNotFoundError as error:
     ) from error
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures by the provider's own key; never `none`, and none whose key a client has too."""
+"""Accepted signature algorithms: those with the provider's private key; never `none`, and none with a shared key."""
 KEPT_S = 3600.0
-"""Time for which the provider's description and keys are cached."""
+"""Seconds for which the provider's description and keys are cached."""
 REFETCH_S = 30.0
-"""An unknown key makes us ask again, no more often than this."""
+"""Minimum seconds between requests for the provider's keys after an unknown key."""
 CLOCK_SKEW_S = 60
 TIMEOUT_S = 10.0
 
@@ -44,10 +44,10 @@ log = logging.getLogger("steptune.access")
 
 
 class OidcProvider:
-    """A provider of identities.
+    """An identity provider.
 
     Args:
-        settings: Where it is, and how we are registered there.
+        settings: Address of the provider, and our registration there.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
@@ -63,7 +63,7 @@ class OidcProvider:
         self._fetched_at = float("-inf")
 
     def begin(self, redirect_uri: str) -> tuple[str, PendingLogin]:
-        """Address to which the browser is sent, and the values that it must bring back.
+        """Return the address to which the browser is sent, and the values that it must bring back.
 
         Raises:
             LoginError: The provider cannot be reached, or describes itself in a way that cannot be used.
@@ -77,7 +77,7 @@ class OidcProvider:
         return url, pending
 
     def complete(self, answer: dict[str, str], pending: PendingLogin, redirect_uri: str) -> str:
-        """The name of the user whose login the provider confirms.
+        """Return the name of the user whose login the provider confirms.
 
         Args:
             answer: The query with which the provider sent the browser back.
@@ -140,7 +140,7 @@ class OidcProvider:
         return claims
 
     def _decoded(self, id_token: str) -> jwt.Token:
-        """The token, its signature checked; a key that is new at the provider is fetched once."""
+        """Return the token after checking its signature; a key that the provider has just added is fetched once."""
         self._described()
         assert self._keys is not None
         try:
@@ -163,7 +163,7 @@ class OidcProvider:
         return name
 
     def _described(self, *, afresh: bool = False) -> dict[str, Any]:
-        """The provider's description of itself; its keys are fetched with it."""
+        """Return the provider's description of itself; its keys are fetched with it."""
         with self._lock:
             if not afresh and time.monotonic() - self._fetched_at < KEPT_S:
                 return self._metadata
@@ -196,8 +196,8 @@ class OidcProvider:
         )
 
     def _authentication_method(self) -> str:
-        """Authentication of this service when a code is exchanged: as the provider supports, the header preferred to
-        the body.
+        """Return the method by which this service authenticates when it exchanges a code: one that the provider
+        supports, the header preferred to the body.
         """
         if self._client_secret is None:
             return "none"

@@ -19,11 +19,11 @@ from steptune.service.settings.scopes import ALL_SCOPES, Scope
 from steptune.tuner.errors import ChoiceError
 
 LOCAL_USER = "local"
-"""Name of the user at the machine; no login by proxy or OpenID Connect gives it."""
+"""Name of the user at the machine; no login by proxy or OpenID Connect can have it."""
 
 
 def check_loopback_only(host: str) -> None:
-    """Check that an address to listen on is reached from this machine only.
+    """Refuse an address to listen on that other machines can reach.
 
     Raises:
         ChoiceError: Others may reach it.
@@ -36,7 +36,7 @@ def check_loopback_only(host: str) -> None:
 
 
 def check_host_header(request: HTTPConnection) -> None:
-    """Check that a request asks for a loopback name.
+    """Refuse a request whose host name is not loopback.
 
     Raises:
         HostRefusedError: It asks for another.
@@ -49,7 +49,7 @@ def check_host_header(request: HTTPConnection) -> None:
 
 
 def local_principal(engine: Engine) -> Principal:
-    """The one user there is without authentication; made on first use."""
+    """Return the single user that exists without authentication; made on first use."""
     users = UserStore(engine)
     with suppress(NameTakenError):  # it was made before, or by another process at this moment
         users.create(LOCAL_USER, {Scope.ADMIN})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class PendingLogin:
-    """Values of OpenID Connect that the second half of a login is compared with."""
+    """Values of an OpenID Connect login with which its second half is compared."""
 
     state: str = field(repr=False)
     nonce: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""Sender of a request."""
+"""Authenticated sender of a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.service.settings.scopes import Scope
 
 
 class Method(StrEnum):
-    """Means of authentication."""
+    """Method of authentication."""
 
     TOKEN = "token"
     SESSION = "session"
@@ -20,7 +20,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """A user, as one request may act.
+    """A user, with the permissions of one request.
 
     Attributes:
         scopes: Those of the token or session, never above the user's, with all that they imply.
@@ -42,5 +42,5 @@ class Principal:
         return Scope.ADMIN in self.scopes
 
     def may_see(self, owner_id: str | None) -> bool:
-        """Say whether what belongs to `owner_id` is theirs to see; administrators see all."""
+        """Say whether the user may see what belongs to `owner_id`; administrators see everything."""
         return self.is_admin or self.user_id == owner_id

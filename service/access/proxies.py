@@ -24,7 +24,7 @@ SECRET_HEADER = "X-Proxy-Secret"
 
 
 class Proxies:
-    """The reverse proxy that is believed, if there is one.
+    """The trusted reverse proxy, if there is one.
 
     Args:
         settings: The secret or the socket by which it is known, the header with the user's name, and the address of the
@@ -40,7 +40,7 @@ class Proxies:
         self._public = urlsplit(settings.public_url)
 
     def client_address(self, request: HTTPConnection) -> str:
-        """Address of a request: behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
+        """Return the client's address; behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
         address = _peer(request)
         if self.is_trusted(request):
             hops = ",".join(request.headers.getlist("X-Forwarded-For")).split(",")
@@ -57,7 +57,7 @@ class Proxies:
         return request.url.scheme == "https"
 
     def user_name(self, request: HTTPConnection) -> str | None:
-        """User that logged in at the trusted proxy; a header from anybody else is ignored and logged."""
+        """Return the user who logged in at the trusted proxy; such a header from anybody else is ignored and logged."""
         if not self._user_header:
             return None
         names = request.headers.getlist(self._user_header)
@@ -74,7 +74,9 @@ class Proxies:
         return names[0].strip() or None
 
     def is_same_origin(self, request: HTTPConnection) -> bool:
-        """Say whether a browser states that the request comes from a page of ours; programs state nothing, and pass."""
+        """Say whether a browser states that the request comes from one of our pages; programs state nothing, and
+        pass.
+        """
         site = request.headers.get("Sec-Fetch-Site")
         if site is not None and site not in ("same-origin", "none"):
             return False
@@ -85,7 +87,7 @@ class Proxies:
         return urlsplit(origin).netloc.lower() == host.lower() != ""
 
     def is_trusted(self, request: HTTPConnection) -> bool:
-        """Say whether a request comes through the proxy, whose headers about the client are believed."""
+        """Say whether a request comes through the trusted proxy, whose headers about the client are accepted."""
         if self._behind_socket:
             return True
         given = request.headers.getlist(SECRET_HEADER)
@@ -93,12 +95,12 @@ class Proxies:
 
 
 def _peer(request: HTTPConnection) -> Address | None:
-    """Address of the connected peer; None for a Unix socket."""
+    """Return the address of the connected peer; None for a Unix socket."""
     return None if request.client is None else _address(request.client.host)
 
 
 def _address(text: str) -> Address | None:
-    """The address in an entry of `X-Forwarded-For`; an IPv4 address within IPv6 is what it stands for."""
+    """Return the address in an entry of `X-Forwarded-For`; an IPv4 address mapped into IPv6 is returned as IPv4."""
     text = text.strip().partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]

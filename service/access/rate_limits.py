@@ -15,16 +15,18 @@ from ipaddress import IPv6Address, ip_address
 from steptune.service.access.errors import TooManyRequestsError
 
 MAX_CLIENTS = 10_000
-"""Buckets kept; the one unused for longest goes first, so that many clients cannot fill the memory."""
+"""Maximum number of buckets; the least recently used one is dropped first, so that many clients cannot fill the
+memory.
+"""
 WINDOW_S = 60
 
 
 class RateLimit:
-    """Limit of requests a minute for each client, and of as many at once after a pause.
+    """Limit of requests per minute for each client, which is also the burst after a pause.
 
     Args:
-        name: In the headers.
-        per_minute: Requests.
+        name: Name of the limit in the headers.
+        per_minute: Requests per minute.
         clock: Seconds, never backwards.
     """
 
@@ -75,7 +77,7 @@ class RateLimit:
 
 
 def client_of(address: str) -> str:
-    """Client that an address stands for: a household or host has a whole /64 of IPv6."""
+    """Return the client that an address stands for: a household or host has a whole /64 of IPv6."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Texts that prove who somebody is: how they are made, read, hashed and compared.
+"""Secrets of tokens and cookies: how they are made, parsed, hashed and compared.
 
 The secrets are random, 160 bits or more, so that a fast hash is as good as a slow one: there is nothing to guess.
 """
@@ -18,12 +18,12 @@ _SECRET_BYTES = 20
 _TOKEN = re.compile(rf"{PREFIX}_([0-9a-hjkmnp-tv-z]{{26}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})", re.ASCII)
 _ANYWHERE = re.compile(rf"({PREFIX}_[0-9A-Za-z]{{26}}_)[0-9A-Za-z]+")
 NO_HASH = hashlib.sha256(b"").hexdigest()
-"""Compared with where there is no row, so that an unknown id takes as long as a wrong secret."""
+"""Hash to compare with if no row is found, so that an unknown id takes as long as a wrong secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BearerToken:
-    """`stp_<token_id>_<secret>`. Its `repr` does not show the secret; `text` does."""
+    """A bearer token, `stp_<token_id>_<secret>`. Its `repr` hides the secret; `text` shows it."""
 
     token_id: str
     secret: str = field(repr=False)
@@ -38,19 +38,19 @@ def new_token() -> BearerToken:
 
 
 def parse_token(text: str) -> BearerToken | None:
-    """The token in a text, or None where it is not one, to the letter."""
+    """Parse a token; return None unless the text is exactly one."""
     match = _TOKEN.fullmatch(text)
     return None if match is None else BearerToken(token_id=match[1], secret=match[2])
 
 
 def new_cookie() -> str:
-    """Secret by which a browser's session is known."""
+    """Return a new secret for the cookie of a browser session."""
     return secrets.token_urlsafe(32)
 
 
 def csrf_token_for(cookie: str) -> str:
-    """Proof that a request comes from a page of ours: derived, so that only who has the cookie can make it, and the
-    cookie cannot be found from it.
+    """Return the proof that a request comes from our pages. It is derived from the cookie, so that only a holder of the
+    cookie can make it, and does not reveal the cookie.
     """
     return hmac.new(cookie.encode(), b"steptune csrf token", hashlib.sha256).hexdigest()
 
@@ -60,10 +60,10 @@ def sha256(secret: str) -> str:
 
 
 def equal(one: str, other: str) -> bool:
-    """Say whether two texts are the same, in a time that does not say where they differ."""
+    """Compare two texts in a time that does not reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
 def without_secrets(text: str) -> str:
-    """A text for logs and rows, in which tokens are cut after their id."""
+    """Return a text for logs and rows, with tokens cut off after their id."""
     return _ANYWHERE.sub(r"\1***", text)

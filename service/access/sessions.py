@@ -1,4 +1,4 @@
-"""Logins of browsers: a cookie whose hash is a row, ended by idleness, by age, by logout, and with its token."""
+"""Browser sessions: a cookie whose hash is a row; ended by idleness, by age, by logout, and with its token."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from steptune.service.settings.scopes import scopes_text
 from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0
-"""Resolution of idleness: requests extend a session at most this often."""
+"""Minimum seconds between two extensions of a session: the resolution of its idleness."""
 
 log = logging.getLogger("steptune.access")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """A session that was just opened: the only copy of its cookie, and what proves a request from our pages."""
+    """A session that was just opened, with the only copy of its cookie and the CSRF token for its requests."""
 
     cookie: str = field(repr=False)
     principal: Principal
@@ -55,7 +55,7 @@ class SessionStore:
         self._clock = clock
 
     def open(self, principal: Principal) -> Login:
-        """A session with the scopes of `principal`, never longer than the token it was opened with."""
+        """Open a session with the scopes of `principal`; it never outlasts the token that it was opened with."""
         now = self._clock()
         cookie = new_cookie()
         row = BrowserSessionRow(
@@ -104,7 +104,7 @@ class SessionStore:
         )
 
     def close(self, cookie: str) -> None:
-        """End a session; one that is over already stays so."""
+        """End a session; ending it twice changes nothing."""
         with writing(self._engine) as session:
             session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.session_sha256 == sha256(cookie)))
 

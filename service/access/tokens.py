@@ -1,4 +1,4 @@
-"""Bearer tokens: issued once, kept as hashes, ended by time, by hand, or with the one that made them."""
+"""Bearer tokens: issued once, stored as hashes, ended by time, by revocation, or with the token that made them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.records import Record
 
 LAST_USE_S = 60.0
-"""Resolution of the last use: written at most this often, so that reads do not become writes."""
+"""Minimum seconds between two updates of a token's last use, so that most reads do not write."""
 _MAX_DAYS = 36_500
 _REFUSED = "the token is not valid: check it for missing characters, or ask for a new one"
 
@@ -31,18 +31,18 @@ log = logging.getLogger("steptune.access")
 
 
 class Token(Record):
-    """Properties of a token that may be shown at any time.
+    """Properties of a token, without its secret.
 
     Attributes:
         token_id: Sortable by time; the part of the token that is no secret.
-        user_id: Whose it is.
+        user_id: The user to whom it belongs.
         parent_id: The token with which it was made; it is revoked with it.
         name: Purpose of the token.
-        scopes: What it may do, unless its user may no longer.
+        scopes: Its scopes, as far as its user still has them.
         created_at: When it was made.
-        expires_at: From when it is refused; null for never.
-        revoked_at: Since when it is refused; null if it is not.
-        last_used_at: To the minute; null if never.
+        expires_at: When it expires; null for never.
+        revoked_at: When it was revoked; null if it was not.
+        last_used_at: Time of the last use, to the minute; null if never used.
     """
 
     token_id: str
@@ -77,7 +77,7 @@ class TokenStore:
         self._known = known or KnownTokens(0)
 
     def recall(self, bearer: BearerToken) -> Principal | None:
-        """Sender of a token, where that was found a moment ago; without the database."""
+        """Return the sender of a token, if it was found valid a moment ago; does not use the database."""
         return self._known.recall(bearer, self._clock())
 
     def issue(
@@ -89,15 +89,15 @@ class TokenStore:
         days: float | None,
         by: Principal | None = None,
     ) -> tuple[Token, BearerToken]:
-        """A new token, and the only copy of its secret.
+        """Issue a token; the result has the only copy of its secret.
 
         Args:
             user_id: Whose it is.
             name: What it is for, to tell it from others.
             scopes: At most the user's.
             days: After how many days it ends; None for never.
-            by: Who makes it through the service: it gets no more than they have. One's own ends with the token
-                that made it, directly or by a session, and no later.
+            by: Who makes it through the service: it gets no more scopes than they have. A token made for oneself
+                ends no later than the token that made it, directly or through a session.
 
         Raises:
             NotFoundError: No user has this id.
@@ -108,7 +108,7 @@ class TokenStore:
             return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
 
     def authenticate(self, bearer: BearerToken) -> Principal:
-        """Sender of a token.
+        """Return the sender of a token.
 
         Raises:
             NotAuthenticatedError: It is unknown or wrong, has expired, was revoked, or its user is disabled.
@@ -134,7 +134,7 @@ class TokenStore:
         return principal
 
     def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
-        """End a token and all that were made with it; a second time changes nothing.
+        """End a token and all that were made with it; ending it twice changes nothing.
 
         Args:
             token_id: Which one.
@@ -164,7 +164,8 @@ class TokenStore:
         return revoked
 
     def get(self, token_id: str, *, owner_id: str | None = None) -> Token:
-        """
+        """Return a token.
+
         Raises:
             NotFoundError: There is no such token of `owner_id` (of anybody if None).
         """
@@ -175,7 +176,7 @@ class TokenStore:
             return token_of(row)
 
     def page(self, *, limit: int, owner_id: str | None = None, before: str | None = None) -> list[Token]:
-        """The newest first, those made before `before`, of one user or of all."""
+        """Return the newest tokens first, those made before `before`, of one user or of all."""
         query = select(ApiTokenRow).order_by(ApiTokenRow.token_id.desc()).limit(limit)
         if owner_id is not None:
             query = query.where(ApiTokenRow.user_id == owner_id)
@@ -209,7 +210,7 @@ def issue_in(
     now: datetime,
     by: Principal | None = None,
 ) -> tuple[Token, BearerToken]:
-    """`TokenStore.issue` within a transaction."""
+    """Issue a token as `TokenStore.issue` does, within a transaction."""
     user = session.get(UserRow, user_id, with_for_update=True)
     if user is None:
         raise unknown_user(user_id)
@@ -238,12 +239,12 @@ def issue_in(
 
 
 def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
-    """Scopes that a token has now: its user may have lost some since it was made."""
+    """Return the scopes that a token has now: its user may have lost some since it was made."""
     return implied(parse_scopes(token_scopes)) & implied(parse_scopes(user_scopes))
 
 
 def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
-    """Check that a token, whose secret was right, has not ended.
+    """Refuse a token that has expired, was revoked, or whose user is disabled; its secret was right.
 
     Raises:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
@@ -275,7 +276,7 @@ _TOKEN_WITH_USER = (
     .join(UserRow, UserRow.user_id == ApiTokenRow.user_id)
     .where(ApiTokenRow.token_id == bindparam("wanted"))
 )
-"""Built once: every request runs it."""
+"""Statement that finds a token with its user; built once, because every request runs it."""
 
 
 def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float | None, by: Principal | None) -> None:
@@ -304,7 +305,9 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
-    """The token that makes another, itself or by a session; locked so that it cannot be revoked in between."""
+    """Return the token that makes another, itself or through a session; locked so that it cannot be revoked
+    meanwhile.
+    """
     if by.token_id is None:
         return None
     parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
@@ -320,7 +323,7 @@ def _expired(at: datetime) -> NotAuthenticatedError:
 
 
 def _family(token_id: str) -> Select[str]:
-    """The ids of a token and of all that descend from it."""
+    """Select the ids of a token and of all its descendants."""
     family = select(ApiTokenRow.token_id).where(ApiTokenRow.token_id == token_id).cte("family", recursive=True)
     return select(
         family.union_all(

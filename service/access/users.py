@@ -1,4 +1,4 @@
-"""The users: who they are, what they may do and use. All queries of the table are here."""
+"""The users: their names, scopes and limits. All queries of the table are here."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class User(Record):
 
     Attributes:
         user_id: Sortable by time.
-        name: Unique; as a proxy or provider of identities calls them, where they log in there.
-        scopes: The most that their tokens and sessions may do.
+        name: Unique name; that at the proxy or identity provider, if they log in there.
+        scopes: Maximum scopes of their tokens and sessions.
         priority: Priority of their studies; higher ones are run first.
-        max_running: Studies that may run at once.
-        max_queued: Studies that may wait.
-        max_device_hours: Device hours in 30 days.
-        max_artifact_bytes: Bytes of uploads, traces and logs.
+        max_running: Maximum studies that run at once.
+        max_queued: Maximum studies that wait.
+        max_device_hours: Maximum device hours in 30 days.
+        max_artifact_bytes: Maximum bytes of uploads, traces and logs.
         created_at: When they were made.
-        disabled_at: Since when their tokens and logins are refused; null if they are not.
+        disabled_at: When they were disabled; null if they are not.
     """
 
     user_id: str
@@ -68,7 +68,7 @@ class UserStore:
         self._known = known or KnownTokens(0)
 
     def create(self, name: str, scopes: Iterable[Scope], **changes: Any) -> User:
-        """A new user; `changes` as in `change`.
+        """Create a user; `changes` as in `change`.
 
         Raises:
             NameTakenError: Another user has the name.
@@ -80,7 +80,7 @@ class UserStore:
             return user_of(row)
 
     def change(self, user_id: str, check: Callable[[User], None] | None = None, **changes: Any) -> User:
-        """Sets scopes, priority or limits; `disabled=True` ends all their sessions and refuses their tokens.
+        """Set scopes, priority or limits; `disabled=True` ends all the user's sessions and refuses their tokens.
 
         Args:
             user_id: Which one.
@@ -109,7 +109,8 @@ class UserStore:
         return changed
 
     def get(self, user_id: str) -> User:
-        """
+        """Return a user by id.
+
         Raises:
             NotFoundError: No user has this id.
         """
@@ -120,7 +121,8 @@ class UserStore:
             return user_of(row)
 
     def named(self, name: str) -> User:
-        """
+        """Return a user by name.
+
         Raises:
             NotFoundError: No user has this name.
         """
@@ -131,14 +133,14 @@ class UserStore:
             return user_of(row)
 
     def first_administrator(self, *, but: str) -> User | None:
-        """The enabled administrator who was made first and has another name than this one."""
+        """Return the oldest enabled administrator whose name is not `but`."""
         enabled = select(UserRow).where(UserRow.disabled_at.is_(None), UserRow.name != but)
         with reading(self._engine) as session:
             rows = session.scalars(enabled.order_by(UserRow.user_id))
             return next((user_of(row) for row in rows if _administers(row)), None)
 
     def page(self, *, limit: int, before: str | None = None) -> list[User]:
-        """The newest users first, those made before `before`."""
+        """Return the newest users first, those made before `before`."""
         query = select(UserRow).order_by(UserRow.user_id.desc()).limit(limit)
         if before is not None:
             query = query.where(UserRow.user_id < before)
@@ -180,7 +182,7 @@ def _taken(name: str) -> NameTakenError:
 
 
 def _apply(row: UserRow, changes: Mapping[str, Any]) -> None:
-    """Set what `changes` names.
+    """Set the columns that `changes` names.
 
     Raises:
         ChoiceError: A limit below zero or beyond what the database counts.

@@ -1,1 +1,1 @@
-"""The REST interface: one file for each kind of resource, and what they share."""
+"""The REST interface: one module for each kind of resource, and shared modules."""

@@ -1,5 +1,5 @@
-"""Access control around every request: loopback names only where nobody is asked who they are, the headers of the rate
-limit, and the audit log.
+"""Access control around every request: only loopback names where no login is required, headers of the rate limit, and
+the audit log.
 
 Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
 went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so
@@ -29,7 +29,7 @@ log = logging.getLogger("steptune.access")
 
 
 class AccessMiddleware:
-    """Plain ASGI, so that streams pass through unbuffered."""
+    """Access middleware. It is plain ASGI, so that streams pass through unbuffered."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -103,8 +103,8 @@ class AccessMiddleware:
 
 
 def _counted_as(scope: Scope, client: str) -> str:
-    """Key under which requests are counted: of one address, requests with a body count apart, so that slow bodies do
-    not block reads.
+    """Return the key under which a request is counted: for one address, requests with a body count separately, so that
+    slow bodies do not block reads.
     """
     headers = Headers(scope=scope)
     sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

@@ -30,10 +30,10 @@ def answer(
     version: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A record as JSON; 304 without a body where the client has this state already.
+    """Answer with a record as JSON, or with 304 without a body if the client already has this state.
 
     Args:
-        version: Of the row, where `If-Match` is compared with it.
+        version: Version of the row, where `If-Match` is compared with it.
     """
     return tagged(request, _encode(message), "application/json", status=status, version=version, headers=headers)
 
@@ -47,7 +47,7 @@ def tagged(
     version: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Any body, with its entity tag: the row's version where it has one, and a digest."""
+    """Answer with any body and its entity tag: the row's version, if it has one, and a digest."""
     digest = hashlib.sha256(body).hexdigest()[:16]
     tag = digest if version is None else f"{version}.{digest}"
     all_headers = {**(headers or {}), "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
@@ -57,21 +57,21 @@ def tagged(
 
 
 def is_known(request: Request, tag: str) -> bool:
-    """Say whether the client has what it reads already, in the state with this tag."""
+    """Say whether the client already has the state with this tag."""
     return request.method == "GET" and tag in _tags(request.headers.get("if-none-match", ""))
 
 
 def check_version(wanted: str | None, version: int) -> int | None:
-    """Refuse a change of something that changed since the client read it.
+    """Refuse a change of a row that has changed since the client read it.
 
     Args:
         wanted: The header `If-Match`.
 
     Returns:
-        The version, for the change itself to be made at no other one; None where any will do.
+        The version at which the change must be made; None where any version will do.
 
     Raises:
-        RefusalError: 412, where it is given and does not fit.
+        RefusalError: 412, where the header is given and does not match.
     """
     if wanted is None or wanted.strip() == "*":
         return None
@@ -85,7 +85,9 @@ def check_version(wanted: str | None, version: int) -> int | None:
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str | None:
-    """The media type that an `Accept` header likes best, or None where it likes none. Of equals the first is taken."""
+    """Return the offered media type that an `Accept` header prefers, the first among equals; None where it accepts
+    none.
+    """
     best, best_quality = None, 0.0
     wanted = [_media_range(part) for part in accept.split(",")]
     for media_type in offered:

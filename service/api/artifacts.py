@@ -1,4 +1,4 @@
-"""Files of studies and trials: lists, downloads, and what is shown of them."""
+"""Files of studies and trials: lists, downloads, and views of their content."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
 
 
 def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Response:
-    """A file in pieces. Browsers keep it and do not show it, whatever it may contain."""
+    """Send a file in chunks. Browsers store it and never display it, whatever it contains."""
     tag = artifact.digest[:16]
     caching = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if is_known(request, tag):
@@ -170,8 +170,8 @@ def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Re
 
 
 def _unpacked_bytes(file: BinaryIO) -> int | None:
-    """Unpacked size of a gzip file, counted in pieces; None if it cannot be unpacked or is too long. This version
-    checked it when it was stored; earlier versions stored any file that a trial wrote.
+    """Return the unpacked size of a gzip file, counted in chunks; None if it cannot be unpacked or is too long. This
+    version checks files when they are stored; earlier versions stored any file that a trial wrote.
     """
     size = 0
     try:

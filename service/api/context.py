@@ -1,4 +1,4 @@
-"""Services that every endpoint has at hand, made once, by `steptune.service.app.create_app`."""
+"""Services shared by all endpoints, made once by `steptune.service.app.create_app`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    """Return the services. Not a dependency: FastAPI takes longer to solve one than a query takes."""
+    """Return the services. Not a FastAPI dependency: resolving one takes longer than a query."""
     found: Services = request.app.state.services
     return found
 

@@ -1,4 +1,4 @@
-"""Meaning of a class's fields, from its source: `Attributes:` of its docstring, and the texts below fields."""
+"""Descriptions of a class's fields, from its source: `Attributes:` of its docstring, and the strings below fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def field_descriptions(documented: type) -> dict[str, str]:
-    """Descriptions by field, those of base classes included."""
+    """Return descriptions by field, including those of base classes."""
     found: dict[str, str] = {}
     for base in reversed(documented.__mro__):
         if base.__module__.partition(".")[0] == "steptune":
@@ -21,7 +21,7 @@ def field_descriptions(documented: type) -> dict[str, str]:
 
 
 def attributes_section(docstring: str) -> dict[str, str]:
-    """The entries of a docstring's `Attributes:`, by name."""
+    """Return the entries of a docstring's `Attributes:`, by name."""
     _, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
     entries: dict[str, str] = {}
     name = ""
@@ -38,14 +38,14 @@ def attributes_section(docstring: str) -> dict[str, str]:
 
 
 def summary_of(documented: type) -> str:
-    """A docstring without its `Attributes:`, as one paragraph."""
+    """Return a docstring without its `Attributes:`, as one paragraph."""
     own = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")[0]
     return " ".join(own.split())
 
 
 @functools.cache
 def _texts_below(module: str) -> dict[str, dict[str, str]]:
-    """Strings that stand directly below fields, by class and field."""
+    """Return the strings that are directly below fields, by class and field."""
     path = sys.modules[module].__file__
     assert path is not None
     classes: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Events as they happen: server-sent events that a client can take up again where it was, or pages."""
+"""Events as they happen: server-sent events that a client can resume where it stopped, or pages."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from steptune.tuner.records import Event
 
 KEEP_ALIVE_S = 15.0
 SEND_TIMEOUT_S = 30.0
-"""A client that takes nothing for so long is gone."""
+"""Maximum seconds for which a client may accept no data; then it counts as gone."""
 RECHECK_S = 60.0
-"""Time that a stream outlives the token that opened it."""
+"""Maximum seconds for which a stream may outlive the token that opened it."""
 _PAGE = 500
 _MAX_NUMBER = (1 << 63) - 1
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -69,11 +69,11 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """Events that one stream sends: of one study, or of all that somebody may see, after an event.
+    """Events that one stream sends: those after a given event, of one study or of all that the caller may see.
 
     Attributes:
-        owner_id: Whose studies; None for everybody's.
-        visible_to: Who may see it, besides administrators; None for nobody.
+        owner_id: Owner of the studies; None for all owners.
+        visible_to: Who may see the study, besides administrators; None for nobody.
     """
 
     study_id: str | None
@@ -175,7 +175,7 @@ def _stream(request: Request, service: Services, principal: Principal, followed:
 
 
 class EventStream(StreamingResponse):
-    """The response: what the database has first, then what the hub finds."""
+    """Streaming response: first the events in the database, then those that the hub finds."""
 
     def __init__(
         self, request: Request, service: Services, followed: Followed, leave: Callable[[], None] = lambda: None
@@ -218,7 +218,7 @@ class EventStream(StreamingResponse):
             self._gauge.dec()
 
     async def _missed(self, last: int, until: int) -> AsyncIterator[OwnedEvent]:
-        """Events that are in the database already."""
+        """Yield events that are already in the database."""
         study_id, owner_id = self._followed.study_id, self._followed.owner_id
         full = last < until
         while full and not self._hub.closed:
@@ -231,7 +231,7 @@ class EventStream(StreamingResponse):
             full = len(found) == _PAGE
 
     async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
-        """Events from now on, until there is nothing more to wait for."""
+        """Yield events from now on, until no more can come."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
@@ -252,7 +252,7 @@ class EventStream(StreamingResponse):
                 yield b": still here\n\n"
 
     async def _may_still_read(self) -> bool:
-        """Say whether the token or session that opened the stream is still good for all that it sends."""
+        """Say whether the token or session that opened the stream is still valid for everything that it sends."""
         access: Access = self._request.app.state.access
         try:
             principal = await self._hub.in_thread(access.authenticate, self._request, None)

@@ -1,4 +1,4 @@
-"""Health of the process: that it lives, that it can serve, and what it counts."""
+"""Health of the process: liveness, readiness, and metrics."""
 
 from __future__ import annotations
 

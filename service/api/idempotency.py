@@ -1,4 +1,4 @@
-"""POST requests that may be sent again: carried out once, and answered alike for a day.
+"""POST requests that may be sent again: carried out once, and answered identically for a day.
 
 The key is taken in a transaction of its own before the work, so that two requests at the same time do not both do it.
 With it the id is kept that a new thing will have. If the process dies between the work and its answer, the request that
@@ -27,7 +27,7 @@ _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:
-    """Key of a request, if it has one, and a digest of all that it asks for."""
+    """Idempotency key of a request, if it has one, and a digest of everything that it asks for."""
 
     def __init__(self, key: str | None, request: Request, body: bytes) -> None:
         self._key = key
@@ -36,15 +36,15 @@ class Idempotency:
         self._digest = hashlib.sha256(self._request).hexdigest()
 
     def of(self, content: bytes) -> Self:
-        """Digest a body that was not kept: `content` says what was in it."""
+        """Digest a body that was not kept; `content` describes it."""
         self._digest = hashlib.sha256(self._request + content).hexdigest()
         return self
 
     def run(self, engine: Engine, user_id: str, work: Callable[[str], Response]) -> Response:
-        """The response of `work`, or of the first request with this key.
+        """Return the response of `work`, or that of the first request with this key.
 
         Args:
-            work: Is given the id for what it makes; there may be such a thing already, from a process that died.
+            work: Takes the id for what it makes; that may exist already, made by a process that died.
 
         Raises:
             RefusalError: 409 while the first is at work, 422 where it asked for something else.
@@ -95,7 +95,7 @@ async def _idempotency(
         ),
     ] = None,
 ) -> Idempotency:
-    """The body has been read already: it is small, as uploads are not read before their sender is known."""
+    """Build the idempotency of a request. Its body has already been read and is small: uploads are read later."""
     is_upload = request.headers.get("content-type", "").lower().startswith("multipart/")
     return Idempotency(idempotency_key, request, b"" if is_upload else await request.body())
 

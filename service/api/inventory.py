@@ -1,4 +1,4 @@
-"""Hardware that studies run on, and the user who asks."""
+"""Hardware on which studies run, reservations, and the calling user."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def get_me(request: Request, principal: Anybody) -> Response:
 
 
 def reservation_of(entry: QueueEntry) -> ReservationSummary:
-    """Return what a study holds or waits for, as the interface and the pages show it."""
+    """Return the reservation that a study holds or waits for, as the interface and the pages show it."""
     since = (entry.claimed_at if entry.holds else None) or entry.queued_at
     return message(ReservationSummary, entry, since=since)
 

@@ -1,7 +1,7 @@
-"""Refusing query parameters that an operation does not have, or that are repeated: a filter that is mistyped must not
-mean "everything", and one of two values must not be dropped in silence.
+"""Refusal of query parameters that an operation does not have, or that are repeated: a mistyped filter must not mean
+"everything", and one of two values must not be dropped silently.
 
-`steptune.service.api.security.Requires` asks for it once it knows who is calling; operations for anybody name
+`steptune.service.api.security.Requires` depends on it, after authentication; operations for anybody name
 it themselves.
 """
 
@@ -20,8 +20,8 @@ _MAX_SHOWN = 5
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown parameters, naming the known ones, and parameters given twice, of which only one value would
-    count.
+    """Refuse unknown parameters, with the names of the known ones, and parameters given twice, of which only one value
+    would count.
 
     Raises:
         RequestValidationError: One error for each.
@@ -40,7 +40,7 @@ async def check_query(request: Request) -> None:
 
 
 def _names(needed: Dependant) -> Iterator[str]:
-    """Names of the parameters that an endpoint and its dependencies ask for."""
+    """Yield the names of the parameters that an endpoint and its dependencies take."""
     yield from (field.alias for field in needed.query_params)
     for inner in needed.dependencies:
         yield from _names(inner)

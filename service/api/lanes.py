@@ -1,4 +1,4 @@
-"""The timeline of a trial at every closeness: tiles of its lanes, and where events of a name are."""
+"""The timeline of a trial at every zoom level: tiles of its lanes, and the events of a given name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptune.tuner.trace_records import LaneTile
 
 MAX_SPANS = 100
 MAX_NAME = 5_300
-"""Characters of an event's name: a URL has room for 64 KiB, and a character takes up to 12 bytes there."""
+"""Maximum characters of an event's name: a URL has room for 64 KiB, and a character takes up to 12 bytes there."""
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 
@@ -66,10 +66,10 @@ def list_spans(
 
 
 def _tables(request: Request, principal: Principal, trial_id: str) -> LaneTables:
-    """Lanes of a trial.
+    """Return the lanes of a trial.
 
     Raises:
-        RefusalError: None were kept.
+        RefusalError: The trial has no stored lanes.
     """
     service = services(request)
     check_trial(service.engine, trial_id, principal)

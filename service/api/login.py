@@ -1,4 +1,4 @@
-"""Logging in with a browser: plain HTML forms, which need no script.
+"""Login with a browser: plain HTML forms, which need no script.
 
 A trusted proxy's user is logged in at once; a provider of identities is one link away; a token can be typed in.
 """
@@ -39,7 +39,7 @@ _templates = Environment(loader=PackageLoader("steptune.service"), autoescape=Tr
 
 @router.get("/login")
 def login_page(request: Request, access: RequestAccess, after: Next = "") -> Response:
-    """The form; who is logged in already, here or at the proxy, goes on."""
+    """Show the login form; users who are already logged in, here or at the proxy, are redirected."""
     name = access.proxies.user_name(request)
     principal = _known(request, access)
     if name is not None and (principal is None or principal.name != name):
@@ -60,7 +60,7 @@ def log_in(
     token: Annotated[str, Form(max_length=200)] = "",
     after: Annotated[str, Form(alias="next", max_length=2000)] = "",
 ) -> Response:
-    """Opens a session for a token that was typed in."""
+    """Open a session for a token that was typed in."""
     try:
         with noted_refusals(request):
             login = access.login_with_token(request, token.strip())
@@ -73,7 +73,7 @@ def log_in(
 
 @router.post("/logout")
 def log_out(request: Request, access: RequestAccess, principal: Anybody) -> Response:
-    """Ends the session."""
+    """End the session."""
     response = RedirectResponse(_path(request, "/login"), 303)
     end_session(request, response, access)
     return response
@@ -81,7 +81,7 @@ def log_out(request: Request, access: RequestAccess, principal: Anybody) -> Resp
 
 @router.get("/login/oidc")
 def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Response:
-    """Sends the browser to the provider of identities."""
+    """Redirect the browser to the identity provider."""
     _check_oidc(access)
     url, pending = access.oidc.begin(_callback(access))
     kept = msgspec.json.encode([pending.state, pending.nonce, pending.verifier, after])
@@ -93,7 +93,7 @@ def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Res
 
 @router.get("/login/oidc/callback")
 def complete_oidc(request: Request, access: RequestAccess) -> Response:
-    """Address to which the provider sends the browser back."""
+    """Complete a login: the address to which the identity provider sends the browser back."""
     _check_oidc(access)
     try:
         with noted_refusals(request):
@@ -113,7 +113,7 @@ def _oidc_login(request: Request, access: Access) -> tuple[Login, str]:
 
 
 def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
-    """State that the browser kept of the login that it began."""
+    """Return the state that the browser kept of the login that it began."""
     kept = request.cookies.get(cookie_name(OIDC_COOKIE, access.proxies.is_secure(request)), "")
     try:
         text = base64.urlsafe_b64decode(kept + "=" * (-len(kept) % 4))
@@ -137,7 +137,7 @@ def _callback(access: Access) -> str:
 
 
 def _known(request: Request, access: Access) -> Principal | None:
-    """User that is logged in already, if any."""
+    """Return the user who is already logged in, if any."""
     cookie = session_cookie(request, access.proxies)
     if cookie is None and not access.settings.insecure_no_auth:
         return None

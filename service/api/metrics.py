@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests of this process, and the queue and the workers as the database has them."""
+"""Metrics for Prometheus: requests of this process, and the queue and workers as recorded in the database."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Metrics:
 
 
 class _StoredCounts(Collector):
-    """Counted when they are asked for."""
+    """Counts from the database, read when Prometheus asks for them."""
 
     def __init__(self, engine: Engine, queue: StudyQueue) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Middleware around every request: its id, limits of its body, headers for safety, its log line, its metrics.
+"""Middleware around every request: its id, limits of its body, security headers, its log line, its metrics.
 
 Plain ASGI, so that streams pass through unbuffered.
 """
@@ -37,15 +37,17 @@ SAFETY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Scripts come from our own files only. There are no CORS headers: pages of others may read nothing."""
+"""Headers of every response. Scripts come from our own files only; without CORS headers, pages of other sites can read
+nothing.
+"""
 _SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY_HEADERS.items()]
 
 
 class RequestMiddleware:
-    """Gives each request an id, answers what nobody caught with a bare 500, and records what came of it.
+    """Middleware that gives each request an id, answers unhandled errors with a bare 500, and records the outcome.
 
     Args:
-        base_path: Below which a proxy serves the application, whether it leaves the path as it is or takes this off.
+        base_path: Path below which a proxy serves the application, whether or not the proxy strips it.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, base_path: str = "") -> None:
@@ -101,7 +103,9 @@ class RequestMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """The path of the operation, with its parameters unfilled: as many of them as there are operations."""
+    """Return the path of the operation with its parameters unfilled, so that there are only as many paths as
+    operations.
+    """
     path: str = getattr(scope.get("route"), "path", UNMATCHED)
     below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED
     return PREFIX + path if below else path  # routers know their own part only
@@ -113,8 +117,8 @@ _INTERNAL = RefusalError(
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large: at once by their `Content-Length`, else while they arrive; and those that do
-    not arrive.
+    """Middleware that refuses bodies that are too large, at once by their `Content-Length`, else while they arrive, and
+    bodies that do not arrive in time.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_upload_bytes: int) -> None:
@@ -136,7 +140,9 @@ class BodyLimitMiddleware:
         received, began_s, is_complete = 0, time.monotonic(), False
 
         async def counted() -> Message:
-            """A piece of the body; after the last one the client's going away, for which nothing limits the time."""
+            """Return the next chunk of the body; after the last one, the client's disconnect, for which there is no
+            time limit.
+            """
             nonlocal received, is_complete
             if is_complete:
                 return await receive()
@@ -156,7 +162,9 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Say whether the body goes to the disk as it comes, once its sender is known; all others are read into memory."""
+    """Say whether the body is written to disk as it arrives, once its sender is known; all others are read into
+    memory.
+    """
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
     return scope["method"] == "POST" and path == UPLOADS and is_form

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our records as components and problems as errors.
+"""The OpenAPI document: FastAPI's, with our records as components and problem details as errors.
 
 Messages are msgspec records, which FastAPI does not know: an operation names them with `returns`, and the document
 gets their schemas from msgspec, with the descriptions that their fields have in the source.
@@ -21,7 +21,7 @@ from steptune.service.api.security import SESSION_SCHEME
 from steptune.tuner.records import Record
 
 INTERFACE_VERSION = "1"
-"""Version of the interface, as in its addresses (`/api/v1`); the software's own changes with every commit."""
+"""Version of the interface, as in its paths (`/api/v1`); the software's version changes with every commit."""
 REF = "#/components/schemas/{name}"
 BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
@@ -49,11 +49,11 @@ def returns(
     headers: tuple[str, ...] = (),
     other_types: tuple[str, ...] = (),
 ) -> Responses:
-    """The successful response of an operation.
+    """Return the successful response of an operation.
 
     Args:
-        headers: Beyond those that every response has.
-        other_types: Media types of other forms in which it can be had.
+        headers: Headers beyond those that every response has.
+        other_types: Media types of its other forms.
     """
     name = _name(message)
     assert _messages.setdefault(name, message) == message, f"two messages are called {name}"
@@ -63,13 +63,15 @@ def returns(
 
 
 def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
-    """A file to be kept; its bytes are not described."""
+    """Return a response that is a file to be stored; its bytes are not described."""
     content = {media_type: {"schema": _file_schema(media_type)} for media_type in media_types}
     return {200: {"description": description, "content": content, "headers": _headers("Content-Disposition")}}
 
 
 def _file_schema(media_type: str) -> dict[str, Any]:
-    """Anything, where readers of the document parse the text; nothing of bytes."""
+    """Return the schema of a file: empty for JSON and YAML, which readers of the document parse, and for binary files;
+    else a string.
+    """
     parsed = media_type in ("application/json", "application/yaml")
     return {} if parsed or media_type in BINARY else {"type": "string"}
 
@@ -79,7 +81,7 @@ def unchanged() -> Responses:
 
 
 def refuses(*statuses: int) -> Responses:
-    """Errors of an operation, beyond those that every operation has."""
+    """Return the errors of an operation, beyond those that every operation has."""
     schema = {"$ref": REF.format(name="Problem")}
     return {
         status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
@@ -107,7 +109,7 @@ _MEANINGS = {
 }
 
 COMMON = refuses(400, 401, 403, 413, 422, 429, 500, 503)
-"""Refusals that any operation can answer."""
+"""Errors with which any operation may answer."""
 
 _HEADERS = {
     "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",
@@ -133,7 +135,7 @@ def _headers(*names: str) -> dict[str, Any]:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application, made once."""
+    """Return the OpenAPI document of an application, made once."""
     if app.openapi_schema is None:
         whole = get_openapi(
             title=app.title,
@@ -163,7 +165,9 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """A command line that does it, once the variables are set: STEPTUNE_URL, STEPTUNE_TOKEN, and ids like STUDY_ID."""
+    """Return a curl command for the operation; it uses the variables STEPTUNE_URL, STEPTUNE_TOKEN, and ids like
+    STUDY_ID.
+    """
     url = re.sub(r"{(\w+)}", lambda match: f"${{{match[1].upper()}}}", path)
     words = ["curl", "-sS", f'"${{STEPTUNE_URL}}{url}"']
     if method != "get":
@@ -180,7 +184,7 @@ def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str
 
 
 def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """Example from `examples` of a schema, or of its fields; fields without any are left out."""
+    """Return an example from `examples` of a schema, or of its fields; fields without any are left out."""
     schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if "examples" in schema:
         return schema["examples"][0]
@@ -189,7 +193,7 @@ def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
 
 
 def components() -> dict[str, Any]:
-    """The schemas of all messages and of the records in them."""
+    """Return the schemas of all messages and of the records in them."""
     kinds = list(_messages.values())
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     records = {_name(kind): get_origin(kind) or kind for kind in _records_in(kinds)}
@@ -205,7 +209,7 @@ def components() -> dict[str, Any]:
 
 
 def _records_in(kinds: list[type[Record]]) -> set[type[msgspec.Struct]]:
-    """Every record class that these refer to."""
+    """Return every record class that these refer to."""
     found: set[type[msgspec.Struct]] = set()
 
     def visit(kind: Any) -> None:
@@ -226,7 +230,7 @@ def _records_in(kinds: list[type[Record]]) -> set[type[msgspec.Struct]]:
 
 
 def _with_null_numbers(schema: Any) -> Any:
-    """Numbers may be null: JSON has no NaN and no infinity, which losses and rates can be."""
+    """Allow null for numbers: JSON has no NaN and no infinity, which losses and rates can be."""
     if isinstance(schema, list):
         return [_with_null_numbers(item) for item in schema]
     if not isinstance(schema, dict):
@@ -238,7 +242,7 @@ def _with_null_numbers(schema: Any) -> Any:
 
 
 def _name(message: type) -> str:
-    """The name of a schema, as msgspec has it: `Page[Event]` is `Page_Event_`."""
+    """Return the name of a schema, as msgspec has it: `Page[Event]` is `Page_Event_`."""
     parts = [get_origin(message) or message, *get_args(message)]
     return "_".join(part.__name__ for part in parts) + "_" * (len(parts) > 1)
 

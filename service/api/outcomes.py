@@ -52,7 +52,7 @@ OTHER = "text/plain"
 FILE_TYPES = (*_TYPES.values(), OTHER)
 JSON = "application/json"
 NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
-"""Formats that a media type names; others are asked for by name."""
+"""Export formats that can be chosen by media type; all others are chosen by name."""
 
 
 @router.get(
@@ -159,7 +159,7 @@ def _media_type(file_name: str) -> str:
 
 
 def _recommendation(service: Services, study_id: str, trial: str | None) -> Recommendation:
-    """The recommended configuration, or that of a trial in its place."""
+    """Return the recommended configuration, or that of a trial in its place."""
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
     if trial is None:
         return recommendation

@@ -1,4 +1,6 @@
-"""Ownership: a caller may see their own, or everything as an administrator. Another's thing is not there."""
+"""Ownership: users may see what is their own, administrators everything. What belongs to others is answered as not
+found.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from steptune.service.queries.workloads import find_workload
 
 
 def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:
-    """
+    """Return the owner of a study that the caller may see.
+
     Returns:
-        Whose it is; None for nobody's.
+        The owner; None where there is none.
 
     Raises:
         RefusalError: 404.
@@ -27,7 +30,8 @@ def check_study(engine: Engine, study_id: str, principal: Principal) -> str | No
 
 
 def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
-    """
+    """Refuse a trial that the caller may not see.
+
     Raises:
         RefusalError: 404.
     """
@@ -37,7 +41,8 @@ def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
 
 
 def own_workload(engine: Engine, workload_id: str, principal: Principal) -> WorkloadInfo:
-    """
+    """Return an uploaded workload of the caller's.
+
     Raises:
         RefusalError: 404.
     """

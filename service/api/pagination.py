@@ -1,4 +1,4 @@
-"""Lists by cursor: a page ends with a cursor that says where the next one begins, whatever was added meanwhile."""
+"""Lists by cursor: a page ends with a cursor to the start of the next one, unaffected by items added meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PageRequest:
     """Requested part of a list.
 
     Attributes:
-        after: The place of the last item that the client has, or None for the beginning.
+        after: The cursor of the last item that the client has; None for the beginning.
     """
 
     limit: int
@@ -36,7 +36,7 @@ class PageRequest:
 
     @property
     def after_number(self) -> int | None:
-        """The place in a list that is ordered by a number.
+        """Return the cursor in a list that is ordered by a number.
 
         Raises:
             RefusalError: The cursor is of another list.
@@ -47,7 +47,7 @@ class PageRequest:
 
     @property
     def after_pair(self) -> tuple[int, int] | None:
-        """The place in a list that is ordered by two numbers.
+        """Return the cursor in a list that is ordered by two numbers.
 
         Raises:
             RefusalError: The cursor is of another list.
@@ -63,7 +63,7 @@ class PageRequest:
         return int(text)
 
     def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> Page[Item]:
-        """The page, of one item more than `limit` that were looked for."""
+        """Return the page, cut from one item more than `limit`, which tells whether there is a next page."""
         items = tuple(found[: self.limit])
         more = len(found) > self.limit
         return Page(items=items, next_cursor=_encode(str(place(items[-1]))) if more else None)

@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457): one shape for whatever is refused, by whatever part of the service.
+"""Errors as problem details (RFC 9457): one form for every refusal by any part of the service.
 
 An endpoint raises `RefusalError`, or lets an error of `tuner.errors` pass; nothing else becomes text for a client.
 What is not expected is a 500 that says nothing but the request's id, under which the log has it.
@@ -38,7 +38,7 @@ TYPE_PREFIX = "urn:steptune:problem:"
 
 
 class ProblemField(Record):
-    """One thing that is wrong with a request.
+    """A single mistake in a request.
 
     Attributes:
         pointer: JSON pointer into the body ("/budget_s"); for other parts of the request, their kind and name
@@ -53,7 +53,7 @@ class ProblemField(Record):
 
 
 class Problem(Record):
-    """Reason for the refusal of a request (RFC 9457).
+    """Problem details of a refused request (RFC 9457).
 
     Attributes:
         type: A URN of the problem's kind.
@@ -79,13 +79,13 @@ class Problem(Record):
 
 
 class RefusalError(HTTPException, SteptuneError):
-    """A request that is refused. FastAPI lets an `HTTPException` through wherever it is raised.
+    """Refusal of a request. FastAPI lets an `HTTPException` through wherever it is raised.
 
     Args:
         status: HTTP status.
         code: The kind of problem: lower case, words joined by hyphens.
         detail: For a person: what was violated, the value, the way out.
-        headers: Beyond those of every response, as `Retry-After`.
+        headers: Headers beyond those of every response, such as `Retry-After`.
         errors: Each field that is wrong.
         context: More about it, for programs.
     """
@@ -107,14 +107,14 @@ class RefusalError(HTTPException, SteptuneError):
 
 
 def not_found(what: str, identity: str) -> RefusalError:
-    """Build the answer for an id that does not exist or belongs to somebody else: the two cannot be told apart."""
+    """Build the refusal for an id that does not exist or belongs to another user: the two look the same."""
     return RefusalError(
         404, f"{what}-not-found".replace(" ", "-"), f"there is no {what} {identity!r}, or it is not yours"
     )
 
 
 def problem_bytes(refusal: RefusalError, path: str, request_id: str) -> bytes:
-    """The body of a refusal."""
+    """Return the body of a refusal."""
     problem = Problem(
         type=f"{TYPE_PREFIX}{refusal.code}",
         title=http.HTTPStatus(refusal.status_code).phrase,
@@ -135,7 +135,7 @@ def problem_response(request: Request, refusal: RefusalError) -> Response:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Make every error of the application a problem."""
+    """Answer every error of the application with problem details."""
 
     @app.exception_handler(RefusalError)
     async def refused(request: Request, error: RefusalError) -> Response:
@@ -171,7 +171,7 @@ _STATUS_OF_ERROR: dict[type[Exception], tuple[int, str]] = {
     StorageFullError: (507, "storage-full"),
     StoreError: (503, "database-unavailable"),
 }
-"""The first class that fits."""
+"""Status and code by class of error; the first class that matches is used."""
 KNOWN_ERRORS = tuple(_STATUS_OF_ERROR)
 
 
@@ -192,7 +192,7 @@ async def known_error(request: Request, error: Exception) -> Response:
 
 
 def _refusal_of_http(request: Request, error: StarletteHTTPException) -> RefusalError:
-    """Starlette's own: no such path, no such method, a body that cannot be read."""
+    """Convert an error of Starlette's own: an unknown path, an unknown method, or a body that cannot be read."""
     status = error.status_code
     code = http.HTTPStatus(status).phrase.lower().replace(" ", "-").replace("'", "")
     detail = {
@@ -206,7 +206,7 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
 
 
 def _methods(request: Request) -> set[str]:
-    """All methods of a path: Starlette knows those of one route, and a path has several."""
+    """Return all methods of a path: Starlette knows only those of one route, and a path may have several."""
     app: FastAPI = request.app
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     for template, operations in app.openapi()["paths"].items():

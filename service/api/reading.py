@@ -1,4 +1,4 @@
-"""Endpoints that read rows: in a few threads of their own, first come, first served."""
+"""Endpoints that read rows: they run in a few threads of their own, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import ParamSpec
 from fastapi.responses import Response
 
 READERS = 2
-"""Threads of a process that read rows for answers. Drivers let go of the interpreter in every statement: many threads
-that all want it back spend their time on that, and whoever asks waits for the unluckiest."""
+"""Number of threads of a process that read rows for answers. Drivers release the interpreter lock in every statement:
+many threads would spend their time contending for it, and some requests would wait long.
+"""
 
 _threads = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
 Given = ParamSpec("Given")
 
 
 def reads_rows(endpoint: Callable[Given, Response]) -> Callable[Given, Awaitable[Response]]:
-    """An endpoint that only asks the database, for what an index finds at once."""
+    """Run an endpoint that only reads rows by index in one of the readers' threads."""
 
     @functools.wraps(endpoint)
     async def wait_for_turn(*args: Given.args, **given: Given.kwargs) -> Response:

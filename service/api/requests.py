@@ -1,4 +1,4 @@
-"""Requests of clients, checked on arrival. What would be ignored is refused."""
+"""Requests of clients, checked on arrival. Fields that would be ignored are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NUM_RANKS = 64
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 Tag = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z._:/-]{0,39}$")]
 Notes = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$")]
-"""Text of several lines."""
+"""Text that may have several lines."""
 Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-z]{1,64}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x20\x7f]+$", max_length=500)]
 OptionalReference = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=500)]
@@ -30,7 +30,7 @@ class Body(BaseModel):
 
 
 class Constraints(Body):
-    """Constraints that a configuration must keep to."""
+    """Constraints that a configuration must meet."""
 
     memory_limit_bytes: int | None = Field(
         default=None,
@@ -133,7 +133,7 @@ class StudyRequest(Body):
     )
 
     def settings(self) -> StudySettings:
-        """Settings as the engine takes them."""
+        """Return the settings in the engine's form."""
         return record_like(
             StudySettings,
             self,
@@ -183,7 +183,7 @@ class StudyRequest(Body):
 
 
 def check_of_a_script(request: StudyRequest) -> None:
-    """Refuse what the command of a script decides itself.
+    """Refuse fields that the command of a script decides itself.
 
     Raises:
         ChoiceError: Names the field.

@@ -38,17 +38,19 @@ SESSION_SCHEME = {
     "description": f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
     f"something must also bring the header `{CSRF_HEADER}` with the `csrf_token` that `GET /api/v1/session` gives.",
 }
-"""The other way to say who one is, wherever a token is one: the OpenAPI document adds it."""
+"""Security scheme of sessions: the alternative to a token, which the OpenAPI document adds wherever a token is
+accepted.
+"""
 
 
 async def access_of(request: Request) -> Access:
-    """Access control that `create_app` put there."""
+    """Return the access control that `create_app` stored."""
     access: Access = request.app.state.access
     return access
 
 
 async def csrf_token_of(request: Request) -> str | None:
-    """Proof of a request that it comes from a page of ours: a header, or a field of a plain form."""
+    """Return the CSRF token of a request: from a header, or from a field of a plain form."""
     header = request.headers.get(CSRF_HEADER)
     if header is not None:
         return header
@@ -61,7 +63,9 @@ async def csrf_token_of(request: Request) -> str | None:
 
 
 class _Authorised(SecurityBase):
-    """One dependency and not one for each header: solving it takes FastAPI longer than what is done in it."""
+    """Dependency for all of access: a single one, because FastAPI takes longer to resolve dependencies than they take
+    to run.
+    """
 
     model = _TOKEN
     scheme_name = "token"
@@ -89,7 +93,7 @@ class _Authorised(SecurityBase):
 
 @contextmanager
 def noted_refusals(request: Request) -> Iterator[None]:
-    """Tell the audit log of a refusal."""
+    """Record a refusal in the audit log."""
     try:
         yield
     except AccessError as error:
@@ -98,14 +102,16 @@ def noted_refusals(request: Request) -> Iterator[None]:
 
 
 def note(request: Request, **detail: object) -> None:
-    """Add to what the audit log says about this request. Never a secret."""
+    """Add details to the audit log's entry about this request; never a secret."""
     request.state.audit = {**getattr(request.state, "audit", {}), **detail}
 
 
 def Requires(*scopes: Scope) -> Any:
-    """The caller, who has all of `scopes`; without any, whoever is known."""
+    """Return a dependency on the caller, who must have all of `scopes`; without any, every authenticated caller will
+    do.
+    """
     return Security(_Authorised(scopes), scopes=[scope.value for scope in scopes])
 
 
 RequestAccess = Annotated[Access, Depends(access_of)]
-"""Access of a request, for endpoints of access itself."""
+"""Access control of a request, for the endpoints that manage access."""

@@ -1,4 +1,4 @@
-"""Sessions of browsers, as a resource; the pages for people are in `login.py`."""
+"""Browser sessions as a resource; the pages to log in are in `login.py`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def close_session(request: Request, access: RequestAccess, principal: Anybody) -
 
 
 def start_session(request: Request, response: Response, access: Access, login: Login) -> None:
-    """Give a browser its cookie; a session that it had before is over."""
+    """Set the cookie of a browser's new session; its earlier session ends."""
     end_session(request, response, access)
     request.state.principal = login.principal
     request.state.is_change = True

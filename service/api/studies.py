@@ -235,7 +235,7 @@ def _act(
     if_match: str | None,
     action: Callable[[str, int | None], object],
 ) -> Response:
-    """Act once on a study of the caller's."""
+    """Carry out an action on one of the caller's studies, once."""
 
     def work(_: str) -> Response:
         action(study_id, _checked_version(service, principal, study_id, if_match))
@@ -247,10 +247,11 @@ def _act(
 
 
 def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
-    """The version at which a study that the caller may change has to be; None where they do not ask for one.
+    """Return the version that a study of the caller's must have; None where the caller requires none.
 
     Raises:
-        RefusalError: 404 where it is not there, 409 where it is the command line's, 412 where it is at another version.
+        RefusalError: 404 where there is none, 409 where it belongs to the command line, 412 where its version
+            differs.
     """
     check_study(service.engine, study_id, principal)
     version = queries.version_of_study(service.engine, study_id)

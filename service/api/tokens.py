@@ -31,7 +31,7 @@ MAX_DAYS = 3650
 
 
 class TokenRequest(Body):
-    """A token to be made."""
+    """Request for a new token."""
 
     name: Text = Field(default="", max_length=MAX_NAME, description="Purpose of the token.", examples=["nightly runs"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(

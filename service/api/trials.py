@@ -1,4 +1,4 @@
-"""Trials: what was run, and how it went."""
+"""Trials: their configurations, measurements and outcomes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JSON = "application/json"
 
 
 class TrialFormat(StrEnum):
-    """A form in which trials can be had."""
+    """Output format of trials."""
 
     JSON = "json"
     CSV = "csv"
@@ -203,10 +203,10 @@ def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Respons
 
 
 def _accepted(request: Request) -> TrialFormat:
-    """The form that the client prefers.
+    """Return the form that the client prefers.
 
     Raises:
-        RefusalError: There is none that it accepts.
+        RefusalError: The client accepts none of the forms.
     """
     forms = {JSON: TrialFormat.JSON, **{media_type: TrialFormat(name) for name, media_type in TABLES.items()}}
     media_type = preferred(request.headers.get("accept", "*/*"), tuple(forms))
@@ -218,7 +218,9 @@ def _accepted(request: Request) -> TrialFormat:
 def _study_file(
     request: Request, principal: Principal, study_id: str, name: str, *, state: TrialState | None = None
 ) -> Response:
-    """A study, or its trials in one state, in one of `STUDY_FORMATS`: longer than a reader's turn may take."""
+    """Return a study, or its trials in one state, in one of `STUDY_FORMATS`; too slow for the threads of quick
+    reads.
+    """
     engine = services(request).engine
     check_study(engine, study_id, principal)
     found = queries.whole_study(engine, study_id, state=state)
@@ -241,7 +243,7 @@ def _numbered(
     page: PageRequest,
     kind: profiles.NumberedRow,
 ) -> Response:
-    """A page of records that have a table of their own."""
+    """Return a page of records that have a table of their own."""
     check_trial(service.engine, trial_id, principal)
     found = profiles.list_numbered(service.engine, kind, trial_id, limit=page.limit, after=page.after_number)
     return answer(request, page.cut(found, itemgetter(0)).each(itemgetter(1)))

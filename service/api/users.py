@@ -49,7 +49,7 @@ class Limits(Body):
 
 
 class UserRequest(Limits):
-    """A user to be made."""
+    """Request for a new user."""
 
     name: Text = Field(min_length=1, max_length=MAX_NAME, description="Unique.", examples=["ada@example.org"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
@@ -137,7 +137,8 @@ def _limits(body: Limits) -> dict[str, Any]:
 
 
 def _check_unchanged(if_match: str | None, user: User) -> None:
-    """
+    """Refuse a change of a user who has changed since the client read them.
+
     Raises:
         RefusalError: 412, where `If-Match` is given and is not the user's ETag.
     """

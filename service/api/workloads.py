@@ -1,4 +1,4 @@
-"""Workloads: uploading them, or naming what is on the workers already."""
+"""Workloads: uploading them, or naming those that the workers already have."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class SentFile:
 
 
 async def _sent(request: Request, _: Submitter) -> AsyncIterator[WorkloadRequest | SentFile]:
-    """The body, in either of its forms. It is read once its sender is known; a file goes to the disk as it comes."""
+    """Return the body, in either of its forms. It is read once its sender is known; a file is written to disk as it
+    arrives.
+    """
     try:
         yield await _read(request)
     finally:

@@ -1,7 +1,7 @@
-"""Files by their content: uploads, traces and other things too large for a row.
+"""Artifacts by their content: uploads, traces and other data too large for a row.
 
-`store.py` puts and gives; `files.py` is where they lie (a directory, or a URL that fsspec knows); `lock.py` keeps
-garbage collection (`steptune.service.housekeeping`) away from what is being put.
+`store.py` writes and reads them; `files.py` is their location (a directory, or a URL that fsspec knows); `lock.py`
+keeps garbage collection (`steptune.service.housekeeping`) away from what is being put.
 """
 
 from steptune.service.artifacts.opening import open_artifacts

@@ -1,4 +1,4 @@
-"""Removes files to which no row refers."""
+"""Garbage collection: removal of files to which no row refers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from steptune.service.models import ArtifactRow, WorkloadSourceRow
 from steptune.tuner.records import Record
 
 ABANDONED_S = 24 * 3600.0
-"""A put that has written nothing for so long is a dead process's; a living one gets an error and loses nothing."""
+"""Minimum seconds without a write after which a put counts as abandoned by a dead process; a living one gets an error
+and loses nothing.
+"""
 _BATCH = 200
 
 
@@ -26,11 +28,11 @@ class Collected(Record):
 def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float, dry_run: bool = False) -> Collected:
     """Remove files that are older than the grace period and to which no row refers.
 
-    What `ArtifactStore.putting` is at is safe whatever the grace period; that is for those who put a file first and
-    record it later.
+    Files within `ArtifactStore.putting` are safe whatever the grace period, which protects files that are put first
+    and recorded later.
 
     Args:
-        grace_s: By the clock of the place where the files lie, which may be another host's.
+        grace_s: Grace period in seconds, by the clock of the file store, which may be another host's.
         dry_run: Only count.
 
     Raises:

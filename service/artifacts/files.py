@@ -1,4 +1,4 @@
-"""Location of artifacts: a directory, or any place that fsspec knows (`s3://bucket/steptune`).
+"""Location of artifacts: a directory, or any location that fsspec knows (`s3://bucket/steptune`).
 
 Both write under a name that nobody reads and then rename, so that a file is there complete or not at all. An object
 store renames by a copy on its own side.
@@ -20,7 +20,9 @@ from steptune.tuner.errors import MissingDependencyError, StoreError, StoreUnava
 from steptune.tuner.records import Record
 
 _PASSING_ERRNOS = (errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-"""Error numbers that s3fs gives for a store that says that it is busy or broken, and those that sockets give."""
+"""Error numbers of transient failures: those that s3fs gives for a store that is busy or broken, and those of
+sockets.
+"""
 _PASSING_NAMES = {
     "ConnectionError",  # Python's, and botocore's, requests' and urllib3's of the same name
     "TimeoutError",
@@ -32,53 +34,53 @@ _PASSING_NAMES = {
 
 
 class StoredFile(Record):
-    """A file as a listing shows it."""
+    """A file in a listing."""
 
     name: str
     size_bytes: int
     modified_s: float
-    """Seconds since 1970, by the clock of the place."""
+    """Time of the last change, in seconds since 1970, by the clock of the file store."""
 
 
 class Files(Protocol):
     """Files by relative names such as `ab/cdef`. Errors are those of `steptune.service.connections.storage_errors`."""
 
     place: str
-    """Place of the database for messages, without passwords."""
+    """Location of the files for messages, without passwords."""
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file; it lasts once this returns."""
+        """Write a new file; it is durable once this returns."""
 
     def rename(self, name: str, target: str) -> None:
-        """Give a file another name, replace what has that name, and make it the newest."""
+        """Rename a file, replacing any file with the target's name, and make it the newest."""
 
     def take(self, path: Path, name: str) -> Path | None:
-        """Move a local file here without copying it, and say where it is now; None where that cannot be done."""
+        """Move a local file here without copying it, and return its new path; None where that is impossible."""
 
     def give_back(self, name: str, path: Path) -> None:
         """Undo `take`."""
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file to read, to be closed by the caller."""
+        """Open a file for reading; the caller closes it."""
 
     def local_path(self, name: str) -> Path | None:
-        """Path on this machine; None if it is not here."""
+        """Return the path on this machine; None if the file is not here."""
 
     def find(self, name: str) -> StoredFile | None:
-        """Entry of one file in a listing, None where there is none."""
+        """Return one file's entry in a listing; None where there is no such file."""
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
     def list(self) -> Iterator[StoredFile]:
-        """All files, those still being written too."""
+        """Yield all files, including those still being written."""
 
 
 class LocalFiles:
     """A directory, made when the first file is written.
 
     Args:
-        directory: Of this store alone.
+        directory: The directory, used by this store alone.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -154,7 +156,7 @@ class LocalFiles:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Say whether nobody else may go on writing to a file: its owner, or who has it under another name."""
+    """Say whether nobody else can still write to a file: neither another owner nor through another hard link."""
     try:
         status = path.lstat()
     except OSError:
@@ -163,12 +165,12 @@ def _is_ours_alone(path: Path) -> bool:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file as `open` does, for its owner alone: what users submitted is in there."""
+    """Open a file as `open` does, with access for its owner only: it holds what users submitted."""
     return os.open(path, flags, 0o600)
 
 
 def _sync_directory(directory: Path) -> None:
-    """A new name lasts only once its directory does."""
+    """Sync a directory: a new name in it is durable only then."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -177,7 +179,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 class RemoteFiles:
-    """A place that fsspec knows by its URL; credentials are those that its library finds in the environment.
+    """A location that fsspec knows by its URL; its library finds the credentials in the environment.
 
     Raises:
         StoreError: The URL cannot be used.
@@ -255,7 +257,7 @@ class RemoteFiles:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Libraries of object stores raise errors of their own."""
+        """Convert the errors of object stores' libraries."""
         try:
             yield
         except StoreError:
@@ -270,13 +272,13 @@ class RemoteFiles:
 
 
 def _will_pass(error: Exception) -> bool:
-    """Say whether the same may succeed a little later. The libraries' errors are known by name: none need be there."""
+    """Say whether a retry may succeed. Errors are matched by their names, as no library needs to be installed."""
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return True
     return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 def copy_out(source: BinaryIO, target: Path) -> None:
-    """Write an opened file to a local path."""
+    """Copy an opened file to a local path."""
     with storage_errors(str(target)), target.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)

@@ -1,7 +1,7 @@
-"""Keeps garbage collection away from files that are being put.
+"""Lock that keeps garbage collection away from files that are being put.
 
-Whoever puts a file shares the lock from giving the file its name until a row that refers to it is committed; whoever
-collects holds it alone from looking at the rows until the files are deleted. So a file that a row is about to refer
+A process that puts a file shares the lock from naming the file until a row that refers to it is committed; one that
+collects holds it exclusively from reading the rows until the files are deleted. So a file that a row is about to refer
 to is never deleted, however long a process is held up in between: the lock of a process that dies goes with it.
 """
 
@@ -26,15 +26,15 @@ _POLL_S = 0.01
 
 
 class CollectionBusyError(StoreError):
-    """Files are being put without a pause; garbage is collected the next time."""
+    """Files are being put without a pause; garbage collection must wait until the next time."""
 
 
 class CollectionLock(Protocol):
     def shared(self) -> AbstractContextManager[None]:
-        """Held while a file is put and its row is written; waits for a collection to end."""
+        """Hold the lock while a file is put and its row is written; waits for a collection to end."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Held while files are collected.
+        """Hold the lock while files are collected.
 
         Raises:
             CollectionBusyError: Others hold it, for longer than the patience of a collection.
@@ -85,7 +85,7 @@ def _lock_now(descriptor: int) -> bool:
 
 
 class PostgresLock:
-    """Lock for processes on several hosts, which share a PostgreSQL database: a session lock on a connection of its
+    """Lock for processes on several hosts that share a PostgreSQL database: a session lock on a connection of its
     own.
     """
 
@@ -113,7 +113,7 @@ class PostgresLock:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        """Ends with the connection, and the lock with it."""
+        """Open a connection; closing it also releases the lock."""
         with storage_errors(place_of(self._engine)):
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         with connection:

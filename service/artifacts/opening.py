@@ -1,4 +1,4 @@
-"""The store of artifacts that the settings name."""
+"""The artifact store that the settings name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptune.service.settings import Settings
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:
-    """The store at `artifacts_url`, by default in the data directory.
+    """Open the store at `artifacts_url`, by default in the data directory.
 
     Raises:
         StoreError: The URL cannot be used; MissingDependencyError where its library is not installed.
@@ -23,7 +23,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
 
 
 def files_at(place: Path | str) -> Files:
-    """The files of a path, a `file://` URL, or another URL that fsspec knows.
+    """Return the files at a path, a `file://` URL, or another URL that fsspec knows.
 
     Raises:
         StoreError, MissingDependencyError: As `open_artifacts`.
@@ -37,7 +37,7 @@ def files_at(place: Path | str) -> Files:
 
 
 def _lock_for(files: Files, settings: Settings) -> CollectionLock:
-    """Lock on a file in the shared directory; without one, in the shared database."""
+    """Return a lock on a file in the shared directory; without one, in the shared database."""
     if isinstance(files, LocalFiles):
         return FileLock(Path(files.place) / "lock")
     if make_url(settings.database_url).get_backend_name() == "postgresql":

@@ -1,4 +1,4 @@
-"""The quota of bytes, where something is added to them. Those of studies are the queue's."""
+"""The quota of bytes, checked where bytes are added. Quotas of studies are checked by the queue."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from steptune.tuner.errors import QuotaExceededError
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:
-    """Check what a user keeps, in the transaction that has just added to it.
+    """Refuse more bytes than a user may keep, in the transaction that has just added some.
 
     Args:
-        session: With the new row.
-        user_id: Whose it is; of several that add at once, one waits for the other.
-        default_limit: Where the user has no limit of their own; None for none.
+        session: The transaction with the new row.
+        user_id: Owner of the bytes; transactions that add at the same time wait for each other.
+        default_limit: Limit for a user without one; None for unlimited.
 
     Raises:
-        QuotaExceededError: It is too much now.
+        QuotaExceededError: The user keeps too many bytes now.
     """
     user = session.get_one(UserRow, user_id, with_for_update=True)
     limit = default_limit if user.max_artifact_bytes is None else user.max_artifact_bytes

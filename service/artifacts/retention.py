@@ -29,12 +29,12 @@ from steptune.service.store import count_change
 from steptune.tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
-"""Kind of rank 0's; those of further ranks are `trace.1`, `trace.2` and so on."""
+"""Kind of the trace of rank 0; those of further ranks are `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
-"""Verdicts of decisions on the baseline, on what became the incumbent, and on finalists."""
+"""Verdicts of decisions whose traces are kept: on the baseline, on incumbents, and on finalists."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
 _BATCH = 500
-"""Rows that one transaction removes: others wait for it on SQLite."""
+"""Maximum rows that one transaction removes: other writers wait for it on SQLite."""
 
 
 def trace_kind(rank: int) -> str:
@@ -42,7 +42,7 @@ def trace_kind(rank: int) -> str:
 
 
 def release_traces(engine: Engine) -> int:
-    """Forget the traces of ended studies that are neither baseline's, incumbents' nor finalists'; return how many."""
+    """Forget the traces of ended studies, except those of the baseline, incumbents and finalists; return how many."""
     kept = or_(
         TrialRow.candidate_key == BASELINE.key,
         TrialRow.candidate_key == RecommendationRow.candidate_key,
@@ -62,18 +62,18 @@ def release_traces(engine: Engine) -> int:
 
 
 def apply_quotas(engine: Engine, settings: Settings) -> int:
-    """Forget the oldest traces of whoever takes more than they may; return how many."""
+    """Forget the oldest traces of studies and users above their quotas, and above the total; return how many."""
     return sum(_shed(engine, scope) for scope in _scopes(engine, settings))
 
 
 def user_artifact_bytes(session: Session, user_id: str) -> int:
-    """Bytes of the studies and uploads of a user; content that several have counts once."""
+    """Return the bytes of a user's studies and uploads; content that several share counts once."""
     return _usage(session, _scope_of_user(user_id))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scope:
-    """Files that one quota is for: those of some studies and uploads. Content that they share counts once."""
+    """Files to which one quota applies: those of some studies and uploads. Content that they share counts once."""
 
     studies: ColumnElement[bool]
     sources: ColumnElement[bool]
@@ -86,7 +86,7 @@ def _scope_of_user(user_id: str, limit_bytes: int = 0) -> _Scope:
 
 
 def _scopes(engine: Engine, settings: Settings) -> list[_Scope]:
-    """All that may take more than they should: studies, then users, then everything."""
+    """Return the scopes above their quotas: studies, then users, then everything."""
     scopes = []
     with reading(engine) as session:
         if (limit := settings.max_study_artifact_bytes) is not None:
@@ -113,7 +113,7 @@ def _usage(session: Session, scope: _Scope) -> int:
 
 
 def _traces_of_ended_studies() -> Select[int, str, int]:
-    """Their ids, digests and sizes, joined with trials and recommendations, the oldest first."""
+    """Select ids, digests and sizes of these traces, joined with trials and recommendations, the oldest first."""
     return (
         select(ArtifactRow.artifact_id, ArtifactRow.digest, ArtifactRow.size_bytes)
         .join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
@@ -126,7 +126,7 @@ def _traces_of_ended_studies() -> Select[int, str, int]:
 
 
 def _shed(engine: Engine, scope: _Scope) -> int:
-    """Forget traces within a scope, until it takes no more than it may or none is left that may go."""
+    """Forget traces within a scope until it meets its quota or has no removable ones left; return how many."""
     total = 0
     while (excess_bytes := _excess(engine, scope)) > 0 and (removed := _shed_some(engine, scope, excess_bytes)):
         total += removed
@@ -134,7 +134,7 @@ def _shed(engine: Engine, scope: _Scope) -> int:
 
 
 def _excess(engine: Engine, scope: _Scope) -> int:
-    """Excess over the quota, in a transaction of its own, which sees what was removed before."""
+    """Return the bytes above the quota, in a transaction of its own, which sees what was removed before."""
     with reading(engine) as session:
         return _usage(session, scope) - scope.limit_bytes
 
@@ -159,7 +159,7 @@ def _shed_some(engine: Engine, scope: _Scope, excess_bytes: int) -> int:
 
 
 def _num_references(session: Session, scope: _Scope, digests: set[str]) -> Counter[str]:
-    """Number of rows within a scope that refer to each digest: without any it takes no space there."""
+    """Count the rows within a scope that refer to each digest: without any, the content takes no space there."""
     artifacts = select(ArtifactRow.digest, func.count()).join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
     artifacts = artifacts.where(ArtifactRow.digest.in_(digests), scope.studies).group_by(ArtifactRow.digest)
     uploads = select(WorkloadSourceRow.digest, func.count()).where(WorkloadSourceRow.digest.in_(digests), scope.sources)
@@ -177,7 +177,7 @@ def _forget(engine: Engine, traces: Select[int, str, int]) -> int:
 
 
 def _delete(session: Session, chosen: Sequence[int]) -> None:
-    """Delete rows of artifacts; the pages that offer them change."""
+    """Delete rows of artifacts, and count a change of the pages that offer them."""
     of_chosen = ArtifactRow.artifact_id.in_(chosen)
     count_change(session, StudyRow.study_id.in_(select(ArtifactRow.study_id).where(of_chosen)))
     session.execute(delete(ArtifactRow).where(of_chosen))

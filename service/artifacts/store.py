@@ -1,4 +1,4 @@
-"""Puts files and gives them back by the SHA-256 of their content."""
+"""Store that keeps files by the SHA-256 of their content."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Kept(Record):
-    """File that was put."""
+    """A file that was put into the store."""
 
     digest: str
     size_bytes: int
 
 
 class ArtifactTooLargeError(StoreError):
-    """An artifact has more bytes than allowed."""
+    """The artifact has more bytes than allowed."""
 
 
 class ArtifactGoneError(StoreError):
-    """A file that was kept is not there."""
+    """An artifact that was stored is missing."""
 
 
 class ArtifactStore:
     """Files named by the SHA-256 of their content (`ab/cdef...`), each kept once.
 
     Args:
-        files: Where they lie; a path stands for a directory, made when the first file is put.
-        lock: Shared with all who put or collect there; by default a file in the directory.
+        files: Location of the files; a path stands for a directory, made when the first file is put.
+        lock: Lock shared with all who put or collect there; by default a file in the directory.
     """
 
     def __init__(self, files: Files | Path, lock: CollectionLock | None = None) -> None:
@@ -50,7 +50,7 @@ class ArtifactStore:
 
     @property
     def place(self) -> str:
-        """Location of the files, for messages."""
+        """Return the location of the files, for messages."""
         return self._files.place
 
     # --- putting ---------------------------------------------------------------------------------
@@ -59,13 +59,13 @@ class ArtifactStore:
     def putting(
         self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None
     ) -> Iterator[Kept]:
-        """Keep a file, complete or not at all. Record the row that refers to it within the context: until its end
+        """Put a file, complete or not at all. Record the row that refers to it within the context, until whose end
         garbage collection stays away.
 
         Args:
             source: A path, or the content in pieces.
             move: Remove the source afterwards; on the same file system it is not even copied.
-            limit: Most bytes that may come.
+            limit: Maximum bytes to accept.
 
         Raises:
             ArtifactTooLargeError: More than `limit` bytes came.
@@ -85,12 +85,14 @@ class ArtifactStore:
                 source.unlink(missing_ok=True)
 
     def put(self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None) -> Kept:
-        """Put a file as `putting` does, where no row refers to it yet: it lasts for the collection's grace period."""
+        """Put a file as `putting` does, before a row refers to it: it stays for the grace period of garbage
+        collection.
+        """
         with self.putting(source, move=move, limit=limit) as kept:
             return kept
 
     def _receive(self, source: Path | Iterable[bytes], incoming: str, move: bool, limit: int | None) -> Kept:
-        """Bring the content here under a name that nobody reads; a source that could not be kept stays."""
+        """Copy or move the content here under a temporary name; if that fails, the source stays."""
         measured = _Measured(limit)
         taken = self._files.take(source, incoming) if isinstance(source, Path) and move else None
         if isinstance(source, Path) and taken is not None:
@@ -107,7 +109,7 @@ class ArtifactStore:
     # --- giving ----------------------------------------------------------------------------------
 
     def open(self, digest: str) -> BinaryIO:
-        """The file with this content, to read; seekable.
+        """Open the file with this content for reading; it is seekable.
 
         Raises:
             ArtifactGoneError: It is not kept here.
@@ -116,7 +118,7 @@ class ArtifactStore:
         return self._files.open(_name(digest))
 
     def size_bytes(self, digest: str) -> int:
-        """The size of the file with this content.
+        """Return the size of the file with this content.
 
         Raises:
             ArtifactGoneError: It is not kept here.
@@ -128,8 +130,8 @@ class ArtifactStore:
 
     @contextmanager
     def local_copy(self, digest: str) -> Iterator[Path]:
-        """The file on this machine: itself where it lies here (do not change it), else a copy for the context. Its
-        content is checked: what is unpacked and run is what was uploaded.
+        """Provide the file on this machine: the stored file itself, if it is local (do not change it), else a copy for
+        the context. Its content is checked, so that what is unpacked and run is what was uploaded.
 
         Raises:
             ArtifactGoneError: It is not kept here.
@@ -159,18 +161,18 @@ class ArtifactStore:
     # --- forgetting ------------------------------------------------------------------------------
 
     def delete(self, digest: str) -> None:
-        """Forget a file, if it is there. Make sure that no row refers to it."""
+        """Delete a file if it exists. No row may refer to it."""
         self._files.delete(_name(digest))
 
     def list(self) -> Iterator[StoredFile]:
-        """The kept files; their names are their digests."""
+        """Yield the stored files; their names are their digests."""
         for file in self._files.list():
             folder, _, rest = file.name.rpartition("/")
             if _DIGEST.fullmatch(folder + rest):
                 yield StoredFile(name=folder + rest, size_bytes=file.size_bytes, modified_s=file.modified_s)
 
     def clock_s(self) -> float:
-        """Seconds since 1970 by the clock that dates the files: the time of an empty one just written there."""
+        """Return seconds since 1970 by the clock that dates the files: the time of an empty file just written there."""
         name = f"{INCOMING}/{new_id()}"
         try:
             self._files.write(name, [])
@@ -182,19 +184,19 @@ class ArtifactStore:
         return found.modified_s
 
     def is_older(self, digest: str, than_s: float) -> bool:
-        """Say whether a file is there and was put before a time."""
+        """Say whether a file exists and was put before a time."""
         found = self._files.find(_name(digest))
         return found is not None and found.modified_s < than_s
 
     def delete_abandoned(self, before_s: float) -> int:
-        """Remove what was half written by processes that died before a time; return how many files."""
+        """Remove incomplete files of processes that died before a time; return how many."""
         abandoned = [f for f in self._files.list() if f.name.startswith(f"{INCOMING}/") and f.modified_s < before_s]
         for file in abandoned:
             self._files.delete(file.name)
         return len(abandoned)
 
     def total_bytes(self) -> int:
-        """The size of all kept files."""
+        """Return the size of all stored files."""
         return sum(file.size_bytes for file in self.list())
 
 
@@ -205,7 +207,7 @@ def _name(digest: str) -> str:
 
 
 class _Measured:
-    """Hashes and counts what passes: what is kept is what the digest says."""
+    """Stream that hashes and counts what passes, so that the stored content matches its digest."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit

@@ -1,6 +1,6 @@
-"""Copies of a database and its artifacts in one file, made while the service runs, and put back.
+"""Backups of a database and its artifacts in one file, made while the service runs, and their restoration.
 
-`copying.py` says what is done in which order, `archive.py` how the file looks; `sqlite.py` and `postgresql.py` copy
+`copying.py` has the steps in their order, `archive.py` the format of the file; `sqlite.py` and `postgresql.py` copy
 one database each, with the means of that database.
 """
 

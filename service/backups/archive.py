@@ -1,7 +1,7 @@
-"""The file of a backup: a tar with `manifest.json`, then the database, then the artifacts.
+"""Format of a backup: a tar with `manifest.json`, then the database, then the artifacts.
 
-Nothing of it is unpacked by its own names: members must come in the order and under the names that the manifest
-gives, be plain files, and hold what their digests say.
+Names in the archive are never used as paths: members must be plain files, with the order, the names and the digests
+that the manifest gives.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class BackedUpFile(Record):
 
 
 class Manifest(Record):
-    """Contents of a backup."""
+    """Manifest of a backup: a description of its contents."""
 
     format: int
     steptune_version: str
     engine: str
-    """"sqlite" or "postgresql"."""
+    """Kind of database: "sqlite" or "postgresql"."""
     revision: str
     created_at: str
     database: BackedUpFile
     artifacts: tuple[BackedUpFile, ...] | None
     """Artifacts of the archive; None where they were left out."""
     missing: tuple[str, ...] = ()
-    """Digests that rows refer to, but whose files were not there."""
+    """Digests to which rows refer, but whose files were missing."""
 
 
 class BackupWriter:
-    """Writes the members in their order."""
+    """Writer of a backup's members, in their order."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -66,7 +66,7 @@ class BackupWriter:
 
 
 class BackupReader:
-    """Reads the members in their order.
+    """Reader of a backup's members, in their order.
 
     Raises:
         StoreError: The file is no backup, is damaged, or is of a later format.
@@ -78,7 +78,7 @@ class BackupReader:
         self.manifest = self._read_manifest()
 
     def database(self, target: Path) -> None:
-        """Unpack the database, which must be what the manifest says."""
+        """Unpack the database, and check it against the manifest."""
         source = self._next(DATABASE, self.manifest.database.size_bytes)
         digest = hashlib.sha256()
         with storage_errors(str(target)), target.open("wb") as sink:
@@ -89,7 +89,7 @@ class BackupReader:
             raise self.damaged("the database differs from the one that was backed up")
 
     def artifacts(self) -> Iterator[tuple[BackedUpFile, Iterator[bytes]]]:
-        """Each file with its content in pieces, to be read before the next is asked for."""
+        """Yield each file with its content in chunks, to be read before the next file."""
         for file in self.manifest.artifacts or ():
             source = self._next(f"artifacts/{file.sha256}", file.size_bytes)
             yield file, iter(lambda source=source: self._read(source), b"")  # type: ignore[misc]
@@ -133,7 +133,7 @@ class BackupReader:
 
 @contextmanager
 def writing_backup(path: Path) -> Iterator[BackupWriter]:
-    """A new backup, which is there complete or not at all; only its owner may read it."""
+    """Write a new backup, complete or not at all; only its owner may read it."""
     partial = path.with_name(f".{path.name}.{new_id()}")
     with storage_errors(str(path)):
         try:
@@ -150,7 +150,7 @@ def writing_backup(path: Path) -> Iterator[BackupWriter]:
 
 @contextmanager
 def reading_backup(path: Path) -> Iterator[BackupReader]:
-    """A backup, opened.
+    """Open a backup.
 
     Raises:
         StoreError: It cannot be read, or is no backup.
@@ -167,7 +167,7 @@ def reading_backup(path: Path) -> Iterator[BackupReader]:
 
 
 def described(path: Path) -> BackedUpFile:
-    """Digest and size of a file."""
+    """Return the digest and size of a file."""
     with storage_errors(str(path)), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return BackedUpFile(sha256=digest.hexdigest(), size_bytes=file.tell())

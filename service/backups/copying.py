@@ -1,4 +1,4 @@
-"""Making a backup and restoring it, whichever the database."""
+"""Backup and restoration, for either kind of database."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
 
 
 class BackupReport(Record):
-    """Contents of a backup."""
+    """Counts of what a backup contains."""
 
     size_bytes: int
     num_artifacts: int
     num_missing: int
-    """Files that rows refer to, but that are not there."""
+    """Number of files to which rows refer, but which are missing."""
 
 
 class RestoreReport(Record):
-    """Contents that were put back."""
+    """Counts of what was restored."""
 
     revision: str
     is_current: bool
-    """False where `steptune db upgrade` comes next."""
+    """False where `steptune db upgrade` must follow."""
     num_artifacts: int
 
 
 def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: bool = False) -> BackupReport:
-    """Write a database, as it is at one moment, and the files that its rows refer to into one file.
+    """Write a snapshot of a database, and the files to which its rows refer, into one file.
 
     Args:
-        artifacts: None leaves the files out.
+        artifacts: Store of the files; None leaves them out.
         force: Replace `path` if it is there.
 
     Raises:
@@ -89,7 +89,7 @@ def back_up(url: str, artifacts: ArtifactStore | None, path: Path, *, force: boo
 
 
 def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = False) -> RestoreReport:
-    """Put a backup back: its artifacts first, then the database as one step.
+    """Restore a backup: its artifacts first, then the database in one step.
 
     Args:
         force: Replace what the database holds.
@@ -134,7 +134,7 @@ def _known_revision(revision: str | None, place: str) -> str | None:
 
 
 def _check_replaceable(revision: str | None, place: str, force: bool) -> None:
-    """A newer schema may be replaced too: that is how one goes back."""
+    """Refuse to replace a database unless forced. A newer schema may be replaced too, which is how to downgrade."""
     if revision is not None and not force:
         raise StoreError(
             f"{place} holds studies already: name an empty database, or replace what it holds with --force"

@@ -1,4 +1,4 @@
-"""PostgreSQL's own tools, in their custom format.
+"""Backup with PostgreSQL's own tools, in their custom format.
 
 What is replaced is moved into a schema of its own first, and comes back if its successor cannot be loaded: the tools
 know only the tables of the backup, and the database may have others that refer to those.
@@ -20,11 +20,11 @@ from steptune.service.connections import place_of, writing
 from steptune.tuner.errors import MissingDependencyError, StoreError
 
 REPLACED = "steptune_replaced"
-"""The schema that holds what is being replaced."""
+"""Name of the schema that holds the tables being replaced."""
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Write the database into a file; return the digests that its rows refer to at that moment."""
+    """Write the database into a file; return the digests to which its rows refer at that moment."""
     tool = _tool("pg_dump")
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         digests = referenced_digests(connection)
@@ -36,7 +36,7 @@ def dump(engine: Engine, target: Path) -> set[str]:
 
 
 def load(engine: Engine, source: Path) -> None:
-    """Replace what a database holds.
+    """Replace the content of a database.
 
     Raises:
         StoreError: The tool refuses the file, or the database refuses the user; what was there is there still.
@@ -54,7 +54,7 @@ def load(engine: Engine, source: Path) -> None:
 
 
 def _set_aside(engine: Engine) -> str:
-    """Move what is there out of the way; return the schema in which it was."""
+    """Move the present tables into another schema; return the schema in which they were."""
     with writing(engine) as session:
         connection = session.connection()
         schema = str(connection.scalar(select(func.current_schema())))
@@ -76,7 +76,7 @@ def _set_aside(engine: Engine) -> str:
 
 
 def _replace(engine: Engine, schema: str, *, drop: bool) -> None:
-    """Forget what was set aside, or bring it back."""
+    """Drop the tables that were set aside, or move them back."""
     with writing(engine) as session:
         connection = session.connection()
         if REPLACED in inspect(connection).get_schema_names():
@@ -86,7 +86,7 @@ def _replace(engine: Engine, schema: str, *, drop: bool) -> None:
 
 
 def _move(connection: Connection, source: str, target: str) -> None:
-    """Tables with their indexes and counters."""
+    """Move tables with their indexes and sequences to another schema."""
     quote = connection.dialect.identifier_preparer.quote
     for table in inspect(connection).get_table_names(source):
         connection.execute(text(f"ALTER TABLE {quote(source)}.{quote(table)} SET SCHEMA {quote(target)}"))
@@ -103,7 +103,7 @@ def _tool(name: str) -> str:
 
 
 def _run(engine: Engine, command: list[str], *, connect: bool = True) -> None:
-    """Run a tool on the database; the password is not on the command line, which others can read."""
+    """Run a tool on the database; the password is not on the command line, which other users can read."""
     from psycopg.conninfo import make_conninfo
 
     variables = dict(os.environ)

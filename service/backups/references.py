@@ -6,7 +6,7 @@ from sqlalchemy import Connection, inspect, text
 
 
 def referenced_digests(connection: Connection) -> set[str]:
-    """Digests of all artifacts and uploads, in whichever schema of ours the database has."""
+    """Return the digests of all artifacts and uploads, in whichever of our schema versions the database has."""
     tables = set(inspect(connection).get_table_names()) & {"artifacts", "workload_sources"}
     found: set[str] = set()
     for table in tables:

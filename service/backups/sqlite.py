@@ -1,4 +1,4 @@
-"""SQLite's online copy: consistent while others write, and seen by others as one transaction where it is put back."""
+"""Backup with SQLite's online copy: consistent while others write, and restored in one transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptune.tuner.errors import StoreError
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Copy the database into a file; return the digests that its rows refer to."""
+    """Copy the database into a file; return the digests to which its rows refer."""
     with (
         storage_errors(place_of(engine)),
         closing(engine.raw_connection()) as source,
@@ -31,7 +31,7 @@ def dump(engine: Engine, target: Path) -> set[str]:
 
 
 def load(engine: Engine, source: Path) -> None:
-    """Replace what a database holds, also while others have it open.
+    """Replace the content of a database, even while others have it open.
 
     Raises:
         StoreError: The copy is damaged.

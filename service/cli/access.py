@@ -1,4 +1,4 @@
-"""Shared parts of the commands `token` and `user`: they work on the database itself, as who may read it may do
+"""Shared parts of the commands `token` and `user`: they work on the database directly, as whoever can read it may do
 anything.
 """
 
@@ -25,7 +25,7 @@ Scopes = Annotated[
 
 @contextmanager
 def opened_access(database: str | None) -> Iterator[Access]:
-    """Access of the database of these settings, closed at the end."""
+    """Open access to the database of these settings; closed at the end."""
     settings = settings_with(database)
     engine = open_engine(settings.database_url)
     try:
@@ -35,7 +35,7 @@ def opened_access(database: str | None) -> Iterator[Access]:
 
 
 def record(access: Access, action: str, target: str, **detail: object) -> None:
-    """Tell the audit log what was done at the command line, and by whom as the system knows them."""
+    """Record in the audit log what was done at the command line, and the name of the system's user who did it."""
     access.audit.record(
         None, action=action, target=target, outcome="done", detail={"system_user": _system_user(), **detail}
     )

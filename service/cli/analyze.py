@@ -1,4 +1,4 @@
-"""`analyze`: what limits the steps in captures of torch.profiler and others, of whatever program."""
+"""`analyze`: bottleneck of the steps in captures of torch.profiler and other profilers, from any program."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from steptune.tuner.trace_records import Comparison, TraceAnalysis
 
 PAGE_ROWS = 500
-"""Rows of the tables of a page, which can be searched."""
+"""Maximum rows of a page's tables, which can be searched."""
 NUM_COMPARED = 10_000
-"""Kernels of either side that a comparison looks at: all, so that none seems new that is only lower in the list."""
+"""Maximum kernels on either side of a comparison: large enough for all, so that none seems new that only ranked
+lower.
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -109,11 +111,11 @@ def _analysed(
     for_page: bool,
     with_lanes: bool,
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    """The analysis of a run, of another one, and their comparison.
+    """Return the analysis of a run, that of another one, and their comparison.
 
     Args:
         for_page: Whether a page shows it, whose tables are long and whose timeline has every event.
-        with_lanes: Whether what streams and threads did is wanted at all; a terminal does not show it.
+        with_lanes: Whether to keep the lanes of streams and threads, which a terminal does not show.
     """
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.profiling.lanes import FULL_CELLS, MAX_CELLS
@@ -133,12 +135,12 @@ def compared_traces(
     shown: int | None = None,
     max_cells: int | None = None,
 ) -> tuple[TraceAnalysis, TraceAnalysis, Comparison]:
-    """The analyses of two runs with at most `top` rows in each list, and what changed from one to the other.
+    """Return the analyses of two runs with at most `top` rows in each list, and the changes from one to the other.
 
     Args:
-        unprofiled_ns: Of the first run.
-        shown: Rows in each list of the first run, where those are others.
-        max_cells: Of its lanes; by default few.
+        unprofiled_ns: Unprofiled step time of the first run, in nanoseconds.
+        shown: Rows in each list of the first run, where that differs from `top`.
+        max_cells: Maximum cells of its lanes; by default few.
     """
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.profiling.comparison import compare as compare_traces
@@ -169,7 +171,7 @@ def _labels(analysis: TraceAnalysis, other: TraceAnalysis) -> tuple[str, str]:
 
 
 def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
-    """Before anything is read: a target that cannot be written, or is one of the traces."""
+    """Refuse, before anything is read, a target that cannot be written, or that is one of the traces."""
     sources = {path.resolve() for path in files}
     written = [target.resolve() for target in targets if target is not None]
     if len(set(written)) < len(written):
@@ -184,7 +186,7 @@ def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
 
 
 SHORTEST_MS, LONGEST_MS = 1e-3, 86_400_000.0
-"""A microsecond and a day: beyond them it is no step, but another unit."""
+"""Minimum and maximum step time in milliseconds (a microsecond and a day): beyond them the unit must be wrong."""
 
 
 def _nanoseconds(milliseconds: float | None) -> int | None:

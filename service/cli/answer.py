@@ -24,7 +24,7 @@ from steptune.tuner.speeds import contribution_of, unclear_contribution
 from steptune.tuner.workloads.reference import is_command
 
 SCREEN_LINES = 23
-"""A terminal of 24 lines less the prompt that follows."""
+"""Maximum lines of an answer: a terminal of 24 lines less the prompt that follows."""
 SENTENCE_LINES, PROSPECT_LINES, PROOF_LINES = 6, 4, 3
 SHORT_ID = 8
 INDENT = "  "
@@ -44,8 +44,8 @@ def print_answer(
     """Print at most `SCREEN_LINES` lines; `steptune show STUDY --all` prints everything else.
 
     Args:
-        results: Where the study's files were written just now; None where they were not.
-        database: As it was given; commands that are named have it as well, without its password.
+        results: Paths of the study's files, if they were written just now; else None.
+        database: Database as given on the command line; suggested commands name it too, without its password.
     """
     study, recommendation = source.get_study(study_id), source.recommendation(study_id)
     option = database_option(database)
@@ -79,7 +79,7 @@ def _claim(console: Console, source: TrialSource, study: Study, option: str, mos
 
 
 def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
-    """A text on at most so many lines, one at least: what stands above may be long."""
+    """Wrap a text to at most `most` lines, at least one: the lines above may have left little room."""
     most = max(1, most)
     wrapped = list(text.wrap(console, console.width))
     if len(wrapped) > most:
@@ -92,14 +92,14 @@ def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
 
 
 def _prospect(console: Console, recommendation: Recommendation | None) -> list[Text]:
-    """The probable gain of more time."""
+    """State the probable gain of more time."""
     if recommendation is None or not recommendation.prospect:
         return []
     return _wrapped(console, Text(recommendation.prospect, style="dim"), PROSPECT_LINES)
 
 
 def _proof(console: Console, recommendation: Recommendation | None) -> list[Text]:
-    """Evidence for the claim, and the cost of finding it."""
+    """State the evidence for the claim, and the cost of finding it."""
     if recommendation is None:
         return []
     parts = []
@@ -115,14 +115,14 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 
 
 def _training(guard: GuardVerdict) -> str:
-    """Say whether it is the same training, as far as anything could be compared."""
+    """Say whether it is the same training, as far as that could be compared."""
     if not guard.checks:
         return "not guarded: nothing could be compared"
     return "same training" if guard.passed else "not the same training"
 
 
 def _compared(recommendation: Recommendation) -> list[Text]:
-    """The meaning of "same training" here, and what could not be judged."""
+    """State what "same training" means here, and what could not be judged."""
     guard = recommendation.guard
     if guard is None or recommendation.candidate.is_baseline or not (guard.compared or guard.notes):
         return []
@@ -131,7 +131,7 @@ def _compared(recommendation: Recommendation) -> list[Text]:
 
 
 def _facts(source: TrialSource, study_id: str) -> list[Text]:
-    """Facts about a study without a recommendation: its state, its trials, rates so far."""
+    """State facts about a study without a recommendation: its state, its trials, rates so far."""
     lines = []
     for fact in get_headline_info(source, study_id).facts:
         note = f" ({fact.note})" if fact.note else ""
@@ -140,7 +140,7 @@ def _facts(source: TrialSource, study_id: str) -> list[Text]:
 
 
 def _changes(console: Console, study: Study, recommendation: Recommendation | None, room: int) -> list[Text]:
-    """The recommended changes, each on a line, as many as there is room for; of a script as they stand in it."""
+    """List the recommended changes, one per line, as many as fit; for a script, in the form that they take there."""
     if recommendation is None or not recommendation.parts:
         return []
     if is_command(study.workload):
@@ -165,7 +165,9 @@ def _part(recommendation: Recommendation, part: Part) -> Text:
 
 
 def _in_script(recommendation: Recommendation, change: Change) -> Text:
-    """A line of the user's script, what is written there, and its contribution where that was measured."""
+    """Return one change of the user's script: the line, the code to write there, and its contribution where
+    measured.
+    """
     gain = _contribution(recommendation, change.part)
     told = f"{INDENT}{gain:>6}  " if gain else INDENT
     line = Text(f"{told}{change.place or 'at the start'}  ", style="dim")
@@ -173,13 +175,13 @@ def _in_script(recommendation: Recommendation, change: Change) -> Text:
 
 
 def _contribution(recommendation: Recommendation, part: Part) -> str:
-    """Contribution of a part, where there are others and it was measured."""
+    """Return the contribution of a part, if there are other parts and it was measured."""
     known = contribution_of(recommendation, part)
     return "" if known is None or len(recommendation.parts) == 1 else units.ratio(known.ratio)
 
 
 def _unclear(recommendation: Recommendation, part: Part) -> str:
-    """The words on a contribution that was measured and may be none."""
+    """Return the words for a contribution that was measured, but may be zero."""
     interval = unclear_contribution(recommendation, part)
     return "" if interval is None else f"  (none proven: {units.ratio_interval(interval)})"
 
@@ -200,7 +202,7 @@ def _use(study: Study, recommendation: Recommendation | None, results: Results |
 
 
 def _use_in_script(study: Study, recommendation: Recommendation, results: Results | None) -> list[Text]:
-    """The ways of the changes into the script, below the changes themselves."""
+    """List the ways to bring the changes into the script, below the changes themselves."""
     lines = []
     with contextlib.suppress(RecommendationError):
         script_diff(recommendation)
@@ -229,7 +231,7 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
 
 
 def _of_database(line: Text, option: str) -> Text:
-    """A line with an option after the study's id, where it is a command that reads the store."""
+    """Add an option after the study's id to a line that is a command on the store."""
     found = READS_STORE.match(line.plain)
     return line if found is None else Text.assemble(line[: found.end()], option, line[found.end() :])
 
@@ -255,5 +257,5 @@ def _fitting(text: str, width: int) -> str:
 
 
 def _height(console: Console, *lines: Text) -> int:
-    """Rows that lines take on a terminal."""
+    """Return the number of rows that lines take on a terminal."""
     return sum(max(1, -(-line.cell_len // console.width)) for line in lines)

@@ -1,4 +1,4 @@
-"""`zoo` and `strategies`: what there is."""
+"""`zoo` and `strategies`: the available workloads and strategies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def strategies(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the strategies, their choices, and what cannot be tried here and why."""
+    """List the strategies, their choices, and those that cannot be tried here, with the reasons."""
     from steptune.service.probing import look_here
 
     check_platform()
@@ -80,12 +80,12 @@ def strategies(
 
 
 def _strategies(workloads: Sequence[WorkloadFacts]) -> tuple[Strategy, ...]:
-    """All, with the knobs of a workload that was named."""
+    """Return all strategies, with the knobs of a workload that was named."""
     return with_knobs(STRATEGIES, workloads[0]) if len(workloads) == 1 else STRATEGIES
 
 
 def _print_strategy(row: dict[str, Any]) -> None:
-    """A paragraph, not a row: labels of choices are too long for columns of 80 characters."""
+    """Print a strategy as a paragraph: labels of choices are too long for the columns of a table of 80 characters."""
     output.print(Text(row["name"], style="bold").append(f"  {row['summary']}", style="not bold"))
     for numerics, labels in _grouped(row["choices"], "numerics"):
         output.print(
@@ -104,7 +104,7 @@ def _grouped(choices: list[dict[str, Any]], by: str) -> list[tuple[str, str]]:
 
 
 def _row(strategy: Strategy, environment: Environment, workloads: Sequence[WorkloadFacts]) -> dict[str, Any]:
-    """A choice is legal here where it is for one of the workloads."""
+    """Return one strategy as a row; a choice is legal here if it is legal for one of the workloads."""
     legal: dict[str, dict[str, Any]] = {}
     refused: dict[str, dict[str, Any]] = {}
     for facts in workloads:

@@ -1,4 +1,4 @@
-"""Commands that take another command after `--`, as the user types it."""
+"""Commands that take another command after `--`, exactly as the user types it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from steptune.service.secret_names import secret_in
 from steptune.tuner.errors import ChoiceError
 
 NOT_PROFILED = 3
-"""Exit status where a command ended well, but its steps could not be recorded."""
+"""Exit status if a command succeeded, but its steps could not be recorded."""
 COMMAND = "steptune.command"
-"""Key of the arguments after `--` in a context."""
+"""Key in a context under which the arguments after `--` are stored."""
 
 
 class CommandOrWorkload(TyperCommand):
-    """A command that takes another command after `--`, as it is."""
+    """A Typer command that takes another command after `--`, unparsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take everything after the first `--` out."""
+        """Remove everything after the first `--` from the arguments, and store it."""
         if "--" in args:
             position = args.index("--")
             ctx.meta[COMMAND] = tuple(args[position + 1 :])
@@ -33,7 +33,7 @@ class CommandOrWorkload(TyperCommand):
 
 
 def refuse_secrets(command: Sequence[str]) -> None:
-    """Refuse a command with an argument that sounds like a secret: its study, report and exports show the command.
+    """Refuse a command with an argument whose name suggests a secret: its study, report and exports show the command.
 
     Raises:
         ChoiceError: Names the argument, without its value.
@@ -47,7 +47,7 @@ def refuse_secrets(command: Sequence[str]) -> None:
 
 
 def refuse_options(context: typer.Context, names: Sequence[str], what: str = "workloads") -> None:
-    """Refuse options that are for something else.
+    """Refuse options that do not apply to `what`.
 
     Raises:
         ChoiceError: One of them was given.

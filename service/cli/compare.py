@@ -1,4 +1,4 @@
-"""`compare`: what changed between two traces, or between two trials of studies."""
+"""`compare`: changes between two traces, or between two trials of studies."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _of_trials(before: str, after: str, top: int, database: str | None) -> Compa
 
 
 def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
-    """The trial that is meant, complete.
+    """Return the trial that the reference names; it must be complete.
 
     Raises:
         StoreError: There is none, or it has no result.

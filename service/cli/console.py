@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from steptune.service.store import SqlStudyStore
 
 INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ended without a result, as shells have it."""
+"""Exit status of a command that Ctrl-C ended without a result, as in shells."""
 
 output = Console(highlight=False, soft_wrap=False)
 errors = Console(stderr=True, highlight=False)
 
 
 def say(text: str, style: str | None = None) -> None:
-    """One line to standard error, as it is: a terminal wraps it between words, a file gets it whole."""
+    """Print one line to standard error, unformatted: a terminal wraps it between words, a file gets it as one line."""
     errors.print(text, style=style, markup=False, soft_wrap=not errors.is_terminal)
 
 
 def short_name(workload: str) -> str:
-    """A workload's reference without the folders of its file."""
+    """Return a workload's reference without the folders of its file."""
     from steptune.tuner.workloads.reference import COMMAND, is_command
 
     if is_command(workload):
@@ -42,10 +42,10 @@ def short_name(workload: str) -> str:
 
 
 def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:
-    """Studies by id and time of creation, which are whole; of what else is said as much as the terminal is wide.
+    """Return a table of studies: id and time of creation always whole, other columns cut to the terminal's width.
 
     Args:
-        last: Head of the column of texts.
+        last: Heading of the column of texts.
     """
     table = plain_table("study", "begun", last)
     for column in table.columns[:2]:
@@ -57,12 +57,12 @@ def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def settings_with(database: str | None, isolation: str | None = None) -> Settings:
-    """The settings, with what was given on the command line."""
+    """Return the settings, overridden by what was given on the command line."""
     from steptune.service.settings import load_settings
 
     given = {"database_url": database, "isolation": isolation}
@@ -70,7 +70,7 @@ def settings_with(database: str | None, isolation: str | None = None) -> Setting
 
 
 def database_option(database: str | None) -> str:
-    """` --database URL` for a command that is named to the user, without a password; empty where none was given."""
+    """Return ` --database URL` for a command suggested to the user, without a password; empty where none was given."""
     from steptune.service.connections import without_password
 
     return f" --database {shlex.quote(without_password(database))}" if database else ""
@@ -78,7 +78,7 @@ def database_option(database: str | None) -> str:
 
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[SqlStudyStore]:
-    """The store of these settings, closed at the end."""
+    """Open the store of these settings; closed at the end."""
     from steptune.service.database import open_store
 
     store = open_store(settings.database_url)

@@ -1,4 +1,4 @@
-"""`db`: the database's schema."""
+"""`db`: the database's schema, housekeeping and backups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(help="The database, and the files that its rows refer to.", no
 
 @app.command()
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
-    """Bring the database to this version's schema; makes it where there is none."""
+    """Bring the database to this version's schema; creates the tables where there are none."""
     settings = settings_with(database)
     mend(settings)  # files that earlier versions left open to others
     before, now = migrate(settings.database_url), known_revisions()[0]
@@ -40,7 +40,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def gc(database: Database = None, as_json: AsJson = False) -> None:
-    """Remove what is expired: files nobody refers to, traces beyond quotas, old keys, sessions and audit entries.
+    """Remove what has expired: unreferenced files, traces beyond quotas, old keys, sessions and audit entries.
 
     Workers of a service do it by themselves.
     """

@@ -1,4 +1,4 @@
-"""`delete`: forget a study."""
+"""`delete`: delete a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profile` and `doctor`: what limits a step, of a workload or a script, and what is wrong with this machine."""
+"""`profile` and `doctor`: the bottleneck of a workload's or script's step, and problems of this machine."""
 
 from __future__ import annotations
 

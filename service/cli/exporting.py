@@ -1,4 +1,4 @@
-"""`export`: what a study found as files, of the database here or of a service."""
+"""`export`: files of a study's recommendation, from the database here or from a service."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from steptune.tuner.records import Recommendation, Study
 from steptune.tuner.wording import no_such
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
-"""A change to a script's own lines. It is made here and not by a service, which has no business with files of users."""
+"""Format that changes a script's own lines. It is made here and not by a service, which must not access users'
+files.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """One file.
+    """One exported file.
 
     Attributes:
         format: Its name.
@@ -50,10 +52,10 @@ class Exported:
 def export_local(
     store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Write one format, or all that can hold the recommendation and the report; `-` is standard output.
+    """Write one format, or all that can express the recommendation and the report; `-` is standard output.
 
     Args:
-        trial: Whose configuration is exported; None exports the recommended one.
+        trial: Trial whose configuration is exported; None exports the recommended one.
 
     Raises:
         ChoiceError: There is no such format, or no such trial.
@@ -81,10 +83,10 @@ def export_local(
 def export_remote(
     client: Client, study_id: str, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Write one format, or all that can hold the recommendation; `-` is standard output.
+    """Write one format, or all that can express the recommendation; `-` is standard output.
 
     Args:
-        trial: Whose configuration is exported; None exports the recommended one.
+        trial: Trial whose configuration is exported; None exports the recommended one.
 
     Raises:
         NotFoundError: There is no such study or trial, or it has no recommendation yet.
@@ -123,7 +125,7 @@ def _recommendation(store: TrialPageSource, study: Study, trial: str | None) -> 
 
 
 def _files(recommendation: Recommendation, name: str | None) -> list[Exported]:
-    """One format, or all that can hold the recommendation."""
+    """Return one format, or all that can express the recommendation."""
     if name == DIFF:
         return [_diff(recommendation)]
     files = _formats(recommendation, name)
@@ -149,7 +151,7 @@ def _formats(recommendation: Recommendation, name: str | None) -> list[Exported]
 
 
 def _diff(recommendation: Recommendation) -> Exported:
-    """The changes to a script's own lines, with comments above that `git apply` and `patch` pass over."""
+    """Return the diff of a script's own lines, with comments above it that `git apply` and `patch` ignore."""
     from steptune.tuner.scripts.diff import script_diff
 
     found = script_diff(recommendation)
@@ -177,7 +179,7 @@ def _diff(recommendation: Recommendation) -> Exported:
 
 
 def _contribution(recommendation: Recommendation, name: str) -> str:
-    """The part of the gain that a change carries."""
+    """Return the share of the gain that a change carries."""
     part = next((part for part in recommendation.parts if part.strategy == name), None)
     if part is not None and len(recommendation.parts) == 1:
         return "all of the gain"
@@ -204,7 +206,7 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
 
 
 def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
-    """The files with their folder: a single one may be named itself, by the ending that it has."""
+    """Return the files and their folder; a single file may be given its own path, recognised by its suffix."""
     if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
         return files, target
     return [replace(files[0], file_name=target.name)], target.parent
@@ -219,7 +221,7 @@ def _print(files: Sequence[Exported]) -> None:
 
 
 def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None, *, as_json: bool) -> None:
-    """Table of exported files, with their use and what they leave out."""
+    """Print the exported files, how to use them, and what they leave out."""
     if as_json:
         exports = [
             {

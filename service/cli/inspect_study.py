@@ -1,4 +1,4 @@
-"""`show`, `list`, `export`: what is known of studies."""
+"""`show`, `list`, `export`: results of studies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def resolve(store: SqlStudyStore, study_id: str) -> Study:
-    """The study of an id, a part of one, or `last`."""
+    """Return the study with an id, or with the only id that begins or ends so; `last` is the newest study."""
     if study_id != "last":
         return store.get_study(study_id)
     newest = store.list_studies(limit=1)
@@ -114,7 +114,7 @@ def list_studies(
 
 
 def _answer(study: Study, recommendation: Recommendation | None) -> Text:
-    """Two lines: what came of it, and of what."""
+    """Return two lines: the result of a study, and its workload."""
     from steptune.dashboards import units
 
     hardware = study.environment.hardware.label if study.environment else ""

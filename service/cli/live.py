@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wai
     from steptune.tuner.search.view import StudyView
 
 REFRESH_PER_S = 2.0
-"""Low, so that drawing does not disturb what is measured."""
+"""Maximum refreshes per second: few, so that drawing does not disturb measurements."""
 
 
 class Progress:
-    """Shows a view whenever it has changed, without showing off."""
+    """Display of a study's progress, redrawn whenever the view has changed."""
 
     def __init__(self, console: Console, live: Live | None) -> None:
         self._console = console
@@ -55,13 +55,13 @@ class Progress:
         self._told = len(view.decisions)
 
     def _print(self, view: StudyView, text: str) -> None:
-        """One line, however long: a log is searched by lines."""
+        """Print one line, however long: logs are searched by lines."""
         self._console.print(f"[{units.duration(view.elapsed_s)}] {text}", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def live_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress]:
-    """Progress on a console for the time of a study."""
+    """Show progress on a console for the duration of a study."""
     if quiet or not console.is_terminal:
         yield Progress(Console(quiet=True) if quiet else console, None)
         return
@@ -70,7 +70,7 @@ def live_progress(console: Console, *, quiet: bool = False) -> Iterator[Progress
 
 
 def draw(view: StudyView) -> Text:
-    """The line: time left, trials, the best so far, what is tried now; a narrow terminal cuts its end."""
+    """Return the line: time left, trials, the best so far, the current trial; a narrow terminal cuts its end."""
     left = f"{units.duration(max(0.0, view.left_s))} of {units.duration(view.budget_s)} left"
     parts = [left, _trials(view)]
     if view.best_gain is not None:
@@ -80,7 +80,7 @@ def draw(view: StudyView) -> Text:
 
 
 def _trials(view: StudyView) -> str:
-    """`12 trials done`, or `3 of 3 trials done, 5 with companions`."""
+    """Count the trials: `12 trials done`, or `3 of 3 trials done, 5 with companions`."""
     if not view.max_trials:
         return f"{units.counted(view.num_trials, 'trial')} done"
     text = f"{view.num_searched} of {units.counted(view.max_trials, 'trial')} done"
@@ -88,5 +88,5 @@ def _trials(view: StudyView) -> str:
 
 
 def decision_text(decision: Decision) -> str:
-    """`accepted  optimizer_implementation: implementation=fused`"""
+    """Return a decision in one line: `accepted  optimizer_implementation: implementation=fused`"""
     return f"{units.words(decision.verdict):<14} {units.moves_label(decision.moves) or decision.stage}"

@@ -1,4 +1,4 @@
-"""The `steptune` command: what every command shares, and how errors are shown."""
+"""The `steptune` command: parts shared by all commands, and the display of errors."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ MODULES = {
     "queue": ("studies", "cancel", "pause", "continue"),
     "delete": ("delete",),
 }
-"""Modules of this package, in the order of `--help`, and the commands that each registers."""
+"""Modules of this package, in the order of `--help`, with the commands that each registers."""
 GROUPS = {"database": "db", "token": "token", "user": "user"}
-"""Modules whose commands are a group, and its name."""
+"""Modules whose commands form a group, with the name of the group."""
 
 
 def application(wanted: str | None = None) -> typer.Typer:
-    """The application with every command, or with those alone that the module of one command has.
+    """Return the application with every command, or with only those of the module that has the wanted one.
 
-    To run one command, only that is loaded: all of them take longer to load than a small trace to analyse.
+    To run one command, only its module is loaded: all of them take longer to load than a small trace to analyse.
 
     Args:
         wanted: Name of the command or group; a name that no module has loads all, so that it is answered with them.
@@ -74,7 +74,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; errors for people are one message and status 2, with a traceback under `--debug`."""
+    """Run the command; expected errors are shown as one message with status 2, with a traceback under `--debug`."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]

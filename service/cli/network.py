@@ -1,4 +1,4 @@
-"""`doctor` for networks: the checks of a host and the logs of a run, as a table."""
+"""`doctor` for networks: checks of a host, and of the logs of a run, as a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKS = {
 
 
 def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> None:
-    """Examine the host under `root`, where that is given, and the logs; print what it found.
+    """Examine the host under `root`, if given, and the logs; print the findings.
 
     Raises:
         typer.Exit: With status 1 where there is a problem, or something could not be examined.
@@ -45,7 +45,7 @@ def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> No
 
 
 def _printable(text: str) -> str:
-    """Printable text from files and logs of others, which may hold what moves a cursor or colours text."""
+    """Remove control characters, which move a cursor or colour text, from the text of a file or log."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

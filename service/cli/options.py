@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def _known_device(name: str | None) -> str | None:
 
 
 def parse_names(values: list[str] | None) -> tuple[str, ...]:
-    """Names given one by one, or separated by commas."""
+    """Split names that are given one by one, or separated by commas."""
     return tuple(name.strip() for value in values or [] for name in value.split(",") if name.strip())
 
 
 def parse_allowed(values: list[str]) -> tuple[Numerics, ...]:
-    """Numerics that need to be allowed.
+    """Parse the kinds of numerics that the user allows.
 
     Raises:
         ChoiceError: Another name.
@@ -151,7 +151,7 @@ def _known_runner(value: str) -> str:
 
 
 def cluster_of(runner: str, address: str | None, *, insecure: bool) -> Cluster | None:
-    """Return the Ray cluster that a command is to use; None for trials of this machine, or of a launcher's hosts.
+    """Return the Ray cluster that a command uses; None where trials run on this machine or on a launcher's hosts.
 
     Raises:
         ChoiceError: Options of Ray without Ray.

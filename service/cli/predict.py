@@ -1,4 +1,4 @@
-"""`predict`: what a study's training would take on other hosts, and how they should communicate."""
+"""`predict`: step time of a study's training on other hosts, and the best communication method there."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _ways(found: Extrapolation, unit: SampleUnit) -> object:
 
 
 def _curves(found: Extrapolation) -> object:
-    """The fastest of every family by number of hosts."""
+    """Return the fastest method of every family, by number of hosts."""
     from steptune.dashboards import units
 
     families = list(dict.fromkeys(forecast.family for forecast in found.curves))

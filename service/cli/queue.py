@@ -1,4 +1,4 @@
-"""`studies`, `cancel`, `pause`, `continue`: studies of a service, and what is to become of them."""
+"""`studies`, `cancel`, `pause`, `continue`: list and control studies of a service."""
 
 from __future__ import annotations
 

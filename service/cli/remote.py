@@ -1,4 +1,4 @@
-"""Shared parts of commands on a remote service: its address, and who asks."""
+"""Shared parts of commands on a remote service: its address, and the user's token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RemoteStudy = Annotated[str, typer.Argument(help="Id of a study; `last` is your 
 
 @contextmanager
 def connected(url: str | None, token: str | None, token_file: Path | None) -> Iterator[Client]:
-    """A client, closed at the end.
+    """Open a client; closed at the end.
 
     Raises:
         ChoiceError: No address, or two tokens.
@@ -60,7 +60,7 @@ def connected(url: str | None, token: str | None, token_file: Path | None) -> It
 
 
 def study_id_of(client: Client, study_id: str) -> str:
-    """The id, where `last` stands for the newest."""
+    """Return the id of a study; `last` stands for the newest."""
     if study_id != "last":
         return study_id
     newest = next(client.studies(), None)

@@ -23,7 +23,7 @@ def report(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study's page, with those of the trials that matter, as one self-contained HTML file."""
+    """Write a study's page, with the pages of its most relevant trials, as one self-contained HTML file."""
     from steptune.service.artifacts import open_artifacts
     from steptune.service.studies import write_report
     from steptune.service.trial_source import KeptTrials

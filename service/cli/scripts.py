@@ -1,4 +1,4 @@
-"""An inspection of a command, for commands that go on with what it finds."""
+"""Inspection of a script's command, for commands that use its result."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def look_of(
     *,
     frozen_seed: int | None = None,
 ) -> Look:
-    """An inspection; where it fails, what the script printed comes through word by word.
+    """Inspect a command; where that fails, show unchanged what the script printed.
 
     Args:
-        frozen_seed: Seed of trials that are to start from a frozen copy, until the look is closed.
+        frozen_seed: Seed of trials that start from a frozen copy, until the inspection is closed.
 
     Raises:
         typer.Exit: The steps of the command could not be recorded.

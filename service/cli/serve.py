@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until it is told to stop.
+    """Serve until interrupted.
 
     Raises:
         StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
@@ -61,13 +61,13 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _group(name: str) -> str:
-    """The heading in the help: after the class of settings that has it."""
+    """Return the heading in the help for an option: that of the settings class that has it."""
     owner = next(kind for kind in Settings.__mro__ if name in inspect.get_annotations(kind))
     return owner.__name__.removesuffix("Settings") or "Service"
 
 
 def _flag_type(annotation: Any) -> Any:
-    """Type that Typer parses; pydantic checks the rest."""
+    """Return a type that Typer can parse; pydantic checks the rest."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation if annotation in (bool, int, float) else str

@@ -1,4 +1,4 @@
-"""`submit`: a study for the workers of a service; its workload goes with it."""
+"""`submit`: send a study, with its workload, to the workers of a service."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _manifest(
     *,
     other_versions: bool,
 ) -> ScriptManifest | None:
-    """Launch settings of the script, where a command was given."""
+    """Return the launch settings of the script, if a command was given."""
     if command is None:
         if workload is None:
             raise ChoiceError("nothing to submit: name a workload, or a command after `--`")
@@ -177,7 +177,7 @@ def _manifest(
 def _given(
     client: Client, workload: str | None, folder: Path | None, manifest: ScriptManifest | None
 ) -> dict[str, str]:
-    """The fields that name the workload; a file, an archive, a folder or a script is sent first."""
+    """Return the fields that name the workload; a file, an archive, a folder or a script is uploaded first."""
     if manifest is not None:
         return {"workload_id": send_script(client, Path.cwd(), manifest)}
     assert workload is not None, "a workload or a command was given"
@@ -203,10 +203,10 @@ def _given(
 
 
 def _check_alone(path: Path) -> None:
-    """Refuse to send a file without the modules beside it that it imports.
+    """Refuse to send a file that imports modules beside it.
 
     Raises:
-        ChoiceError: Names the first one, and how to send it.
+        ChoiceError: Names the first such module, and how to send it.
     """
     for name in imported_modules(path):
         top = name.partition(".")[0]
@@ -217,7 +217,7 @@ def _check_alone(path: Path) -> None:
 
 
 def _local(workload: str) -> tuple[Path | None, str]:
-    """The path that is meant, if one is, and the entry in what is sent."""
+    """Return the path of a local workload, if it is one, and its entry within the upload."""
     if workload.startswith("zoo:"):
         return None, ""
     target, question, query = workload.partition("?")

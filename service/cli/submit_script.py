@@ -1,4 +1,4 @@
-"""`submit -- COMMAND`: a training script for the workers of a service."""
+"""`submit -- COMMAND`: send a training script to the workers of a service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CHARACTERS = 500
 def manifest_of(
     command: Sequence[str], folder: Path, env: Sequence[str], data: Sequence[str], *, other_versions: bool
 ) -> ScriptManifest:
-    """Say how a script is run, from what stands on the command line.
+    """Build the manifest of a script, which says how to run it, from the command line.
 
     Raises:
         ChoiceError: The command, a variable or a path of data means something on this machine only.
@@ -48,7 +48,7 @@ def manifest_of(
 
 
 def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
-    """Send a script, and say which files went along; the id of what was sent."""
+    """Send a script, and print which files were sent; return the id of the uploaded workload."""
     sent, packed = client.upload_script(folder, manifest)
     say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {_some(packed.files)}", style="dim")
     named = {Path(name) for name in manifest.data}
@@ -59,7 +59,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
 
 
 def _place_of(path: str, folder: Path) -> tuple[str, str]:
-    """The path as the script names it, and where a worker must have it."""
+    """Return the path as the script names it, and the path that it must have on a worker."""
     if path.startswith("/"):
         return path, path
     name = os.path.normpath(path)

@@ -1,4 +1,4 @@
-"""A study's answer on a terminal: the same facts, in the same order, as the report."""
+"""A study's answer on a terminal: the same facts, in the same order, as in the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TONES = {"good": "green", "neutral": "blue", "warning": "yellow"}
 
 
 def print_summary(console: Console, source: TrialSource, study_id: str) -> None:
-    """Print headline, breakdown, accepted changes, what else was tried, and what was not."""
+    """Print the headline, the breakdown, accepted changes, other trials, and the choices that were not tried."""
     recommendation = source.recommendation(study_id)
     console.print(_headline(source, study_id))
     breakdown = get_breakdown_info(source, study_id)
@@ -67,7 +67,9 @@ def _headline(source: TrialSource, study_id: str) -> RenderableType:
 
 
 def _breakdown(info: Sequence[CategoryTime], *, coloured: bool) -> RenderableType:
-    """Stacked bars on one scale, and a table of the categories side by side; shades where colours are off."""
+    """Return stacked bars on one scale, and a table of the categories side by side; without colours, bars are
+    shaded.
+    """
     steps_ms: dict[str, dict[str, float]] = {}
     titles: dict[str, str] = {}
     for row in info:
@@ -108,7 +110,9 @@ def _parts(recommendation: Recommendation) -> RenderableType:
 
 
 def _figures(*names: str, title: str) -> Table:
-    """Figures that stay whole, then one column of text that takes the room that is left."""
+    """Return a table with columns of figures that never wrap, then one column of text that takes the remaining
+    width.
+    """
     table = plain_table(*names, title=title)
     for column in table.columns[:-1]:
         column.no_wrap = True

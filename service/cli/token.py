@@ -1,4 +1,4 @@
-"""`token`: bearer tokens, made and ended at the database."""
+"""`token`: bearer tokens, made and ended directly in the database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it: this once, only its hash is kept."""
+    """Make a token and print it, this once: only its hash is stored."""
     if never_expires and days is not None:
         raise ChoiceError(f"--days {days:g} and --never-expires contradict each other: give one of them")
     with opened_access(database) as access:

@@ -20,10 +20,10 @@ from steptune.tuner.records import Topology
 def doctor_topology(
     *, num_ranks: int | None, device: str | None, database: str | None, remeasure: bool, as_json: bool
 ) -> None:
-    """Measure the links, or check those that are known, and print them.
+    """Measure the links, or check the known ones, and print them.
 
     Raises:
-        typer.Exit: With status 1 where ranks are in an order that costs.
+        typer.Exit: With status 1 where the order of the ranks slows communication.
     """
     with (
         opened_store(settings_with(database, None)) as store,

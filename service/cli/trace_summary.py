@@ -1,4 +1,4 @@
-"""Summary of a trace on a terminal: the verdict first, then what it rests on."""
+"""Summary of a trace on a terminal: first the verdict, then the evidence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 24
 SMALL_SHARE = 0.005
-"""Categories below this are summed up as one row."""
+"""Share of the step below which categories are summed in one row."""
 NUM_GAPS = 3
 NUM_PLACES = 1
 END = "the end of the steps"
@@ -61,7 +61,7 @@ _SEVERITY = {"high": "red", "warning": "yellow", "note": "blue"}
 
 
 def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
-    """Print whether the capture is trusted, then the verdict, what to do, the breakdown, and what is beside the sum."""
+    """Print whether the capture is trusted, the verdict, the advice, the breakdown, and the times outside its sum."""
     headline = get_trace_headline(analysis)
     trust, *notes = headline.quality
     style = "dim" if headline.trusted else "yellow"
@@ -94,7 +94,7 @@ def _hanging(mark: Text, text: Text) -> RenderableType:
 
 
 def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> RenderableType:
-    """Advice, with the most to gain first."""
+    """Return the advice, the largest potential gain first."""
     lines: list[RenderableType] = []
     for finding in findings:
         mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
@@ -133,7 +133,7 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
 
 
 def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
-    """Parts that are not in the sum: phases, and what compute hides."""
+    """Yield the times that are not part of the sum: phases, and work that compute hides."""
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
         for row in phase_rows(analysis)
@@ -164,7 +164,7 @@ def _what_ifs(rank: RankAnalysis) -> RenderableType:
 
 
 def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:
-    """Details of the rank that the others wait for where there are several."""
+    """Yield the details of one rank: where there are several, the straggler."""
     several = len(analysis.ranks) > 1
     if several:
         yield _ranks(analysis)
@@ -187,7 +187,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
 
 
 def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, profiled: str) -> Iterable[RenderableType]:
-    """Waits of the host, then kernels, operators and modules."""
+    """Yield the waits of the host, then kernels, operators and modules."""
     if rank.synchronisations:
         yield _synchronisations(rank.synchronisations, of)
     if rank.kernels:
@@ -203,7 +203,7 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
 
 
 def _few(rows: list[Row], grouped: Callable[[pd.DataFrame], pd.DataFrame]) -> list[Row]:
-    """The rows, or those of their groups where they are many: only then pandas is loaded."""
+    """Return the rows; where there are many, one per group of ranks, for which pandas is loaded only then."""
     if len(rows) <= MOST_ROWS:
         return rows
     import pandas as pd
@@ -212,7 +212,7 @@ def _few(rows: list[Row], grouped: Callable[[pd.DataFrame], pd.DataFrame]) -> li
 
 
 def _numbers(*names: str, title: str) -> Table:
-    """Columns of figures, then one of text that takes the room that is left."""
+    """Return a table with columns of figures, then one text column that takes the remaining width."""
     table = plain_table(*names, title=title)
     for column in table.columns[:-1]:
         column.no_wrap, column.justify = True, "right"
@@ -220,7 +220,7 @@ def _numbers(*names: str, title: str) -> Table:
 
 
 def _one_line(text: str) -> Text:
-    """Text that gives way: shortened where it does not fit, so that figures stay whole."""
+    """Return text that is shortened where it does not fit, so that figures stay whole."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -379,7 +379,7 @@ def _variation(rows: Iterable[Row]) -> RenderableType:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Prints the difference of the step, of its categories, and what explains it."""
+    """Print the change of the step and of its categories, and the kernels and gaps that explain it."""
     console.print(Text(_verdict(comparison), style="bold"))
     if comparison.stated_how:
         interval = f", 95 % interval {units.ratio_interval(comparison.stated)}" if comparison.stated else ""
@@ -414,7 +414,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _changes(comparison: Comparison) -> Table:
-    """The step and its categories, before and after."""
+    """Return a table of the step and its categories, before and after."""
     step = comparison.step
     table = plain_table("per step", "before", "after", "change", "95 % interval")
     for column in table.columns[1:]:
@@ -454,7 +454,7 @@ def _changed_modules(rows: Sequence[ModuleDifference]) -> RenderableType:
 
 
 def _explaining(rows: Sequence[KernelDifference], title: str) -> RenderableType:
-    """Two lines each: names are too long to stand beside figures."""
+    """Return a table with two lines per row: the names are too long to fit beside figures."""
     table = plain_table("change", "", title=title)
     table.columns[0].no_wrap, table.columns[0].justify = True, "right"
     for row in rows:

@@ -1,4 +1,4 @@
-"""`tune` and `resume`: a study from its beginning, or from where it was killed."""
+"""`tune` and `resume`: run a study from its beginning, or continue one that was interrupted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from steptune.tuner.trials.runner import LocalRunner
 
 RESULTS = Path("steptune-results")
-"""Holds a folder for each study that was given none."""
+"""Parent folder of results, for studies without an explicit folder."""
 
 Output = Annotated[
     Path | None,
@@ -83,7 +83,7 @@ Output = Annotated[
 
 
 class _Tune(CommandOrWorkload):
-    """Tells of a launcher in place of a workload before its options are told to be none of this command's."""
+    """Command that refuses a launcher in place of a workload before it refuses the launcher's options as unknown."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from steptune.service.launched import refuse_launcher
@@ -266,7 +266,9 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """Runner of a study that this command begins or resumes."""
+    """Means of running a study that this command begins or resumes: settings, isolation, interpreter, folder,
+    cluster.
+    """
 
     settings: Settings
     level: Level
@@ -275,7 +277,7 @@ class _Way:
     cluster: Cluster | None
     as_json: bool
     database: str | None
-    """Database as it was given."""
+    """Database as given on the command line."""
 
 
 def _way(
@@ -287,7 +289,7 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Refuse what cannot be run here before anything is stored."""
+    """Refuse, before anything is stored, what cannot be run here."""
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -306,10 +308,11 @@ def _way(
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
-    """Launch of this process. One that does not drive does its part here, and the command ends.
+    """Return the launch of this process. A process that does not drive the study does its part here, and the command
+    ends.
 
     Raises:
-        typer.Exit: That part is done.
+        typer.Exit: The process has done its part.
     """
     from steptune.service.launched import attend, take_place
 
@@ -334,7 +337,7 @@ OF_WORKLOADS = (
     *("ranks", "num_hosts", "runner", "address", "insecure_ray", "device", "memory_limit", "python", "isolation"),
     "remeasure_links",
 )
-"""Options that a command decides itself."""
+"""Options of workloads that do not apply to a command, which decides them itself."""
 
 
 def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
@@ -442,7 +445,7 @@ def _driven(
     *,
     measured_anew: bool = False,
 ) -> Recommendation:
-    """The answer of a study, run to its end.
+    """Run a study to its end, and return its answer.
 
     Raises:
         typer.Exit: It was interrupted before there was one.
@@ -496,7 +499,7 @@ def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recomme
 
 @contextlib.contextmanager
 def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
-    """All hosts of a study, None where there is one, and the runner's look at them."""
+    """Yield all hosts of a study (None if there is only one), and the function by which the runner checks them."""
     if way.cluster is None:
         from steptune.service.launched import hosts_of
 
@@ -513,8 +516,8 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Say whether an interrupted study was recorded; then it is marked so, also where the interrupt came before its
-    driver could.
+    """Say whether an interrupted study was recorded; it is then marked as interrupted, even if its driver did not get
+    to that.
     """
     try:
         state = store.get_study(study.study_id).state
@@ -526,7 +529,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
 
 
 def _begin(study: Study, store: SqlStudyStore, runner: LocalRunner, status: Status) -> None:
-    """Record a study, once its workload could be loaded here."""
+    """Record a study, after its workload was loaded here."""
     with status:
         runner.check()
     store.create_study(study)

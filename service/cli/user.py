@@ -1,4 +1,4 @@
-"""`user`: who may use the service, and how much of it."""
+"""`user`: users of the service, and their limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a user; they get in with a token, or by a login elsewhere that gives this name."""
+    """Make a user, who logs in with a token, or elsewhere under this name."""
     changes = _changes(priority, max_running, max_queued, max_device_hours, max_artifact_bytes)
     with opened_access(database) as access:
         user = access.users.create(name, parse_scopes(scopes), **changes)
@@ -74,7 +74,7 @@ def disable(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Refuse a user's tokens and logins; what is theirs stays."""
+    """Refuse a user's tokens and logins; the user's studies and files stay."""
     with opened_access(database) as access:
         user = access.users.change(access.users.named(name).user_id, disabled=not undo)
         record(access, "disable_user" if not undo else "enable_user", user.user_id, name=user.name)
@@ -92,7 +92,7 @@ def quota(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set what a user may use; `default` is what the settings say."""
+    """Show or set a user's limits; `default` stands for those of the settings."""
     changes = _changes(priority, max_running, max_queued, max_device_hours, max_artifact_bytes)
     with opened_access(database) as access:
         user = access.users.named(name)
@@ -103,7 +103,7 @@ def quota(
 
 
 def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
-    """Changes that were given, by the name of the column.
+    """Return the changes that were given, by column name.
 
     Raises:
         ChoiceError: A limit that is neither a number nor `default`.

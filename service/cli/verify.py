@@ -1,4 +1,4 @@
-"""`verify`: an answer beside today's settings, trained for longer or in the user's own script."""
+"""`verify`: comparison of an answer with today's settings, in a longer training or in the user's own script."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verify(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an answer and today's settings side by side, and compare their losses; of a script also their speeds.
+    """Run an answer and today's settings side by side, and compare their losses; for a script, also their speeds.
 
     After `--` comes the command of a script, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
     """

@@ -1,4 +1,4 @@
-"""`watch`: a study of a service, live as `tune` shows it, and its answer at the end."""
+"""`watch`: live progress of a study at a service, as `tune` shows it, and its answer at the end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def watch(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a study of a service as it runs, until it has ended. Ctrl-C ends the watching, not the study."""
+    """Show the live progress of a study at a service until it has ended. Ctrl-C ends the display, not the study."""
     with connected(url, token, token_file) as client:
         follow_to_its_end(client, study_id_of(client, study_id), errors, as_json=as_json)
 
 
 def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_json: bool) -> None:
-    """Show progress, then the answer.
+    """Show progress until the study has ended, then the answer.
 
     Raises:
         BaselineError: The study failed.
@@ -66,7 +66,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
 
 
 def print_answer(console: Console, study_id: str, recommendation: Recommendation) -> None:
-    """The claim, the changes it stands on, and how to get them."""
+    """Print the claim, the changes that it is based on, and how to get them."""
     from steptune.dashboards import units
 
     headline = Text(units.words(recommendation.verdict.value), style="bold")

@@ -1,4 +1,4 @@
-"""`worker`: claims studies from the service's queue and runs them on this machine."""
+"""`worker`: claim studies from the service's queue, and run them on this machine."""
 
 from __future__ import annotations
 

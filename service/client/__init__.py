@@ -8,8 +8,8 @@
         client.wait(study.study_id)
         print(client.recommendation(study.study_id).gain)
 
-`client.py` is what can be asked, `transport.py` how (retries, time limits, problems), `events.py` the stream of what
-happens, `packing.py` how a folder becomes an upload. It loads neither torch nor the server.
+`client.py` has the requests, `transport.py` their transport (retries, time limits, problems), `events.py` the stream
+of events, `packing.py` the packing of a folder for upload. It loads neither torch nor the server.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Typed requests to the service: answers are the records of `service.messages` and `tuner.records`."""
+"""Typed requests to the service: answers are records of `service.messages` and `tuner.records`."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ Item = TypeVar("Item")
 
 
 class Client:
-    """A service, as one user sees it. Close it after use; threads may share it.
+    """Client of a service for one user. Close it after use; threads may share it.
 
     Every method raises `ServiceError` (of `service.client.errors`) where the service refuses, and
-    `ServiceUnreachableError` where it does not answer. What is safe to send again is sent again, with pauses;
-    what is posted carries an idempotency key, so that it is done once.
+    `ServiceUnreachableError` where it does not answer. Requests that are safe to repeat are repeated, with pauses;
+    a POST carries an idempotency key, so that it is carried out once.
 
     Args:
-        url: Of the service: https://host, with a base path where it has one.
-        token: Bearer token; None where the service asks nobody.
-        timeout_s: How long each read or write may stand still.
-        retries: How often a request is sent again.
-        transport: Of httpx, to reach a service in another way.
+        url: Address of the service: https://host, with a base path if it has one.
+        token: Bearer token; None where the service needs no login.
+        timeout_s: Maximum seconds without progress of a read or write.
+        retries: Maximum number of times that a request is sent again.
+        transport: Transport of httpx, to reach a service in another way.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
         self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries, transport=transport)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -94,11 +94,11 @@ class Client:
     # --- workloads -------------------------------------------------------------------------------
 
     def upload(self, path: Path | str, *, entry: str = "", name: str = "") -> WorkloadInfo:
-        """Uploads a Python file, an archive, or a folder, which is packed without what is hidden or cached.
+        """Upload a Python file, an archive, or a folder, which is packed without hidden and cached files.
 
         Args:
             entry: The workload in it, as train.py:MyWorkload; may be left out where there is only one.
-            name: For people.
+            name: Name to show.
 
         Raises:
             WorkloadError: It is not there, or too large.
@@ -112,7 +112,7 @@ class Client:
         return self._send_file(path, entry, name)
 
     def upload_script(self, folder: Path, manifest: ScriptManifest) -> tuple[WorkloadInfo, Packed]:
-        """Upload a script's own sources, without data, and how it is run.
+        """Upload a script's own sources, without data, and the manifest that says how to run it.
 
         Returns:
             The workload, and which files went along.
@@ -135,15 +135,15 @@ class Client:
             return self._send_file(packed, workload_of(manifest.command), ""), sent
 
     def name_workload(self, entry: str, *, name: str = "") -> WorkloadInfo:
-        """Name a workload that workers have: `zoo:NAME`, or `package.module:Class`."""
+        """Register a workload that workers already have: `zoo:NAME`, or `package.module:Class`."""
         return self._transport.post("/workloads", WorkloadInfo, {"entry": entry, "name": name})
 
     def workloads(self) -> Iterator[WorkloadInfo]:
-        """Yours, the newest first."""
+        """Yield your workloads, the newest first."""
         return self._all("/workloads", Page[WorkloadInfo])
 
     def delete_workload(self, workload_id: str) -> None:
-        """One that no study refers to."""
+        """Delete a workload to which no study refers."""
         self._transport.delete(f"/workloads/{workload_id}")
 
     # --- studies ---------------------------------------------------------------------------------
@@ -165,34 +165,34 @@ class Client:
         return self._transport.get(f"/studies/{study_id}", StudyDetail)
 
     def studies(self, **filters: str | None) -> Iterator[StudySummary]:
-        """Yours, the newest first. Filters: state, owner, workload, workload_id, hardware."""
+        """Yield your studies, the newest first. Filters: state, owner, workload, workload_id, hardware."""
         return self._all("/studies", Page[StudySummary], **filters)
 
     def change(self, study_id: str, **changes: Any) -> StudyDetail:
-        """Changes `title` or `priority`."""
+        """Change the `title` or `priority` of a study."""
         return self._transport.patch(f"/studies/{study_id}", StudyDetail, changes)
 
     def cancel(self, study_id: str) -> StudyDetail:
-        """End it for good; one that runs recommends the best so far."""
+        """End a study for good; one that runs recommends the best so far."""
         return self._transport.post(f"/studies/{study_id}/cancel", StudyDetail)
 
     def pause(self, study_id: str) -> StudyDetail:
-        """Stop it until it is resumed."""
+        """Stop a study until it is resumed."""
         return self._transport.post(f"/studies/{study_id}/pause", StudyDetail)
 
     def resume(self, study_id: str) -> StudyDetail:
-        """Let it wait for a worker again."""
+        """Requeue a paused, interrupted or failed study."""
         return self._transport.post(f"/studies/{study_id}/resume", StudyDetail)
 
     def delete(self, study_id: str) -> None:
-        """Delete the study with all its measurements."""
+        """Delete a study with all its measurements."""
         self._transport.delete(f"/studies/{study_id}")
 
     def wait(self, study_id: str, timeout_s: float | None = None) -> StudyDetail:
-        """Wait until a study has ended, and give it.
+        """Wait until a study has ended, and return it.
 
         Raises:
-            TimeoutError: It has not within the time.
+            TimeoutError: It has not ended within the time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for _ in follow(self._transport, f"/studies/{study_id}/events", 0):
@@ -202,7 +202,7 @@ class Client:
         return self.study(study_id)
 
     def events(self, study_id: str, after: int = 0) -> Iterator[Event]:
-        """Events of a study, from its beginning (or after an event's number) to its end, as they happen.
+        """Yield the events of a study as they happen, from its beginning (or after an event's number) to its end.
 
         A connection that breaks is made again, and nothing is missed or repeated.
         """
@@ -212,15 +212,15 @@ class Client:
     # --- what a study found ----------------------------------------------------------------------
 
     def decisions(self, study_id: str) -> Iterator[Decision]:
-        """The story of the search."""
+        """Yield the decisions of the search, in order."""
         return self._all(f"/studies/{study_id}/decisions", Page[Decision])
 
     def findings(self, study_id: str) -> Iterator[TrialFinding]:
-        """Findings of breakdowns, the newest trial first."""
+        """Yield findings of the trials' breakdowns, the newest trial first."""
         return self._all(f"/studies/{study_id}/findings", Page[TrialFinding])
 
     def recommendation(self, study_id: str) -> Recommendation | None:
-        """The answer; None while there is none."""
+        """Return the recommendation of a study; None while there is none."""
         try:
             text = self._transport.get_text(f"/studies/{study_id}/recommendation", format=None)
         except NotFoundError as error:
@@ -230,15 +230,17 @@ class Client:
         return decode(text, Recommendation)
 
     def export_formats(self, study_id: str, trial: str | None = None) -> tuple[ExportFormat, ...]:
-        """The formats of the recommendation, or of a trial's configuration, with what each cannot express."""
+        """Return the export formats for the recommendation, or for a trial's configuration, with what each cannot
+        express.
+        """
         return self._transport.get(f"/studies/{study_id}/exports", ExportList, trial=trial).items
 
     def export(self, study_id: str, format: str, trial: str | None = None) -> str:
-        """The recommendation, or a trial's configuration, for another tool."""
+        """Return the recommendation, or a trial's configuration, in the format of another tool."""
         return self._transport.get_text(f"/studies/{study_id}/exports/{format}", trial=trial)
 
     def study_file(self, study_id: str, format: str) -> bytes:
-        """The trials as a table ("csv", "parquet"), or the study as a journal of Optuna ("optuna")."""
+        """Return the trials as a table ("csv", "parquet"), or the study as an Optuna journal ("optuna")."""
         if format == "optuna":
             return self._transport.get_bytes(f"/studies/{study_id}/optuna")
         return self._transport.get_bytes(f"/studies/{study_id}/trials", format=format)
@@ -256,7 +258,7 @@ class Client:
         return self._all(f"/trials/{trial_id}/windows", Page[Window])
 
     def breakdown(self, trial_id: str) -> TrialBreakdown:
-        """Breakdown of the profiled steps; the categories sum to their time."""
+        """Return the breakdown of a trial's profiled steps; the categories sum to their time."""
         return self._transport.get(f"/trials/{trial_id}/breakdown", TrialBreakdown)
 
     def kernels(self, trial_id: str) -> Iterator[KernelStats]:
@@ -269,21 +271,21 @@ class Client:
         return self._all(f"/trials/{trial_id}/collectives", Page[CollectiveStats])
 
     def guard(self, trial_id: str) -> TrialGuard:
-        """Judgement whether it still was the same training."""
+        """Return the guard's verdict: whether a trial was the same training."""
         return self._transport.get(f"/trials/{trial_id}/guard", TrialGuard)
 
     def log(self, trial_id: str, tail_bytes: int = 1 << 16) -> str:
-        """The end of what its processes printed."""
+        """Return the end of what the processes of a trial printed."""
         return self._transport.get_text(f"/trials/{trial_id}/logs", tail_bytes=tail_bytes)
 
     # --- files, workers --------------------------------------------------------------------------
 
     def artifacts(self, study_id: str) -> Iterator[ArtifactInfo]:
-        """Files of a study and its trials."""
+        """Yield the files of a study and its trials."""
         return self._all(f"/studies/{study_id}/artifacts", Page[ArtifactInfo])
 
     def download(self, artifact_id: int, target: Path | str) -> Path:
-        """Write a file as it is kept; traces and timelines are gzip files.
+        """Download a file as it is stored; traces and timelines are gzip files.
 
         Raises:
             StoreError: It cannot be written.
@@ -291,25 +293,25 @@ class Client:
         return self._download(f"/artifacts/{artifact_id}", Path(target))
 
     def download_trace(self, trial_id: str, target: Path | str) -> Path:
-        """Write the trace of a trial (gzipped JSON); errors as `download`."""
+        """Download the trace of a trial (gzipped JSON); raises the errors of `download`."""
         return self._download(f"/trials/{trial_id}/trace", Path(target))
 
     def workers(self) -> Iterator[WorkerSummary]:
-        """The newest first."""
+        """Yield the workers, the newest first."""
         return self._all("/workers", Page[WorkerSummary])
 
     def reservations(self) -> Iterator[ReservationSummary]:
-        """Studies that hold hosts and devices, or wait for some, the oldest first."""
+        """Yield the studies that hold hosts and devices, or wait for some, the oldest first."""
         return self._all("/reservations", Page[ReservationSummary])
 
     def hardware_profiles(self) -> Iterator[HardwareSummary]:
-        """Hardware of workers and of past studies."""
+        """Yield the hardware of workers and of past studies."""
         return self._all("/hardware-profiles", Page[HardwareSummary])
 
     # --- how -------------------------------------------------------------------------------------
 
     def _all(self, path: str, page: type[Page[Item]], **filters: str | None) -> Iterator[Item]:
-        """The items of all pages, each page read when it is needed."""
+        """Yield the items of all pages; each page is requested when it is needed."""
         cursor: str | None = None
         while True:
             found = self._transport.get(path, page, limit=PAGE, cursor=cursor, **filters)
@@ -328,7 +330,7 @@ class Client:
             return self._transport.post_form("/workloads", WorkloadInfo, form)
 
     def _download(self, path: str, target: Path) -> Path:
-        """Complete or not at all."""
+        """Write a file, complete or not at all."""
         partial = target.with_name(f".{target.name}.part")
         try:
             with self._transport.streaming(path, headers={"Accept": "*/*"}) as response:

@@ -1,4 +1,6 @@
-"""Refusals of the service as exceptions. Their texts are the service's own: what was violated, and the way out."""
+"""Refusals by the service, as exceptions. Their texts are the service's own: the violated requirement, and the way
+out.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from steptune.tuner.errors import SteptuneError
 
 
 class ProblemField(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a request."""
+    """A single mistake in a request."""
 
     pointer: str = ""
     message: str = ""
@@ -18,7 +20,7 @@ class ProblemField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Problem details (RFC 9457), as far as they were sent: a proxy on the way may answer otherwise."""
+    """Problem details (RFC 9457), as far as they were received: a proxy in between may answer in another form."""
 
     status: int
     code: str = ""
@@ -34,7 +36,7 @@ class ServiceError(SteptuneError):
     """The service refused a request, or failed.
 
     Attributes:
-        problem: What it said.
+        problem: Problem details of the answer.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -48,23 +50,23 @@ class AccessRefusedError(ServiceError):
 
 
 class NotFoundError(ServiceError):
-    """404: it is not there, or is not yours."""
+    """404: the resource does not exist, or belongs to another user."""
 
 
 class ConflictError(ServiceError):
-    """409 or 412: its state does not allow it, or it was changed meanwhile."""
+    """409 or 412: the state of the resource does not allow the request, or it was changed meanwhile."""
 
 
 class InvalidRequestError(ServiceError):
-    """400, 413, 415 or 422: what was sent is wrong; `problem.errors` names the fields."""
+    """400, 413, 415 or 422: the request is invalid; `problem.errors` names the fields."""
 
 
 class TooManyRequestsError(ServiceError):
-    """429: also after waiting."""
+    """429: too many requests, even after waiting."""
 
 
 class ServiceUnreachableError(SteptuneError):
-    """The service could not be reached, or its answer broke off, also after trying again."""
+    """The service could not be reached, or its answer broke off, even after retries."""
 
 
 KINDS: dict[int, type[ServiceError]] = {
@@ -82,7 +84,7 @@ KINDS: dict[int, type[ServiceError]] = {
 
 
 def error_of(status: int, body: bytes, request_id: str) -> ServiceError:
-    """The exception of an answer that is no success."""
+    """Return the exception for an unsuccessful answer."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except msgspec.MsgspecError:

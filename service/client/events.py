@@ -1,4 +1,4 @@
-"""Following what happens: server-sent events, taken up again where the connection broke."""
+"""Stream of server-sent events, resumed where the connection broke."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from steptune.service.client.transport import RETRIED_STATUSES, Transport
 from steptune.tuner.records import Event
 
 SILENCE_S = 45.0
-"""The service sends something every 15 seconds; after this long the connection is dead."""
+"""Seconds of silence after which the connection counts as dead; the service sends something every 15 seconds."""
 RETRY_S = 1.0
 MAX_FAILURES = 10
-"""Failures in a row after which a stream is given up; a stream that comes back starts counting anew."""
+"""Maximum consecutive failures before a stream is given up; a stream that resumes sets the count to zero."""
 
 
 def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None]:
-    """Events with numbers above `after`, without a gap and without an end but the study's; None now and then, so that
-    the caller can look at the clock.
+    """Yield events with numbers above `after`, without gaps, until the study ends; None now and then, so that the
+    caller can check the time.
 
     Raises:
         ServiceError: It is refused.
@@ -52,7 +52,7 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[Event | None]:
-    """The events of a stream (the part of the format that the service uses); None for a comment."""
+    """Yield the events of a stream (in the part of the format that the service uses); None for a comment."""
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):

@@ -1,4 +1,4 @@
-"""A folder as an upload: the same folder always gives the same bytes, and what nobody needs stays out."""
+"""Packing of a folder for upload: the same folder always gives the same bytes, and unneeded files are left out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from steptune.service.secret_names import holds_secret, is_secret_file
 from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
-"""Folders of caches and results, beside all that is hidden (`.git`, `.venv`, …)."""
+"""Names of folders of caches and results, which are left out beside everything hidden (`.git`, `.venv`, …)."""
 _DATABASE = "steptune.db"
-"""A command's studies, with SQLite's files beside it: they are nobody else's, and change with every study."""
+"""Database of a command's studies, left out with SQLite's files beside it: it is private, and changes with every
+study.
+"""
 _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
 
@@ -36,7 +38,7 @@ class Packed:
 
 
 SCRIPT_LIMITS = ArchiveLimits(members=2_000, total_bytes=16 << 20, file_bytes=1 << 20)
-"""Limits of the sources of a script: what is larger is data."""
+"""Limits of the sources of a script: anything larger is data."""
 _SOURCES = frozenset(
     {".py", ".pyi", ".pyx", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini", ".txt", ".jinja", ".c", ".cpp"}
     | {".cu", ".cuh", ".h", ".hpp"}
@@ -44,12 +46,12 @@ _SOURCES = frozenset(
 
 
 def is_source(path: Path) -> bool:
-    """Say whether a file is one of a script's own sources: no data, and nothing that is called like a secret."""
+    """Say whether a file is one of a script's own sources: not data, and without a name that suggests a secret."""
     return path.suffix in _SOURCES and path.stat().st_size <= SCRIPT_LIMITS.file_bytes and not is_secret_file(path)
 
 
 def check_source(path: Path) -> None:
-    """Refuse to send a source in which a secret stands.
+    """Refuse to send a source that contains a secret.
 
     Raises:
         WorkloadRejectedError: It has a private key, an address with a password, or a token.
@@ -66,7 +68,7 @@ def check_source(path: Path) -> None:
 
 
 def python_sources(folder: Path) -> list[Path]:
-    """Python files of a script that would be sent: none of an environment or a cache beside it."""
+    """Return the Python files of a script that would be sent, without those of an environment or a cache beside it."""
     return [path for path in _files(folder, folder, [], is_source) if path.suffix == ".py"]
 
 
@@ -78,10 +80,10 @@ def pack(
     wanted: Callable[[Path], bool] = lambda path: True,
     beside: Mapping[str, bytes] | None = None,
 ) -> Packed:
-    """Write a folder's files into a tar.gz. Times, owners and the order of the file system leave no trace in it.
+    """Write a folder's files into a tar.gz that does not depend on times, owners or the order in the file system.
 
     Args:
-        wanted: Of its files and folders.
+        wanted: Filter of its files and folders.
         beside: Contents of further files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Requests: time limits, trying again where that does no harm, and problems as exceptions."""
+"""Requests with time limits, safe retries, and problems as exceptions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from steptune.tuner.records import new_id
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
 IN_PROGRESS = "request-in-progress"
-"""The first request with this key, of which we did not get the answer, is still at work."""
+"""Code of a refusal: the first request with this key, whose answer we did not get, is still running."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 Answer = TypeVar("Answer")
 
 
 class Transport:
-    """Sends requests to one service.
+    """Transport of requests to one service.
 
     Args:
-        url: Of the service, with a base path where it has one: https://host/steptune.
-        token: Bearer token, or None where the service asks nobody.
-        timeout_s: How long each read or write may stand still.
-        retries: How often a request is sent again.
+        url: Address of the service, with a base path if it has one: https://host/steptune.
+        token: Bearer token; None where the service needs no login.
+        timeout_s: Maximum seconds without progress of a read or write.
+        retries: Maximum number of times that a request is sent again.
         transport: For tests: httpx's own otherwise.
     """
 
@@ -65,40 +65,42 @@ class Transport:
         self._http.close()
 
     def get(self, path: str, kind: type[Answer], **query: Any) -> Answer:
-        """Read something."""
+        """Read a resource as a record."""
         return self._decoded(self._send("GET", path, query), kind)
 
     def get_text(self, path: str, **query: Any) -> str:
-        """Read a text."""
+        """Read a resource as text."""
         return self._send("GET", path, query, headers={"Accept": "*/*"}).text
 
     def get_bytes(self, path: str, **query: Any) -> bytes:
-        """Read a file."""
+        """Read a file as bytes."""
         return self._send("GET", path, query, headers={"Accept": "*/*"}).content
 
     def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
-        """Post a request once: the key makes it safe to send it again."""
+        """Post a request; the key makes it safe to send it again."""
         content = {"json": body} if body is not None else {}
         return self._decoded(self._send("POST", path, {}, headers=_once(key), content=lambda: content), kind)
 
     def post_form(self, path: str, kind: type[Answer], form: Callable[[], dict[str, Any]]) -> Answer:
-        """Send a file; `form` gives httpx's arguments anew for each time it is sent."""
+        """Post a file; `form` returns httpx's arguments for each attempt."""
         return self._decoded(self._send("POST", path, {}, headers=_once(None), content=form), kind)
 
     def patch(self, path: str, kind: type[Answer], body: Any, version: str | None = None) -> Answer:
-        """Changes something; sent once, as it may have been changed although the answer was lost."""
+        """Change a resource. The request is sent once, as the change may have been made although the answer was
+        lost.
+        """
         headers = {"If-Match": version} if version else {}
         return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
 
     def delete(self, path: str) -> None:
-        """Delete something; where the answer to that was lost, it is gone already when asked again."""
+        """Delete a resource; if a lost answer made us ask again, its absence counts as success."""
         self._send("DELETE", path, {}, gone_is_fine=True)
 
     @contextmanager
     def streaming(
         self, path: str, *, headers: Mapping[str, str], read_s: float | None = None
     ) -> Iterator[httpx.Response]:
-        """An answer that is read piece by piece, not tried again."""
+        """Open an answer that is read in chunks, without retries."""
         timeout = self._http.timeout if read_s is None else httpx.Timeout(self._http.timeout.connect, read=read_s)
         try:
             with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:

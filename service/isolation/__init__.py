@@ -1,4 +1,4 @@
-"""Isolation of trials from the machine that they run on. docs/isolation.md says what each level stops."""
+"""Isolation of trials from the machine on which they run. docs/isolation.md says what each level stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptune.tuner.errors import ChoiceError, IsolationUnavailableError
 from steptune.tuner.wording import no_such
 
 LEVELS: tuple[Level, ...] = (Bubblewrap(), Limits(), NoIsolation())
-"""The strongest first."""
+"""All isolation levels, the strongest first."""
 STRONGEST = "strongest"
 NONE = NoIsolation.name
 
@@ -32,10 +32,10 @@ __all__ = [
 
 
 def level_named(name: str) -> Level:
-    """The level of a name.
+    """Return the level with a name.
 
     Raises:
-        ChoiceError: There is none.
+        ChoiceError: There is no such level.
     """
     for level in LEVELS:
         if level.name == name:
@@ -44,11 +44,11 @@ def level_named(name: str) -> Level:
 
 
 def choose(name: str, python: str = sys.executable, *, separating: bool = False) -> Level:
-    """The level that was named, or with "strongest" the first whose probe succeeds; "none" only where it is named.
+    """Return the named level, or for "strongest" the first whose probe succeeds; "none" only if it is named.
 
     Args:
         separating: Trials must reach neither this process and its files nor other studies, as they belong to several
-            users. "none" goes all the same, where it is named.
+            users. "none" is accepted all the same if it is named.
 
     Raises:
         ChoiceError: There is no such level.
@@ -82,7 +82,7 @@ def _strongest(python: str, *, separating: bool) -> Level:
 
 
 def _obstacle(level: Level, python: str, *, separating: bool) -> str | None:
-    """Reason why a level cannot be used."""
+    """Return the reason why a level cannot be used; None where it can."""
     if separating and not level.separates():
         return (
             "its trials would be this process's own user, and could read its passwords and change its database: start "

@@ -1,4 +1,4 @@
-"""Base of every isolation level: a probe, and a sandbox for one study."""
+"""Base classes of isolation levels: each has a probe, and a sandbox for one study."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptune.tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
 NO_DEVICE = 100
-"""Answer of CUDA that there is no device, CUDA_ERROR_NO_DEVICE, and the status of a probe that got it."""
+"""CUDA's error code for "no device", CUDA_ERROR_NO_DEVICE, which is also the exit status of a probe that got it."""
 _BEGIN_CUDA = f"""
 import ctypes, os
 if os.path.exists("/dev/nvidiactl"):
@@ -44,30 +44,30 @@ with open(os.path.join({directory!r}, "probe"), "w") as file:
 
 @dataclass(frozen=True)
 class Available:
-    """The level can be used here."""
+    """Result of a probe: the level can be used here."""
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """The level cannot be used here. `reason` says why, and what would change that."""
+    """Result of a probe: the level cannot be used here. `reason` says why, and what would change that."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRequest:
-    """Purpose of a sandbox.
+    """Request for a sandbox: the study, its files and its limits.
 
     Attributes:
-        study_directory: Where trials may write; nowhere else.
+        study_directory: The only directory where trials may write.
         workload: Reference of the workload.
         python: The interpreter of the trials.
-        resources: What they may take.
-        network: Whether they may use it; loopback they always may.
-        readable: Files and folders that the workload reads beside its own, datasets above all.
-        gpus: NVIDIA's that they have, by their numbers in the order of the PCI bus; None for all.
-        hidden: The service's own files: the database, other studies.
-        owner: Who submitted the study; None is nobody.
+        resources: Limits of the trials' resources.
+        network: Whether trials may use the network; they may always use loopback.
+        readable: Files and folders that the workload reads beside its own, mainly datasets.
+        gpus: NVIDIA GPUs that trials may use, numbered in the order of the PCI bus; None for all.
+        hidden: Files to hide, which are the service's own: the database, other studies.
+        owner: The user who submitted the study; None where there is none.
     """
 
     study_directory: Path
@@ -86,11 +86,11 @@ class Level(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[str]
-    """Description, in a line, of what it keeps user code from."""
+    """Description, in one line, of what the level keeps from user code."""
 
     @abc.abstractmethod
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
-        """A sandbox for one study; what runs in it is gone at the end.
+        """Open a sandbox for one study; at the end, none of its processes is left.
 
         Raises:
             IsolationUnavailableError: This study cannot be run so: a file that it needs is out of its reach.
@@ -98,16 +98,18 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Say whether trials of this process would reach neither its files nor its processes, nor those of other
-        studies: they have a user, or a file system and process numbers, of their own.
+        """Say whether trials would reach neither the files nor the processes of this process or of other studies: they
+        have their own user, or their own file system and process numbers.
         """
 
     @abc.abstractmethod
     def missing(self) -> str | None:
-        """Parts that the machine lacks as far as looking tells, with the way out."""
+        """Name the parts that the machine lacks, as far as can be seen without a probe, with the way out; None where
+        nothing is missing.
+        """
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:
-        """Try the level out, once in a process."""
+        """Try the level out; the result is cached in the process."""
         return _probe(self, python)
 
 
@@ -129,7 +131,7 @@ def _probe(level: Level, python: str) -> Available | Unavailable:
 
 
 def probe_code(directory: Path) -> str:
-    """Program of the probe, which writes to a directory and begins CUDA where there are devices."""
+    """Return the program of the probe, which writes to a directory, and initialises CUDA where there are devices."""
     return _PROBE.format(directory=str(directory)) + _BEGIN_CUDA
 
 

@@ -1,4 +1,4 @@
-"""Bubblewrap: a file system, processes and a network of their own for the trials of a study.
+"""Bubblewrap: a separate file system, processes and network for the trials of a study.
 
 Three ways lead there. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
 user of its own without any capability: no user namespace is involved, in which CUDA would not start (`cuInit` fails).
@@ -40,12 +40,14 @@ from steptune.tuner.trials.study_files import StudyFiles
 
 TEMPORARY = "/tmp"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Loopback device, on which ranks of one machine meet: without a network, host names do not resolve."""
+"""Variables that name the loopback device, on which ranks of one machine meet: without a network, host names do not
+resolve.
+"""
 _AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
 class Bubblewrap(Level):
-    """A private file system, no network, no other process in sight, no capability."""
+    """A private file system, no network, no other visible processes, no capabilities."""
 
     name = "bubblewrap"
     limits = "files, network, processes, memory, disk and the environment"
@@ -97,7 +99,9 @@ class Bubblewrap(Level):
         )
 
     def _command(self, request: SandboxRequest, environment: dict[str, str], own: Sequence[Path]) -> tuple[str, ...]:
-        """Later mounts cover earlier ones: the temporary file systems first, the study's directory last."""
+        """Build the command. Later mounts cover earlier ones: the temporary file systems come first, the study's
+        directory last.
+        """
         shown = [
             *system_paths(network=request.network),
             *interpreter_paths(request.python, environment, request.hidden),
@@ -127,7 +131,7 @@ class Bubblewrap(Level):
 
 
 def _check_readable(paths: Sequence[Path]) -> None:
-    """Refuse, before anything is run, what the server's user could see and not read."""
+    """Refuse, before anything is run, paths that the server's user can see but not read."""
     for path in paths:
         if not path.exists():
             raise IsolationUnavailableError(f"{path} does not exist: correct STEPTUNE_READABLE")
@@ -138,7 +142,7 @@ def _check_readable(paths: Sequence[Path]) -> None:
 
 
 def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
-    """Folders above a mount are made for all to pass; parents come before what is in them."""
+    """Yield the mounts. Folders above a mount are accessible to all users; parents come before what is in them."""
     made = {Path("/"), Path("/dev"), Path("/proc"), Path(TEMPORARY)}
     mounted: list[Path] = []
     for path in [*sorted(set(shown), key=lambda place: len(place.parts)), study]:
@@ -154,6 +158,8 @@ def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
 
 @functools.cache
 def _user_namespace() -> tuple[str, ...]:
-    """A user namespace, in which no further one can be made where this bubblewrap can forbid that (0.8)."""
+    """Return the options for a user namespace in which no further one can be made, if this bubblewrap (0.8) can forbid
+    that.
+    """
     known = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
     return ("--unshare-user", *(("--disable-userns",) if "--disable-userns" in known else ()), "--cap-drop", "ALL")

@@ -1,4 +1,4 @@
-"""The last command before a trial server: files for its own eyes, and no user namespace.
+"""The last command before a trial server: it makes new files private, and forbids user namespaces.
 
 In a user namespace of its own an ordinary process has every capability over what it makes there, and reaches much
 of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
@@ -50,12 +50,13 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
     "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Numbers of the architecture, of clone, unshare, close_range, clone3, and of those that are refused: setns, add_key,
-request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret."""
+"""Numbers by architecture: its audit number, those of clone, unshare, close_range, clone3, and those of refused calls:
+setns, add_key, request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret.
+"""
 
 
 def confined(python: str) -> tuple[str, ...]:
-    """The command under which another command makes no user namespace and shows its files to nobody but its group.
+    """Return the prefix under which a command can make no user namespace, and shows its files only to its group.
 
     Args:
         python: An interpreter that its user can run.
@@ -65,6 +66,6 @@ def confined(python: str) -> tuple[str, ...]:
 
 
 def lacks() -> str | None:
-    """Reason why no process can be confined on this machine."""
+    """Return the reason why no process can be confined on this machine; None where one can."""
     known = " and ".join(_NUMBERS)
     return None if platform.machine() in _NUMBERS else f"system calls are filtered on {known} only"

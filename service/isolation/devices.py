@@ -1,4 +1,4 @@
-"""Device nodes that a sandbox shows: the GPUs that a study has, and what their drivers need beside them."""
+"""Device nodes that a sandbox shows: the GPUs of a study, and those that their drivers need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONE_GPU = re.compile(r"nvidia(\d+)")
 
 
 def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
-    """Nodes to bind; of NVIDIA's GPUs only those with these numbers, or all for None."""
+    """Yield the nodes to bind: of NVIDIA GPUs only those with these numbers, or all for None."""
     minors = None if gpus is None else {minor for number, minor in enumerate(_minors()) if number in gpus}
     for pattern in PATTERNS:
         for path in sorted(NODES.glob(pattern)):
@@ -25,7 +25,7 @@ def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
 
 
 def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
-    """CUDA counts the GPUs that it can open, from 0; in the order of the PCI bus, as the numbers here do."""
+    """Return variables for CUDA, which counts the GPUs that it can open from 0, here in the order of the PCI bus."""
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if gpus is None:
         return order
@@ -33,7 +33,7 @@ def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
 
 
 def visible_gpus(text: str | None) -> tuple[int, ...] | None:
-    """The numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs otherwise."""
+    """Return the numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs otherwise."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")] if text else []
@@ -41,7 +41,7 @@ def visible_gpus(text: str | None) -> tuple[int, ...] | None:
 
 
 def _minors() -> list[int]:
-    """Minor numbers of the GPUs that this process can open, in the order of the PCI bus."""
+    """Return the minor numbers of the GPUs that this process can open, in the order of the PCI bus."""
     found = []
     for information in sorted(DRIVER.glob("*/information")):
         minor = re.search(r"^Device Minor:\s*(\d+)", information.read_text(errors="replace"), re.MULTILINE)

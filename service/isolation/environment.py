@@ -1,4 +1,6 @@
-"""Environment variables that user code may see: those that say how to compute, and none that opens a door."""
+"""Environment variables that user code may see: those that affect computation, and none with a secret or an access
+path.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ALLOWED_PREFIXES = (
 
 
 def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are allowed by name, without what sounds like a secret all the same."""
+    """Return the variables on the allow list, without any whose name suggests a secret."""
     kept = {
         name: value
         for name, value in inherited.items()

@@ -1,7 +1,7 @@
-"""Studies of one submitter that run on this machine now: their trials share one limit of memory and of files.
+"""Running studies of one submitter on this machine: their trials share one limit of memory and of files.
 
-Every running study has a file with whose it is, locked while it runs, in a folder that only the user of the workers may
-enter. Workers in containers with temporary directories of their own do not see each other.
+Every running study has a file that names its submitter, locked while it runs, in a folder that only the workers' user
+may enter. Workers in containers with temporary directories of their own do not see each other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class _Entry(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def fellows(owner: str | None, uid: int | None) -> Iterator[Callable[[], Sequence[Taker]]]:
-    """Say who this study's submitter is, and find the other studies that are theirs.
+    """Register this study's submitter, and return a function that finds the submitter's other studies.
 
     Args:
-        owner: None is nobody's: such studies have no fellows.
+        owner: The submitter; None for nobody: such studies share with no others.
         uid: User of the trials and of no others.
     """
     if owner is None:
@@ -63,7 +63,7 @@ def _others(folder: Path, own: Path, owner: str) -> Iterator[Taker]:
 
 
 def _is_left(descriptor: int) -> bool:
-    """Say whether nobody holds the lock of a file: who made it was killed."""
+    """Say whether nobody holds the lock of a file, because the process that made it was killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

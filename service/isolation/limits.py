@@ -1,4 +1,4 @@
-"""Limits: an ordinary user, resource limits, and an environment without secrets. Needs nothing but util-linux.
+"""Limits: an ordinary user, resource limits, and an environment without secrets. It needs only util-linux.
 
 What a process may take is bounded; what it may see is bounded only by the permissions of files. The network is open.
 Started by root, or with the capabilities that change a user, trials get a user of their own, so that they reach no
@@ -39,7 +39,7 @@ from steptune.tuner.workloads.reference import parse_reference
 
 
 class Limits(Level):
-    """Resource limits and, where root starts the trials, a user of their own."""
+    """Resource limits and, if root starts the trials, a separate user for them."""
 
     name = "limits"
     limits = "processes, memory, disk and the environment; files and the network are those of an ordinary user"
@@ -86,7 +86,7 @@ _HIDE = ("unshare", "--mount", "--propagation", "private", "--", "/bin/sh", "-c"
 
 @functools.cache
 def _hiding_processes() -> tuple[str, ...]:
-    """The command under which another command sees only processes of its own user, where mounts may be made.
+    """Return the prefix under which a command sees only processes of its own user, where mounts may be made.
 
     Elsewhere (in most containers) it sees command lines of others, but neither their environment nor their memory.
     """
@@ -96,7 +96,7 @@ def _hiding_processes() -> tuple[str, ...]:
 
 
 def _tasks_of(uid: int) -> int:
-    """Threads of a user: the limit counts all of them, not only those of the study."""
+    """Count the threads of a user: the limit applies to all of them, not only to those of the study."""
     count = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -106,7 +106,7 @@ def _tasks_of(uid: int) -> int:
 
 
 def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> None:
-    """Refuse, before anything is run, what an ordinary user cannot read."""
+    """Refuse, before anything is run, paths that an ordinary user cannot read."""
     paths = [*trial_folders(), *interpreter_paths(request.python, environment, ()), request.study_directory]
     reference = parse_reference(request.workload)
     if reference.kind == "file" and not reference.path.is_relative_to(request.study_directory):

@@ -9,7 +9,7 @@ from steptune.tuner.trials.sandbox import Sandbox
 
 
 class NoIsolation(Level):
-    """Isolation for the user's own code on the user's own machine: none."""
+    """No isolation, for users who run their own code on their own machine."""
 
     name = "none"
     limits = "only deadlines and the memory of each process"

@@ -15,19 +15,21 @@ from steptune.tuner.trials.watch import Quota
 
 NUM_TASKS_BASE = 1024
 NUM_TASKS_PER_CORE = 64
-"""Intra-op threads of several ranks, loader workers and 32 compile workers; a fork bomb stops here."""
+"""Maximum tasks per core: intra-op threads of several ranks, loader workers and 32 compile workers; it stops fork
+bombs.
+"""
 MAX_DESCRIPTORS = 65_536
 MAX_FILES = 1_000_000
 MEMORY_SHARE = 0.8
-"""Share of the machine's memory, or of what its container may use."""
+"""Maximum share of the memory of the machine, or of its container, for all trials together."""
 MEMORY_RESERVE = 0.04
 DISK_SHARE = 0.5
-"""Share of the free space when the study begins."""
+"""Maximum share of the space that is free when the study begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Limits of one study.
+    """Limits of the resources of one study.
 
     Attributes:
         num_tasks: Processes and threads.
@@ -47,7 +49,7 @@ class Resources:
     def of_this_machine(
         cls, directory: Path, disk_bytes: int | None = None, memory_bytes: int | None = None
     ) -> Resources:
-        """Resources that leave room for others: half of the free disk, four fifths of the memory, all of the cores."""
+        """Return limits that leave room for others: half of the free disk, four fifths of the memory, all cores."""
         total = psutil.virtual_memory().total
         return cls(
             num_tasks=NUM_TASKS_BASE + NUM_TASKS_PER_CORE * (os.cpu_count() or 1),
@@ -67,10 +69,10 @@ class Resources:
         )
 
     def command(self, *, num_others: int = 0) -> tuple[str, ...]:
-        """`prlimit`, so that the limits hold from the first instruction of the server on.
+        """Return the `prlimit` command, so that the limits apply from the server's first instruction.
 
         Args:
-            num_others: Tasks that the server's user has already, and that count as well.
+            num_others: Tasks that the server's user already has, which count too.
         """
         descriptors = _at_most(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
         soft = min(descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -1,4 +1,4 @@
-"""Users for trials of a process that may change its user: one for each study, while it runs.
+"""Users for trials, where this process may change its user: one for each study, while it runs.
 
 That process is root, or it has the four capabilities below and no other, as in a container. Without the capability to
 pass by permissions it reads what trials write as a member of their files' group, and what is theirs is made its own by
@@ -19,12 +19,14 @@ from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
-"""systemd's range for users that exist while something runs; no account has one of them."""
+"""First and last user id for studies: systemd's range for transient users; no account has one of them."""
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
-"""Numbers of capabilities."""
+"""Numbers of Linux capabilities."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
-"""Mode of a study's directory: what is made there belongs to the group of who started the trials, who reads it so."""
+"""Mode of a study's directory: files made there belong to the group of the user who started the trials, who can thus
+read them.
+"""
 
 
 def has_capabilities(*wanted: int) -> bool:
@@ -38,15 +40,15 @@ def has_capabilities(*wanted: int) -> bool:
 
 
 def can_change_user() -> bool:
-    """Say whether this process can run trials as a user of their own."""
+    """Say whether this process can run trials as a separate user."""
     return has_capabilities(*_TO_CHANGE_USER)
 
 
 @contextlib.contextmanager
 def own_user(directory: Path) -> Iterator[int]:
-    """A user id that no other study has, to whom a study's directory belongs meanwhile.
+    """Reserve a user id that no other study has, and make it the owner of a study's directory meanwhile.
 
-    At the end nothing of that user is left: no process, no file but those in the directory, which are ours again.
+    At the end nothing of that user remains: no process, and no file except in the directory, which is ours again.
     """
     take_back(directory)  # one who was killed may have left it to another user
     with _free_user(directory) as uid:
@@ -61,7 +63,7 @@ def own_user(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _free_user(directory: Path) -> Iterator[int]:
-    """The first that is free on this machine, and among those who share the folder of studies.
+    """Lock the first user id that is free on this machine and among the processes that share the folder of studies.
 
     The locks of two files say that it is taken, and are released by whatever death: containers have temporary
     directories of their own, and may share the studies. A file that is there and not locked was left by one who was
@@ -81,10 +83,10 @@ def _free_user(directory: Path) -> Iterator[int]:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that no other user may enter.
+    """Create a folder that no other user may enter.
 
     Raises:
-        IsolationUnavailableError: Somebody else has it.
+        IsolationUnavailableError: The folder belongs to another user.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
@@ -93,7 +95,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Hold the lock of a file until the stack ends, which removes it; False where somebody else has it."""
+    """Lock a file until the stack closes, which removes it; return False where another process holds the lock."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, descriptor)
     try:
@@ -115,7 +117,7 @@ def _has_processes(uid: int) -> bool:
 
 
 def become(uid: int) -> tuple[str, ...]:
-    """The command under which another command is that user's, without any capability, for good.
+    """Return the prefix under which a command runs as that user for good, without any capability.
 
     The bounding set is emptied where this process may do that: setpriv of util-linux 2.41 fails where it may not. It
     gives nothing to who has no capability and can gain no privileges.
@@ -128,7 +130,7 @@ def become(uid: int) -> tuple[str, ...]:
 
 
 def kill_all_of(uid: int) -> None:
-    """Kill every process of a user at one stroke: only one of the same user can do that."""
+    """Kill all processes of a user at once, which only a process of the same user can do."""
     with contextlib.suppress(DisturbedError):
         run_as(become(uid), "/bin/sh", "-c", "kill -9 -1")
 
@@ -142,9 +144,9 @@ _REMOVE = """xargs -0r sh -c 'chmod -R u+rwX -- "$@"; rm -rf -- "$@"' sh"""
 
 
 def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> None:
-    """Remove what a user has left where everybody may write: files, and shared memory of System V.
+    """Remove what a user has left in world-writable places: files, and System V shared memory.
 
-    What lies in a folder that only some may write was put there on purpose: a study's directory may be below `/tmp`.
+    Files in folders that only some users may write were put there on purpose: a study's directory may be below `/tmp`.
 
     Args:
         kept: Files and folders that stay.
@@ -161,9 +163,9 @@ def remove_left(uid: int, *, kept: Collection[Path] = (), deep: bool = True) -> 
 
 
 def give(directory: Path, uid: int) -> None:
-    """Make a user the owner of a directory and of all that is in it, without following any link.
+    """Make a user the owner of a directory and of everything in it, without following links.
 
-    A file with several names may be somebody else's too, and is left alone. Our group keeps its access.
+    A file with several hard links may also belong to another user, and is left alone. Our group keeps its access.
     """
     directory = directory.absolute()
     directory.chmod(_STUDY_MODE)
@@ -181,7 +183,7 @@ def give(directory: Path, uid: int) -> None:
 
 
 def take_back(directory: Path) -> None:
-    """Undo `give`, whoever of the users it was given to. None of that user's processes may be left."""
+    """Undo `give`, whichever user was given the directory. None of that user's processes may be running."""
     directory = directory.absolute()
     uid = directory.stat().st_uid
     if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:
@@ -192,7 +194,7 @@ def take_back(directory: Path) -> None:
 
 
 def closed_to_others(path: Path) -> Path | None:
-    """The part of a path that an ordinary user cannot pass or read; None if there is none."""
+    """Return the part of a path that an ordinary user cannot enter or read; None if there is none."""
     for folder in reversed(path.parents):
         if not folder.stat().st_mode & 0o001:
             return folder
@@ -200,6 +202,6 @@ def closed_to_others(path: Path) -> Path | None:
 
 
 def open_to_others(path: Path) -> bool:
-    """Say whether an ordinary user who got as far as this can read it."""
+    """Say whether an ordinary user can read this path, given access to its parent."""
     wanted = 0o005 if path.is_dir() else 0o004
     return path.stat().st_mode & wanted == wanted

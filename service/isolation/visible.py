@@ -14,9 +14,9 @@ from steptune.tuner.installation import trial_folders
 from steptune.tuner.workloads.reference import parse_reference
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/sys")
-"""Read-only, where they exist. /sys tells torch, NCCL and NVML about cores and devices."""
+"""System folders, shown read-only where they exist. /sys tells torch, NCCL and NVML about cores and devices."""
 CONFIGURATION = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "ssl/certs")
-"""Entries of /etc. No passwords, no host names, no keys."""
+"""Entries of /etc that are shown: no passwords, no host names, no keys."""
 NETWORK_CONFIGURATION = ("resolv.conf", "hosts", "host.conf", "gai.conf")
 MAX_PARTS = 256
 _LOOK = (
@@ -31,7 +31,7 @@ def system_paths(*, network: bool) -> list[Path]:
 
 
 def interpreter_paths(python: str, environment: Mapping[str, str], hidden: Sequence[Path]) -> list[Path]:
-    """The interpreter, its environment, and what it imports from elsewhere; and this package."""
+    """Return the interpreter, its environment, and the folders outside it from which it imports; and this package."""
     prefixes, others = _interpreter(python, environment.get("PYTHONPATH", ""))
     found = [Path(prefix) for prefix in prefixes if Path(prefix).is_dir()]
     executable = Path(os.path.realpath(python))
@@ -60,10 +60,10 @@ def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[
 
 
 def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], Path | None]:
-    """Paths that belong to a workload, and the folder in which it would be run by hand.
+    """Return the paths of a workload, and the folder in which a user would run it.
 
     Raises:
-        IsolationUnavailableError: There is too much beside it.
+        IsolationUnavailableError: There are too many files beside it.
     """
     reference = parse_reference(workload)
     if reference.kind == "file":
@@ -75,12 +75,12 @@ def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], P
 
 
 def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
-    """A folder, or what of it may be seen: nothing whose name begins with a dot, nothing of the service's own.
+    """Return a folder, or its visible parts: nothing whose name begins with a dot, and none of the service's own files.
 
-    In a home directory that is its Python files.
+    Of a home directory, only its Python files are visible.
 
     Raises:
-        IsolationUnavailableError: That would be hundreds of pieces.
+        IsolationUnavailableError: There would be hundreds of parts.
     """
     hidden = [path.absolute() for path in hidden]
     parts = list(_parts(folder, hidden))
@@ -113,5 +113,5 @@ def _has_dots(folder: Path) -> bool:
 
 
 def _same_file(path: Path, secret: Path) -> bool:
-    """A database keeps what it has not merged yet beside itself: `steptune.db-wal`, `-shm`, `-journal`."""
+    """Say whether a path is a secret file or one that SQLite keeps beside it: `steptune.db-wal`, `-shm`, `-journal`."""
     return path == secret or (path.parent == secret.parent and path.name.startswith(f"{secret.name}-"))

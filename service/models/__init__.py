@@ -1,4 +1,4 @@
-"""The tables. Every change here needs a revision in migrations/versions/."""
+"""The database tables. Every change here needs a revision in migrations/versions/."""
 
 from steptune.service.models.access import (
     ApiTokenRow,

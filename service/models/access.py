@@ -1,4 +1,4 @@
-"""The tables of access: users, what they may do, what they sent and what they did."""
+"""Tables of access control: users, their tokens and sessions, what they sent and what they did."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _user_key() -> ForeignKey:
 
 
 class UserRow(Base):
-    """User who submits studies, with their quotas. NULL stands for "as the settings say"."""
+    """A user who submits studies, with their quotas. NULL stands for the settings' default."""
 
     __tablename__ = "users"
 
     user_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     scopes: Mapped[str]
-    """The most that their tokens and sessions may have, separated by spaces."""
+    """Maximum scopes of the user's tokens and sessions, separated by spaces."""
     priority: Mapped[int] = mapped_column(server_default="0")
     max_running: Mapped[int | None]
     max_queued: Mapped[int | None]
@@ -34,7 +34,7 @@ class UserRow(Base):
 
 
 class ApiTokenRow(Base):
-    """A bearer token `stp_<token_id>_<secret>`; of the secret only the hash is kept."""
+    """A bearer token `stp_<token_id>_<secret>`; only the hash of the secret is kept."""
 
     __tablename__ = "api_tokens"
     __table_args__ = (Index(None, "user_id", "token_id"),)
@@ -42,7 +42,7 @@ class ApiTokenRow(Base):
     token_id: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key())
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token with which it was made; it ends with it."""
+    """The token with which this one was made; both end together."""
     name: Mapped[str]
     secret_sha256: Mapped[str]
     scopes: Mapped[str]
@@ -53,21 +53,21 @@ class ApiTokenRow(Base):
 
 
 class BrowserSessionRow(Base):
-    """A login of a browser; of the cookie only the hash is kept."""
+    """A browser session; only the hash of the cookie is kept."""
 
     __tablename__ = "browser_sessions"
 
     session_sha256: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key(), index=True)
     token_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token it was opened with; it ends with it."""
+    """The token with which the session was opened; it ends with the token."""
     scopes: Mapped[str]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class WorkloadSourceRow(Base):
-    """A workload as it was given: an uploaded file or archive, a zoo entry, or a module on the workers."""
+    """A workload as submitted: an uploaded file or archive, a zoo entry, or a module on the workers."""
 
     __tablename__ = "workload_sources"
     __table_args__ = (Index(None, "owner_id", "source_id"), Index(None, "owner_id", "digest"))
@@ -75,10 +75,10 @@ class WorkloadSourceRow(Base):
     source_id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(_user_key())
     kind: Mapped[str]
-    """"file", "archive", "zoo" or "module"."""
+    """Kind of the workload: "file", "archive", "zoo" or "module"."""
     name: Mapped[str]
     entry: Mapped[str]
-    """The reference within it: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
+    """Reference within the upload: "train.py:Workload", "zoo:synthetic", "package.module:Workload"."""
     digest: Mapped[str | None] = mapped_column(index=True)
     """Digest of the uploaded bytes, which are an artifact."""
     size_bytes: Mapped[int]
@@ -95,15 +95,15 @@ class IdempotencyKeyRow(Base):
     request_sha256: Mapped[str]
     """SHA-256 of method, path and body: the same key with another request is refused."""
     status: Mapped[int | None]
-    """NULL while the first request is at work."""
+    """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
-    """Headers of the answer, as JSON; before there is one, the id for what the request makes."""
+    """Headers of the answer, as JSON; before that, the id reserved for what the request makes."""
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class AuditRow(Base):
-    """Audit log. Rows are only ever added, and removed by age."""
+    """Entry of the audit log. Rows are only added, and removed by age."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index(None, "user_id", "entry_id"), {"sqlite_autoincrement": True})
@@ -111,11 +111,11 @@ class AuditRow(Base):
     entry_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
     user_id: Mapped[str | None]
-    """NULL for what the service did by itself, or before anybody was known."""
+    """The user who acted; NULL for what the service did by itself, or before anybody was authenticated."""
     token_id: Mapped[str | None]
     action: Mapped[str]
     target: Mapped[str]
     outcome: Mapped[str]
     request_id: Mapped[str]
     detail: Mapped[str]
-    """JSON, never with secrets."""
+    """Details as JSON, never with secrets."""

@@ -1,4 +1,4 @@
-"""Base of every table: the naming of constraints, times in UTC, and keys of owners."""
+"""Base of every table: names of constraints, times in UTC, and foreign keys to owners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time in UTC. SQLite keeps no zone, so it is put back on the way out."""
+    """Timezone-aware time in UTC. SQLite stores no zone, so that it is added when a value is read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -38,7 +38,7 @@ class Base(DeclarativeBase):
 
 
 COUNTER = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only where the column is exactly INTEGER."""
+"""Integer type of row numbers: SQLite numbers rows by itself only where the column is exactly INTEGER."""
 
 
 def study_key() -> ForeignKey:

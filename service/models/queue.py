@@ -1,4 +1,4 @@
-"""The tables of the queue: who waits, who works, and on what.
+"""Tables of the queue: waiting studies, workers, and the devices that they hold.
 
 A study is run by the worker whose fencing number its queue entry carries, until the lease ends. Times are the
 database's own, so that clocks of hosts need not agree.
@@ -15,7 +15,7 @@ from steptune.service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):
-    """A study that was submitted to the service: its state is the study's (queued, running, …)."""
+    """A study that was submitted to the service; its state is that of the study (queued, running, …)."""
 
     __tablename__ = "queue_entries"
     __table_args__ = (Index(None, "source_id", "study_id"),)
@@ -24,38 +24,40 @@ class QueueEntryRow(Base):
     source_id: Mapped[str | None] = mapped_column(ForeignKey("workload_sources.source_id"))
     """Source that was uploaded; NULL for a zoo entry or a module on the worker."""
     version: Mapped[int] = mapped_column(server_default="1")
-    """Grows with every change that a reader can see: the ETag."""
+    """Version for the ETag; grows with every change that a reader can see."""
     priority: Mapped[int] = mapped_column(server_default="0")
-    """Higher first, within what the user may use."""
+    """Priority among the user's own studies, higher first."""
     required_device_kind: Mapped[str | None]
-    """"cpu" or "cuda"."""
+    """Required kind of device: "cpu" or "cuda"."""
     required_hardware: Mapped[str | None]
-    """A fingerprint of a hardware profile, or a part of its label."""
+    """Required hardware: a fingerprint of a hardware profile, or a part of its label."""
     num_devices: Mapped[int] = mapped_column(server_default="1")
     place: Mapped[str] = mapped_column(server_default="")
     """Host and devices that the last claim took."""
     requested: Mapped[str] = mapped_column(server_default="")
-    """Wish of the user for a running study: "", "cancel" or "pause"."""
+    """Request of the user for a running study: "", "cancel" or "pause"."""
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.worker_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Grows with every claim; a writer with an older number is refused."""
+    """Fencing number; grows with every claim, and a writer with an older number is refused."""
     lease_until: Mapped[datetime | None]
     num_claims: Mapped[int] = mapped_column(server_default="0")
     num_lost: Mapped[int] = mapped_column(server_default="0")
-    """Claims whose worker died, since a trial was last completed."""
+    """Number of claims whose worker died since a trial was last completed."""
     device_seconds: Mapped[float] = mapped_column(server_default="0")
-    """Devices times the time that workers held it."""
+    """Number of devices times the seconds for which workers held the study."""
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     waits_since: Mapped[datetime | None] = mapped_column(index=True)
-    """Start of its wait for hosts that a cluster's present nodes can give; NULL where it does not wait."""
+    """Start of the wait for hosts that the cluster's present nodes can provide; NULL where the study does not wait for
+    any.
+    """
     asked_by: Mapped[str | None]
-    """The worker that last asked for them."""
+    """The worker that last requested the hosts."""
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class DeletedUsageRow(Base):
-    """Usage of a study that was deleted: quotas and turns still count it, until it is old."""
+    """Usage of a deleted study: quotas and turns still count it until it is old."""
 
     __tablename__ = "deleted_usage"
 
@@ -71,32 +73,32 @@ class WorkerRow(Base):
 
     worker_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
-    """Name given by the user who started it, or made up; never a host's name."""
+    """Name given by whoever started the worker, or generated; never a host's name."""
     host_id: Mapped[str]
-    """Id of the machine, hashed: workers on one host share its devices."""
+    """Hashed id of the machine: workers on one host share its devices."""
     state: Mapped[str]
-    """"idle", "busy", "draining" or "gone"."""
+    """State of the worker: "idle", "busy", "draining" or "gone"."""
     hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"), index=True)
     device_kind: Mapped[str]
     devices: Mapped[str]
-    """Slots that it may claim, as JSON: [["core", 0], ["cuda", 1]]."""
+    """Slots that the worker may claim, as JSON: [["core", 0], ["cuda", 1]]."""
     isolation: Mapped[str]
     cluster: Mapped[str] = mapped_column(server_default="")
-    """Cluster whose hosts it reserves; empty for none, and until the cluster has sent its identity."""
+    """Cluster whose hosts the worker reserves; empty for none, and until the cluster has reported its identity."""
     version: Mapped[str]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class ResourceSlotRow(Base):
-    """A core or a device of a host, and the study that has it."""
+    """A core or a device of a host, and the study that holds it."""
 
     __tablename__ = "resource_slots"
 
     host_id: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
-    """"core" or "cuda"."""
+    """Kind of the slot: "core" or "cuda"."""
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.study_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Fence of the claim that took it: it is free when that claim is over."""
+    """Fencing number of the claim that took the slot, which is free once that claim is over."""

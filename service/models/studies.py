@@ -1,8 +1,8 @@
 """The tables of studies. They mirror the records of `steptune.tuner.records`.
 
-What is searched or aggregated is a column; the complete record is kept beside it as JSON
+Values that are searched or aggregated have columns; the complete record is kept beside them as JSON
 (`steptune.tuner.store_rules.encode`), so that reading gives back exactly what was stored. Numbers that are not
-a number are NULL in columns. What belongs to a study or a trial goes when it goes.
+a number are NULL in columns. Rows of a study or a trial are deleted with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptune.service.models.base import COUNTER, Base, study_key, trial_key
 
 
 class WorkloadRow(Base):
-    """Workload that was tuned, as it was last inspected."""
+    """A workload that was tuned, as it was last inspected."""
 
     __tablename__ = "workloads"
     __table_args__ = (UniqueConstraint("reference", "signature"), Index(None, "signature"))
@@ -39,13 +39,13 @@ class HardwareProfileRow(Base):
 
 
 class TopologyRow(Base):
-    """The links between ranks, as they were measured last."""
+    """The links between ranks, as they were last measured."""
 
     __tablename__ = "topologies"
 
     hardware_fingerprint: Mapped[str] = mapped_column(primary_key=True)
     host_of_rank: Mapped[str] = mapped_column(primary_key=True)
-    """The number of each rank's host: "0,0,1,1"."""
+    """Host number of each rank: "0,0,1,1"."""
     num_ranks: Mapped[int]
     num_hosts: Mapped[int]
     measured_at: Mapped[datetime]
@@ -65,26 +65,28 @@ class StudyRow(Base):
 
     study_id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str | None] = mapped_column(ForeignKey("users.user_id"))
-    """NULL for studies of the command line, which only administrators see in the service."""
+    """The owner; NULL for studies of the command line, which only administrators see in the service."""
     title: Mapped[str] = mapped_column(server_default="")
     workload: Mapped[str]
-    """The reference that the user gave."""
+    """Reference of the workload as the user gave it."""
     workload_id: Mapped[str | None] = mapped_column(ForeignKey("workloads.workload_id"))
-    """NULL until the workload was inspected."""
+    """The inspected workload; NULL until it was inspected."""
     hardware_fingerprint: Mapped[str | None] = mapped_column(ForeignKey("hardware_profiles.fingerprint"))
     state: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(index=True)
     record: Mapped[str]
     revision: Mapped[int] = mapped_column(server_default="0")
-    """Grows with every change of the study, its trials, decisions, answer and files: pages are kept until it does."""
+    """Revision; grows with every change of the study, its trials, decisions, answer and files. Cached pages of older
+    ones are void.
+    """
     tags: Mapped[str] = mapped_column(server_default="")
-    """Words of its owner, each between spaces: ` vit nightly `, so that one is found as a part."""
+    """Tags of its owner, each between spaces, so that a search for a part finds one: ` vit nightly `."""
     notes: Mapped[str] = mapped_column(server_default="")
 
 
 class TrialRow(Base):
-    """One trial. `record` is the trial as it began; `state` and `result` are what came of it, and what lists show of it
-    stands in columns, worked out once, when it completes (`steptune.tuner.trial_figures`).
+    """One trial. `record` is the trial as it began; `state` and `result` are its outcome. Columns for lists are
+    computed once, when it completes (`steptune.tuner.trial_figures`).
     """
 
     __tablename__ = "trials"
@@ -116,14 +118,14 @@ class TrialAttemptRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     outcome: Mapped[str]
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Fence of the lease under which it ran; 0 without a queue."""
+    """Fencing number of the lease under which the attempt ran; 0 without a queue."""
     worker_id: Mapped[str | None]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
 
 
 class BreakdownRow(Base):
-    """The time of one category on one device of one rank."""
+    """Time of one category on one device of one rank."""
 
     __tablename__ = "breakdowns"
 
@@ -133,13 +135,13 @@ class BreakdownRow(Base):
     category: Mapped[str] = mapped_column(primary_key=True, index=True)
     num_steps: Mapped[int]
     ns: Mapped[int]
-    """Nanoseconds over the whole profiled stretch of `num_steps` steps."""
+    """Nanoseconds over all `num_steps` profiled steps."""
     rescaled_ns: Mapped[int | None]
     """Nanoseconds per step, rescaled to the unprofiled step; NULL where that is unknown."""
 
 
 class KernelStatsRow(Base):
-    """All runs of one kernel in the profile of a trial; the kernels with the most time."""
+    """Totals of one kernel in the profile of a trial; only the kernels with the most time have rows."""
 
     __tablename__ = "kernel_stats"
 
@@ -154,7 +156,7 @@ class KernelStatsRow(Base):
 
 
 class GapStatsRow(Base):
-    """All gaps of one cause that end with one kernel; those with the most time."""
+    """Totals of the gaps of one cause that end with one kernel; only those with the most time have rows."""
 
     __tablename__ = "gap_stats"
 
@@ -168,7 +170,7 @@ class GapStatsRow(Base):
 
 
 class CollectiveStatsRow(Base):
-    """All calls of one collective with messages of one size."""
+    """Totals of the calls of one collective with messages of one size."""
 
     __tablename__ = "collective_stats"
 
@@ -209,7 +211,7 @@ class DecisionRow(Base):
 
 
 class RecommendationRow(Base):
-    """The answer of a study."""
+    """The recommendation of a study."""
 
     __tablename__ = "recommendations"
     __table_args__ = (Index(None, "workload_signature", "device_kind"),)
@@ -221,7 +223,7 @@ class RecommendationRow(Base):
     verdict: Mapped[str]
     candidate_key: Mapped[str]
     gain: Mapped[float | None]
-    """Rate over the baseline's rate; NULL unless it is proven."""
+    """Ratio of the recommendation's rate to the baseline's; NULL unless the gain is proven."""
     bottleneck_before: Mapped[str | None]
     bottleneck_after: Mapped[str | None]
     tuning_s: Mapped[float | None]
@@ -229,7 +231,7 @@ class RecommendationRow(Base):
 
 
 class StrategyOutcomeRow(Base):
-    """Outcome of one strategy in a study with an answer: how often it was tried, what it is worth in the answer."""
+    """Outcome of one strategy in a study with an answer: how often it was tried, and its contribution to the answer."""
 
     __tablename__ = "strategy_outcomes"
 
@@ -237,11 +239,11 @@ class StrategyOutcomeRow(Base):
     strategy: Mapped[str] = mapped_column(primary_key=True)
     num_tried: Mapped[int]
     gain: Mapped[float | None]
-    """Own gain as a ratio; NULL where it is no part of the answer."""
+    """Contribution of the strategy as a ratio of speeds; NULL where it is no part of the answer."""
 
 
 class ArtifactRow(Base):
-    """A file, kept once under its digest however many trials have it."""
+    """A file; its content is stored once by digest, however many trials have it."""
 
     __tablename__ = "artifacts"
     __table_args__ = (
@@ -260,7 +262,7 @@ class ArtifactRow(Base):
 
 
 class EventRow(Base):
-    """Row of an event. Rows are only ever added, and numbers are never used again."""
+    """An event. Rows are only added, and numbers are never used again."""
 
     __tablename__ = "events"
     __table_args__ = (
@@ -272,8 +274,8 @@ class EventRow(Base):
     event_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
     study_id: Mapped[str] = mapped_column(study_key())
     owner_id: Mapped[str | None]
-    """The study's, which never changes: here, so that an index has it before the numbers."""
+    """The study's owner, which never changes; repeated here for an index on owner and number."""
     kind: Mapped[str]
     at: Mapped[datetime]
     record: Mapped[str]
-    """The data, as JSON."""
+    """Data of the event, as JSON."""

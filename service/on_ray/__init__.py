@@ -1,1 +1,1 @@
-"""Studies whose hosts a Ray cluster reserves: the hosts' agents are those of any study on several hosts."""
+"""Studies whose hosts a Ray cluster reserves; the hosts run the same agents as in any study on several hosts."""

@@ -1,6 +1,6 @@
-"""The actor that holds a reserved host. It runs no user code: that runs in ranks, below the agent's trial servers.
+"""The Ray actor that holds a reserved host. User code runs not in it, but in ranks, below the agent's trial servers.
 
-Ray starts it anew, on another node where its own is lost, and with it the agent, which connects to the driver.
+If its node is lost, Ray restarts it on another one, and with it the agent, which connects to the driver.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RayHost:
     """One host of a study.
 
     Args:
-        order: For the host's agent; None on the driver's node, where trial servers are the driver's.
+        order: Order for the host's agent; None on the driver's node, whose trial servers belong to the driver.
     """
 
     def __init__(self, order: AgentOrder | None) -> None:
@@ -39,11 +39,11 @@ class RayHost:
         threading.Thread(target=self._end_with_agent, args=(self._agent,), daemon=True).start()
 
     def gpus(self) -> str:
-        """Return the GPUs that Ray has given to this host, as CUDA_VISIBLE_DEVICES names them."""
+        """Return the GPUs that Ray has assigned to this host, in the form of CUDA_VISIBLE_DEVICES."""
         return os.environ.get(VISIBLE_DEVICES, "")
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until the agent has ended after the study; one that has not heard of its end is told to end."""
+        """Wait until the agent has ended after the study; stop it if it was not told that the study has ended."""
         if self._agent is None:
             return
         try:
@@ -59,7 +59,8 @@ class RayHost:
 
 
 def agent_environment(variables: Mapping[str, str], order: AgentOrder) -> dict[str, str]:
-    """Return Ray's environment of a node without what is Ray's, its token above all, and with the driver's threads.
+    """Return a node's environment without Ray's own variables, above all its token, and with the driver's number of
+    threads.
 
     GPUs that were not reserved are hidden.
     """
@@ -69,5 +70,5 @@ def agent_environment(variables: Mapping[str, str], order: AgentOrder) -> dict[s
 
 
 def is_of_ray(name: str) -> bool:
-    """Say whether a variable is Ray's, as its token is."""
+    """Say whether a variable is one of Ray's, such as its token."""
     return name.startswith("RAY_")

@@ -1,4 +1,4 @@
-"""Hosts of a study from a Ray cluster, as its driver sees them: the reservation's process, and what it says."""
+"""Hosts of a study from a Ray cluster, as the driver sees them: the reservation's process and its reports."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _COMMAND = (sys.executable, "-m", "steptune.service.on_ray.reservation")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A Ray cluster that a command was told to use.
+    """The Ray cluster that a command uses.
 
     Attributes:
-        insecure: Whether it may let in who has no token.
-        variables: Ray's own, its token among them; for the reservation's process alone.
+        insecure: Whether the cluster may accept clients without a token.
+        variables: Ray's environment variables, including its token; for the reservation's process only.
     """
 
     address: str
@@ -47,7 +47,7 @@ class Cluster:
 
 
 def take_cluster(address: str, *, insecure: bool) -> Cluster:
-    """Return the cluster to use, and take Ray's variables, its token among them, out of this process's environment.
+    """Return the cluster to use, and remove Ray's variables, including its token, from this process's environment.
 
     Raises:
         MissingDependencyError: The extra `ray` is not installed.
@@ -68,19 +68,19 @@ def take_cluster(address: str, *, insecure: bool) -> Cluster:
 
 
 class Reservation:
-    """The hosts of one study, held by a process of their own until this is closed.
+    """The hosts of one study, held by a separate process until this object is closed.
 
     Args:
-        on_text: Takes a line for people while the study waits.
-        log: Takes what that process prints.
+        on_text: Takes a status line while the study waits.
+        log: Takes the output of that process.
         check: Called while the study waits, and when it has its hosts; what it raises ends the wait.
 
     Attributes:
-        lack: What the cluster lacks at this moment, or why it cannot be asked; empty where it has all.
+        lack: What the cluster lacks at this moment, or why it cannot be asked; empty where it lacks nothing.
         can_be_met: Whether the cluster has said that its present nodes can give the hosts.
         cluster: Identity of the cluster, the same for all that ask it; empty until it has answered.
-        address: Of the driver's node, once reserved.
-        gpus: Of the driver's node that are the study's, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
+        address: Address of the driver's node, once reserved.
+        gpus: The study's GPUs on the driver's node, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Reservation:
 
         Raises:
             HostsUnavailableError: The cluster cannot be reached.
-            RunnerError: It cannot have them, or has not got them in time.
+            RunnerError: The study cannot have the hosts, or has not got them in time.
         """
         self._start()
         while not self.address:
@@ -123,10 +123,10 @@ class Reservation:
         self._check()
 
     def keep(self) -> None:
-        """Ask once more where the reservation is lost, as with the cluster's head. Called while hosts are missing.
+        """Reserve once more if the reservation is lost, as with the cluster's head. Called while hosts are missing.
 
         Raises:
-            RunnerError: Asking is of no use.
+            RunnerError: Another attempt is useless.
         """
         self._check()
         if self._process is None and time.monotonic() >= self._retry_s:
@@ -143,7 +143,7 @@ class Reservation:
             self._take(event)
 
     def check(self) -> None:
-        """Refuse to go on without a reservation, on one host.
+        """Refuse to go on without a reservation; for a study on one host.
 
         Raises:
             RunnerError: It is lost.
@@ -154,7 +154,7 @@ class Reservation:
             self._take(event)
 
     def close(self) -> None:
-        """Give the hosts back."""
+        """Release the hosts."""
         self._end()
         os.environ.pop(VISIBLE_DEVICES, None)
         if self._visible_before is not None:
@@ -180,7 +180,9 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """Events that the process has reported; that it has ended is a failure, if it has not said so itself."""
+        """Return the events that the process has reported. Its end counts as a failure, unless it has reported one
+        itself.
+        """
         if self._process is None:
             return []
         assert self._process.stdout is not None
@@ -236,19 +238,19 @@ def reserved_hosts(
     *,
     timeout_s: float | None,
 ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
-    """The hosts of a study, None where there is one, reserved on a cluster for as long as it runs.
+    """Reserve the hosts of a study on a cluster for as long as it runs, and yield them; None if there is only one.
 
-    Yields the runner's look at them beside them, which is what was given, and more.
+    Also yields the runner's check, which extends `check` by the hosts.
 
     Args:
-        on_text: Takes a line for people while the study waits.
-        check: The runner's look at other things, which what is yielded calls, too.
+        on_text: Takes a status line while the study waits.
+        check: The runner's check of other conditions, which the yielded one calls too.
         check_waiting: Called some times a second while the study waits and no trial runs, and once when it has its
-            hosts; what it raises ends that.
+            hosts; an exception ends the wait.
         timeout_s: How long the cluster may take to reserve the hosts; None for as long as `check_waiting` lets it.
 
     Raises:
-        IsolationUnavailableError: Its trials were to be isolated, on several hosts.
+        IsolationUnavailableError: Its trials should be isolated, on several hosts.
         HostsUnavailableError: The cluster cannot be reached, or has not replaced a host that was lost.
         RunnerError: It cannot have the hosts, or has not got them in time.
     """

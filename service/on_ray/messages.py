@@ -9,29 +9,29 @@ STRICT_SPREAD = "STRICT_SPREAD"
 
 
 class AgentOrder(Record):
-    """Order to the agent of a host; the last three are known when the host is."""
+    """Order to the agent of a host; its last three fields are filled in when the host is known."""
 
     port: int
     secret: str
     folder: str
     patience_s: float
     variables: dict[str, str]
-    """Environment of the driver that Ray changes in its own processes."""
+    """Variables of the driver's environment that Ray would change in its own processes."""
     host: int = 0
     address: str = ""
     num_gpus: int = 0
 
 
 class ReservationRequest(Record):
-    """Hosts to reserve.
+    """Request to reserve hosts.
 
     Attributes:
-        address: Of the cluster, as `ray.init` takes it.
+        address: Address of the cluster, as `ray.init` takes it.
         ranks_per_host: GPUs of each host, where the study runs on GPUs; on CPUs it takes whole hosts.
         device: "cpu" or "cuda"; None for CUDA where the driver's node has GPUs.
-        timeout_s: How long the cluster may take; None for as long as somebody waits.
-        insecure: Whether the cluster may let in who has no token.
-        order: For the agents.
+        timeout_s: Maximum seconds that the cluster may take; None for as long as the driver waits.
+        insecure: Whether the cluster may accept clients without a token.
+        order: Order for the agents.
     """
 
     address: str
@@ -52,11 +52,11 @@ class _Event(Record, tag=True):
 
 
 class Waiting(_Event):
-    """The reservation is not met.
+    """The hosts are not reserved yet.
 
     Attributes:
-        text: On what is asked, what the cluster has, and whether its nodes can ever meet it.
-        can_be_met: Whether they can.
+        text: The request, what the cluster has, and whether its nodes can ever meet the request.
+        can_be_met: Whether the nodes can meet it.
         cluster: Identity of the cluster: Ray's name of its head's node.
     """
 
@@ -66,11 +66,11 @@ class Waiting(_Event):
 
 
 class Reserved(_Event):
-    """The hosts are reserved, and their agents started.
+    """The hosts are reserved, and their agents have been started.
 
     Attributes:
-        address: Of the driver's node, as the others reach it.
-        gpus: Of the driver's node, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
+        address: Address of the driver's node, as the others reach it.
+        gpus: GPUs of the driver's node, as CUDA_VISIBLE_DEVICES names them; empty on CPUs.
         nodes: Ray's names of the nodes, by number of the host.
         cluster: Identity of the cluster, as in `Waiting`.
     """
@@ -82,10 +82,10 @@ class Reserved(_Event):
 
 
 class Failed(_Event):
-    """The reservation failed: it does not exist.
+    """The reservation failed: no hosts are held.
 
     Attributes:
-        lasting: Whether asking again is of no use.
+        lasting: Whether another attempt is useless.
     """
 
     reason: str

@@ -34,7 +34,7 @@ HEAD = "node:__internal_head__"
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""Time for agents to remove their files after the study, and once more where its driver did not tell them."""
+"""Seconds that agents have to remove their files after the study, and as many again if its driver did not tell them."""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""
@@ -50,11 +50,11 @@ Tell = Callable[[Event], None]
 
 
 class Reservation:
-    """A placement group and its actors.
+    """A Ray placement group and its actors.
 
     Args:
-        tell: Takes events.
-        given_up: Whether nobody wants the reservation any more.
+        tell: Function that sends events.
+        given_up: Function that says whether the reservation is no longer wanted.
     """
 
     def __init__(self, request: ReservationRequest, tell: Tell, given_up: Callable[[], bool]) -> None:
@@ -68,7 +68,7 @@ class Reservation:
         self._last: Event | None = None
 
     def hold(self) -> None:
-        """Reserve, start the actors, and hold them until nobody wants them.
+        """Reserve hosts, start the actors, and hold them until they are no longer wanted.
 
         Raises:
             PlatformError: The reservation cannot be met.
@@ -114,10 +114,10 @@ class Reservation:
         self._group, self._resources = group, bundle
 
     def _bundle(self, me: str) -> dict[str, float]:
-        """Resources of one host.
+        """Return the resources of one host.
 
         Raises:
-            PlatformError: The driver's node can never have them.
+            PlatformError: The driver's node can never provide them.
         """
         [here] = [node["Resources"] for node in self._ray.nodes() if node["NodeID"] == me]
         gpus, ranks = int(here.get("GPU", 0)), self._request.ranks_per_host
@@ -138,7 +138,7 @@ class Reservation:
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
     def _lack(self, bundle: dict[str, float]) -> Waiting:
-        """Compare what is asked with what the cluster has, and say whether it is a matter of time."""
+        """Compare the request with the cluster's resources, and say whether waiting can help."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
         free = self._ray.available_resources()
@@ -156,7 +156,7 @@ class Reservation:
         return Waiting(text=text, can_be_met=can_be_met, cluster=self._cluster())
 
     def _cluster(self) -> str:
-        """Identity of the cluster, the same on all of its nodes; empty while its head is not known."""
+        """Return the identity of the cluster, the same on all of its nodes; empty while its head is not known."""
         heads = [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and HEAD in node["Resources"]]
         return heads[0] if heads else ""
 
@@ -198,7 +198,7 @@ class Reservation:
         return Reserved(address=self._util.get_node_ip_address(), gpus=gpus, nodes=nodes, cluster=self._cluster())
 
     def _look(self) -> None:
-        """Tell when a host is lost, and when Ray has found another."""
+        """Report a lost host, and its replacement by Ray."""
         if self._util.placement_group_table(self._group)["state"] == "CREATED":
             self._tell_once(self._reserved())
         else:
@@ -243,10 +243,10 @@ def main() -> None:
 
 
 def require_token(address: str) -> None:
-    """Refuse a cluster that lets in who has no token.
+    """Refuse a cluster that accepts clients without a token.
 
     Raises:
-        PlatformError: It does, or it cannot be told.
+        PlatformError: It does, or that cannot be determined.
     """
     open_to_all = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     command = [sys.executable, "-c", _STRANGER, address]
@@ -264,7 +264,7 @@ def require_token(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Reason of an error, with the last line of what it came from."""
+    """Return an error's message, with the last line of its cause."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
@@ -274,7 +274,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _line() -> bytes:
-    """The first line of standard input, and no byte more: `select` tells of its end."""
+    """Read the first line of standard input, and no byte more, because `select` must see the end of input."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte

@@ -1,4 +1,4 @@
-"""Pages for people, under `/`: HTML by the templates of `dashboards`, from the queries of the REST interface."""
+"""Web pages under `/`: HTML from the templates of `dashboards`, with data from the queries of the REST interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steptune.service.pages import compare, fleet, scaling, static, studies, stu
 
 
 class Page(NamedTuple):
-    """A page: its route's name, its path, and what it is for."""
+    """A page: its route's name, its path, and its purpose."""
 
     name: str
     path: str

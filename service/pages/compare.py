@@ -35,7 +35,7 @@ SideName = Annotated[str, Query(max_length=100, pattern=r"^[0-9a-z: ]*$")]
 
 @router.get("/compare")
 def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideName = "") -> Response:
-    """A form, and below it what changed from A to B."""
+    """Show a form for two trials or studies, and below it the changes from A to B."""
     service = services(request)
     a, b = a.strip(), b.strip()
     owner_id = None if principal.is_admin else principal.user_id
@@ -63,7 +63,7 @@ def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideN
 
 
 def _version(service: Services, principal: Principal, reference: str) -> Hashable:
-    """Version of the study that is compared.
+    """Return the version of a study that is compared.
 
     Raises:
         RefusalError: There is no such study or trial, or it is another user's.
@@ -93,7 +93,8 @@ def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) 
 
 
 def _meant(service: Services, principal: Principal, reference: str) -> tuple[Study, Trial]:
-    """The trial of a side; a study stands for what it recommends, or what leads so far, or its baseline.
+    """Return the trial of a side; a study stands for its recommended configuration, else the leading one, else its
+    baseline.
 
     Raises:
         RefusalError: There is no such study or trial, or it is another user's.

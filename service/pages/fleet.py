@@ -1,4 +1,4 @@
-"""All studies: what limits them, and what pays."""
+"""Overview of all studies: their bottlenecks, and the strategies that gained."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from steptune.service.queries.versions import fleet_version
 from steptune.tuner.records import StudyState
 
 NUM_RESERVATIONS = 50
-"""Maximum studies that hold devices, and that wait, on the page."""
+"""Maximum number of studies holding devices, and of studies waiting for some, that the page lists."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    """Everybody's for administrators, one's own for others. Reservations are those of this moment."""
+    """Show the overview: of all studies for administrators, of a user's own for others. Reservations are the present
+    ones.
+    """
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
 

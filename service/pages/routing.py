@@ -1,4 +1,4 @@
-"""Shared parts of all pages: who may read them, how they are sent, and how a refusal looks in a browser."""
+"""Shared parts of all pages: access, sending, and the display of refusals in a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class PageRoute(APIRoute):
-    """A route whose refusals are pages: of somebody unknown the login, which leads back here."""
+    """A route whose refusals are pages; a reader who is not logged in gets the login page, which leads back here."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -66,7 +66,7 @@ class PageRoute(APIRoute):
 
 
 def site_of(request: Request, principal: Principal | None = None) -> Site:
-    """Surroundings of the page of this request."""
+    """Return the site of the page of this request."""
     access: Access = request.app.state.access
     cookie = session_cookie(request, access.proxies)
     with_session = principal is not None and principal.method is Method.SESSION and cookie is not None
@@ -79,7 +79,7 @@ def site_of(request: Request, principal: Principal | None = None) -> Site:
 
 
 def page(request: Request, site: Site, template: str, **context: Any) -> Response:
-    """A page for one reader: compressed where the browser reads that, and not sent again where it has it."""
+    """Send a page to one reader: compressed if the browser accepts that, and not again if the browser has it."""
     body = render(template, site, **context).encode()
     tag = hashlib.sha256(body).hexdigest()[:16]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}
@@ -100,13 +100,13 @@ def shared_page(
     context: Callable[[Site], Mapping[str, Any]],
     last_event: int = 0,
 ) -> Response:
-    """A page of which all readers get one rendered copy, until what it shows has another version.
+    """Send a page that is rendered once for all readers, until the version of its content changes.
 
     Args:
-        key: What the page is of; what `site` says of the reader's rights is added to it.
-        version: Read before the context is.
-        context: What the template shows, made only where there is no copy of this version.
-        last_event: The page follows the events after it.
+        key: Identity of the page; the reader's rights from `site` are added to it.
+        version: Version of the content, read before the context.
+        context: Returns the template's variables; called only if there is no copy of this version.
+        last_event: Number of the event after which the page follows events.
     """
     shared = replace(site, user="", csrf_token="", reader_opening=opening("reader"))
 

@@ -36,7 +36,7 @@ def scaling_page(
     latency: Quantity = "",
     inside: Quantity = "",
 ) -> Response:
-    """A form for a cluster, and below it what is predicted for it."""
+    """Show a form for a cluster, and below it the prediction for it."""
     service = services(request)
     check_study(service.engine, study_id, principal)
     asked = Question(

@@ -1,4 +1,4 @@
-"""Styles, scripts and plotly.js. Their names carry their content's hash or version, so that browsers keep them."""
+"""Styles, scripts and plotly.js, served under names with a hash or version, so that browsers can cache them forever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 @router.get("/static/{file_name}")
 def static_file(request: Request, file_name: str) -> Response:
-    """A file that pages refer to. None of them is secret."""
+    """Send a file that pages refer to. None of these files is secret."""
     if file_name == PLOTLY:
         packed = packed_plotly()
     else:
@@ -40,7 +40,7 @@ def static_file(request: Request, file_name: str) -> Response:
 
 @router.get("/favicon.ico")
 def favicon() -> Response:
-    """Browsers ask for it of themselves, beside any page that is no HTML."""
+    """Send the icon for which browsers ask by themselves, beside any page that is not HTML."""
     return Response(
         asset_text("icon.svg"), headers={"Cache-Control": "public, max-age=86400"}, media_type="image/svg+xml"
     )

@@ -36,7 +36,7 @@ def studies_page(
     sort: Text = "newest",
     cursor: Annotated[str, Query(max_length=900)] = "",
 ) -> Response:
-    """All studies that the reader may see, a page at a time."""
+    """Show the studies that the reader may see, one page of the list at a time."""
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id
     wanted = ListQuery(

@@ -1,4 +1,4 @@
-"""A study's page, and the same as one file."""
+"""A study's page, and the same page as one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/studies/{study_id}")
 def study_page(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    """Page of a study, with its answer and the reasons; live while it runs."""
+    """Show the page of a study, with its answer and the reasons; live while it runs."""
     service = services(request)
     check_study(service.engine, study_id, principal)
     last_event = newest_number(service.engine, study_id)  # what happens while the page is made is told again
@@ -53,7 +53,7 @@ def study_page(request: Request, principal: Reader, study_id: StudyId) -> Respon
 
 @router.get("/studies/{study_id}/report.html")
 def study_report(request: Request, principal: Reader, study_id: StudyId) -> Response:
-    """The page as a file to keep; a browser saves it, since its scripts are inside it."""
+    """Send the page as a file to download, which also contains its scripts."""
     service = services(request)
     check_study(service.engine, study_id, principal)
     source = KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records)
@@ -69,7 +69,7 @@ def study_report(request: Request, principal: Reader, study_id: StudyId) -> Resp
 
 
 def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
-    """Actions that are possible in the queue, such as a pause, and what the study waits for."""
+    """Return the actions that are possible in the queue, such as a pause, and what the study waits for."""
     detail = find_study(service.engine, study_id)
     if detail is None:
         raise not_found("study", study_id)

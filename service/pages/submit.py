@@ -1,4 +1,4 @@
-"""The form for a new study. Its script sends what is filled in to the REST interface."""
+"""The form for a new study. Its script sends the fields to the REST interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKED = {
 
 @router.get("/submit")
 def submit_page(request: Request, principal: Submitter) -> Response:
-    """Form for a study, for people."""
+    """Show the form for a new study."""
     return page(
         request,
         site_of(request, principal),

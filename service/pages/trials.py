@@ -22,7 +22,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/trials/{trial_id}")
 def trial_page(request: Request, principal: Reader, trial_id: TrialId) -> Response:
-    """Return the page of a trial: its time by category; while it runs, that it runs."""
+    """Show the page of a trial: its time by category, or, while it runs, its progress."""
     service = services(request)
     check_trial(service.engine, trial_id, principal)
     study_id, version = trial_version(service.engine, trial_id)

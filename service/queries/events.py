@@ -1,4 +1,4 @@
-"""Events, as they are followed."""
+"""Queries of events, for streams that follow them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _FLOORS = select(func.array_agg(cast(_LOCKS.c.objid, BigInteger))).where(
     _LOCKS.c.classid == EVENT_NUMBERS,
     _LOCKS.c.objsubid == 2,
 )
-"""Numbers in the locks of `steptune.service.store.write_event`, of all transactions that hold one."""
+"""Statement that returns the numbers in the locks of `steptune.service.store.write_event`, for all open transactions
+that hold one.
+"""
 
 ENDED = (StudyState.COMPLETED.value, StudyState.FAILED.value, StudyState.CANCELLED.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedEvent:
-    """An event and who may see it. `record` is its JSON; its sequence there means nothing, `number` does."""
+    """An event, with its owner, who may see it. `record` is its JSON; use `number`, not the sequence in the record."""
 
     number: int
     study_id: str
@@ -44,7 +46,7 @@ class OwnedEvent:
 
     @functools.cached_property
     def json(self) -> bytes:
-        """An `Event`; made once for all who get it."""
+        """Return an `Event` as JSON; made once for all recipients."""
         return msgspec.json.encode({**parts_of(self.record), "sequence": self.number})
 
 
@@ -63,7 +65,7 @@ class Horizon:
 
 
 def horizon(engine: Engine) -> Horizon:
-    """The horizon of events, now.
+    """Return the horizon of events at this moment.
 
     SQLite has one writer at a time, so numbers are committed in their order. On PostgreSQL a transaction may commit
     after one that drew a later number. Each holds a lock from before it draws its number until after its commit, which
@@ -80,13 +82,13 @@ def horizon(engine: Engine) -> Horizon:
 
 
 def _nearest(number: int, remainder: int) -> int:
-    """The number nearest to another one that leaves this remainder."""
+    """Return the number nearest to another one that leaves this remainder."""
     half = NUMBERS_MODULO // 2
     return number + (remainder - number + half) % NUMBERS_MODULO - half
 
 
 def newest_number(engine: Engine, study_id: str) -> int:
-    """The number of a study's last event; 0 before there is one."""
+    """Return the number of a study's last event; 0 before there is one."""
     with querying(engine) as connection:
         return connection.scalar(select(func.max(EventRow.event_id)).where(EventRow.study_id == study_id)) or 0
 
@@ -103,7 +105,7 @@ def events_after(
     """Return at most `limit` events with numbers above `after`, in order.
 
     Args:
-        until: The last number that is wanted.
+        until: The last number to return.
         study_id: Of this study only.
         owner_id: Of this user's studies only.
     """
@@ -127,7 +129,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Studies among these that have ended, deleted ones included."""
+    """Return those of these studies that have ended, including deleted ones."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

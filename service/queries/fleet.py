@@ -1,7 +1,7 @@
-"""All studies of an overview, summed by the database: of single studies only the gains are read.
+"""Aggregates over all studies for the overview, computed by the database; of single studies only the gains are read.
 
-Studies are summed in blocks, by the last character of their ids, which is random. What a process has summed it keeps:
-after a change it sums again only the blocks whose studies changed.
+Studies are summed in blocks, by the last character of their ids, which is random. A process caches the sums:
+after a change it recomputes only the blocks whose studies changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steptune.service.models import HardwareProfileRow, QueueEntryRow, Recommend
 from steptune.service.queries.versions import block_of, block_versions
 
 NUM_OWNERS = 64
-"""Owners whose sums are kept in a process; the least recently used go first."""
+"""Maximum owners whose sums a process caches; the least recently used are dropped first."""
 _decode = msgspec.json.Decoder(tuple[float, ...]).decode
 _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_s, 0.0)
 
@@ -36,13 +36,13 @@ class Block:
 
 
 class FleetSums:
-    """Sums that overviews of a process are made of; several threads may ask."""
+    """Cache of the sums for the overviews of a process; several threads may use it."""
 
     def __init__(self) -> None:
         self._owners: Kept[dict[str, Block]] = Kept(NUM_OWNERS)
 
     def read(self, engine: Engine, owner_id: str | None) -> tuple[list[FleetStudies], list[FleetParts]]:
-        """Groups of studies of a user, or of all, and what came of each strategy in them."""
+        """Return the groups of a user's studies, or of all, and the outcomes of each strategy in them."""
         versions = block_versions(engine, owner_id)  # before the sums, which are of this version or a later one
         kept = self._owners.get(owner_id) or {}
         blocks = {name: kept[name] for name, version in versions.items() if _is_of(kept.get(name), version)}
@@ -75,7 +75,9 @@ def _summed(engine: Engine, owner_id: str | None, versions: dict[str, Hashable])
 
 @functools.cache
 def _studies(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
-    """Studies by what they have in common. Seconds are those of devices; without a queue, of the search."""
+    """Select studies grouped by their common properties. Seconds are those of devices; without a queue, of the
+    search.
+    """
     common = (
         block_of(StudyRow.study_id).label("block"),
         HardwareProfileRow.label,
@@ -112,13 +114,13 @@ def _parts(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _members(owned: bool) -> Select[*tuple[Any, ...]]:
-    """Ids of the studies of some blocks."""
+    """Select the ids of the studies of some blocks."""
     members = select(StudyRow.study_id).where(block_of(StudyRow.study_id).in_(bindparam("blocks", expanding=True)))
     return members.where(StudyRow.owner_id == bindparam("owner_id")) if owned else members
 
 
 def _values(column: Any, dialect: str) -> ColumnElement[str]:
-    """Known values of a group, as JSON; NULL or an empty list where there are none."""
+    """Aggregate the known values of a group as JSON; NULL or an empty list where there are none."""
     gathered = func.json_group_array(column) if dialect == "sqlite" else func.json_agg(column)
     return cast(gathered.filter(column.is_not(None)), Text)
 

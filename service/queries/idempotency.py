@@ -1,4 +1,4 @@
-"""Answers that are kept for requests that may be sent again."""
+"""Stored answers of requests that may be sent again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.in
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """A request that had the key before.
+    """An earlier request with the same key.
 
     Attributes:
-        status: None while it is at work.
+        status: HTTP status of its answer; None while it is running.
     """
 
     request_sha256: str
@@ -31,10 +31,10 @@ class Earlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A request that has the key now.
+    """The request that holds the key now.
 
     Attributes:
-        new_id: For what it makes.
+        new_id: Id for what it makes.
     """
 
     request_sha256: str
@@ -51,11 +51,11 @@ def take(
     forget_before: datetime,
     stale_before: datetime,
 ) -> Taken | Earlier:
-    """Take a key, or say who has it.
+    """Take a key, or return the earlier request that holds it.
 
     Args:
         forget_before: Keys of this age are free again.
-        stale_before: A request of this age without an answer died with its process; who sends it again takes over.
+        stale_before: A request of this age without an answer died with its process; its repetition takes over.
     """
     with writing(engine) as session:
         session.execute(delete(IdempotencyKeyRow).where(IdempotencyKeyRow.created_at < forget_before))
@@ -75,7 +75,7 @@ def take(
 
 
 def keep(engine: Engine, user_id: str, key: str, status: int, headers: str, body: bytes) -> None:
-    """Keep the answer of a request that has the key."""
+    """Store the answer of the request that holds the key."""
     mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key)
     with writing(engine) as session:
         session.execute(update(IdempotencyKeyRow).where(*mine).values(status=status, headers=headers, body=body))

@@ -1,4 +1,4 @@
-"""Hardware to run on, and how much waits for it."""
+"""Hardware of workers and studies, and the number of studies that wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def num_studies_by_state(engine: Engine) -> dict[str, int]:
 
 
 def list_hardware(engine: Engine, *, limit: int, after: str | None) -> list[HardwareSummary]:
-    """Ordered by fingerprint; one more than `limit` where there are more."""
+    """Return hardware profiles by fingerprint; one more than `limit` where there are more."""
     query = select(HardwareProfileRow).order_by(HardwareProfileRow.fingerprint).limit(limit + 1)
     if after is not None:
         query = query.where(HardwareProfileRow.fingerprint > after)

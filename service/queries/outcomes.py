@@ -53,7 +53,7 @@ def list_decisions(engine: Engine, study_id: str, *, limit: int, after: int | No
 
 
 def recommendation_text(engine: Engine, study_id: str) -> str | None:
-    """The stored recommendation of a study, if it has one."""
+    """Return the stored recommendation of a study; None if it has none."""
     with reading(engine) as session:
         return session.scalar(select(RecommendationRow.record).where(RecommendationRow.study_id == study_id))
 
@@ -66,7 +66,7 @@ def recommendation_of(engine: Engine, study_id: str) -> Recommendation | None:
 def list_artifacts(
     engine: Engine, *, study_id: str | None = None, trial_id: str | None = None, limit: int, after: int | None
 ) -> list[ArtifactInfo]:
-    """Files of a study with those of its trials, or of one trial; one more than `limit` where there are more."""
+    """Return the files of a study and of its trials, or of one trial; one more than `limit` where there are more."""
     query = select(ArtifactRow).order_by(ArtifactRow.artifact_id).limit(limit + 1)
     if study_id is not None:
         query = query.where(ArtifactRow.study_id == study_id)
@@ -79,7 +79,7 @@ def list_artifacts(
 
 
 def find_artifact(engine: Engine, trial_id: str, kind: str) -> ArtifactInfo | None:
-    """The newest file of one kind that a trial has."""
+    """Return the newest file of one kind that a trial has."""
     query = (
         select(ArtifactRow)
         .where(ArtifactRow.trial_id == trial_id, ArtifactRow.kind == kind)

@@ -1,4 +1,6 @@
-"""Many rows as one value: drivers let go of the interpreter for every row, which costs threads more than the rows."""
+"""Many rows as one value: drivers release the interpreter lock for every row, which costs threads more than the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _decode = msgspec.json.Decoder(list[list[Any]]).decode
 def packed_rows(
     connection: Connection, statement: Select[*tuple[Any, ...]], given: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """The rows of a statement, in its order. Times are text in ISO 8601 (without a zone they are UTC).
+    """Return the rows of a statement, in its order. Times are text in ISO 8601; without a zone they are UTC.
 
     Args:
         statement: Made once for all calls; its columns have different names.

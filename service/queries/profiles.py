@@ -20,14 +20,16 @@ NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow
 def list_numbered(
     engine: Engine, kind: NumberedRow, trial_id: str, *, limit: int, after: int | None
 ) -> list[tuple[int, Any]]:
-    """Records of a trial with their numbers, those above `after`; one more than `limit` where there are more."""
+    """Return a trial's records numbered above `after`, with their numbers; one more than `limit` where there are
+    more.
+    """
     given = {"trial_id": trial_id, "after": -1 if after is None else after, "limit": limit + 1}
     with querying(engine) as connection:
         return [(number, stored(record)) for number, record in connection.execute(_numbered(kind), given)]
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
-    """Build the breakdown from the rows, which are few; the record holds every step."""
+    """Return the breakdown from its few rows: reading the trial's record, which holds every step, would take longer."""
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:
         rows = packed_rows(connection, _BREAKDOWN, {"trial_id": trial_id})
@@ -42,7 +44,7 @@ def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
 
 
 def result_part(engine: Engine, trial_id: str, name: str) -> Any:
-    """One field of a trial's result; None until it has one."""
+    """Return one field of a trial's result; None until there is one."""
     with querying(engine) as connection:
         result = connection.scalar(_RESULT, {"trial_id": trial_id})
     return None if result is None else parts_of(result).get(name)

@@ -1,4 +1,4 @@
-"""Stored records on their way into messages: as JSON, without being turned into objects and back."""
+"""Stored records in messages: passed on as JSON, without conversion to objects and back."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def stored(text: str) -> Any:
-    """A stored record. What is not a finite number becomes null, as JSON has none."""
+    """Return a stored record. Numbers that are not finite become null, as JSON has none."""
     if "NaN" not in text and "Infinity" not in text:
         return msgspec.Raw(text.encode())
     return msgspec.Raw(msgspec.json.encode(json.loads(text)))
 
 
 def parts_of(text: str) -> dict[str, Any]:
-    """The fields of a stored record by name, as JSON: they go into a message as they are."""
+    """Return the fields of a stored record by name, as JSON, to be put into a message unchanged."""
     return _parts.decode(stored(text))
 
 
 def value_of(part: Any) -> Any:
-    """One of those fields as a value; None where it is not there."""
+    """Return the value of a field from `parts_of`; None where it is missing."""
     return None if part is None else msgspec.json.decode(part)
 
 
 def message(kind: type[AnyRecord], source: object, **given: Any) -> AnyRecord:
-    """A message with the source's fields of the same names, but for those that are given. Times become text."""
+    """Build a message from the equally named fields of the source, except for those given. Times become text."""
     values = shared(kind.__struct_fields__, [source], given)
     return kind(**{name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()})
 

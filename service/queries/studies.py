@@ -1,4 +1,4 @@
-"""Studies as the interface shows them."""
+"""Queries of studies, for the REST interface."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class StudyFilter:
 
 
 class Owner(NamedTuple):
-    """Owner of a row; None for the command line's."""
+    """Owner of a row; None where the command line made it."""
 
     exists: bool
     owner_id: str | None
 
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
-    """The newest first, those with ids below `before`; one more than `limit` where there are more."""
+    """Return the newest studies first, those with ids below `before`; one more than `limit` where there are more."""
     given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
     if before is not None:
         given["before"] = before
@@ -56,7 +56,7 @@ def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str
 
 
 def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
-    """A study, if it exists. Whose it is, is for the caller to check."""
+    """Return a study; None where there is none. The caller must check its owner."""
     with querying(engine) as connection:
         row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
         if row is None:
@@ -66,21 +66,21 @@ def find_study(engine: Engine, study_id: str) -> StudyDetail | None:
 
 
 def study_owner(engine: Engine, study_id: str) -> Owner:
-    """Owner of a study, if there is such a study."""
+    """Return the owner of a study, if there is such a study."""
     with querying(engine) as connection:
         row = connection.execute(_OWNER, {"study_id": study_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
 def owners_of(engine: Engine, study_ids: Sequence[str]) -> dict[str, str | None]:
-    """Owners of these studies."""
+    """Return the owners of these studies."""
     query = select(StudyRow.study_id, StudyRow.owner_id).where(StudyRow.study_id.in_(study_ids))
     with reading(engine) as session:
         return {row[0]: row[1] for row in session.execute(query)}
 
 
 def version_of_study(engine: Engine, study_id: str) -> int | None:
-    """The version of its queue entry; None without one."""
+    """Return the version of a study's queue entry; None without one."""
     with reading(engine) as session:
         return session.scalar(select(QueueEntryRow.version).where(QueueEntryRow.study_id == study_id))
 
@@ -95,14 +95,14 @@ def change_study(
     tags: Sequence[str] | None = None,
     notes: str | None = None,
 ) -> None:
-    """Change what is not None.
+    """Change the fields that are not None.
 
     Args:
-        version: At which the study must be; None for any.
+        version: Version that the study must have; None for any.
 
     Raises:
         StudyNotFoundError: It was not submitted to the service.
-        VersionConflictError: It is at another version.
+        VersionConflictError: It has another version.
     """
     entry = update(QueueEntryRow).where(QueueEntryRow.study_id == study_id)
     if version is not None:
@@ -122,7 +122,7 @@ def change_study(
 
 
 def packed_tags(tags: Sequence[str]) -> str:
-    """Tags as they are stored, each between spaces; none twice."""
+    """Return tags in the stored form, each between spaces and none twice."""
     return f" {' '.join(dict.fromkeys(tags))} " if tags else ""
 
 
@@ -179,7 +179,7 @@ _FILTERS = {
 
 @functools.cache
 def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
-    """The statement of a list with these filters, and with `before` or without."""
+    """Return the statement of a list with these filters, with or without `before`."""
     # The same ids, from the table whose index has the filter before them.
     study_id = QueueEntryRow.study_id if "workload_id" in given else StudyRow.study_id
     query = _SUMMARIES.where(*(column == bindparam(name) for name, column in _FILTERS.items() if name in given))
@@ -202,8 +202,8 @@ def _summary(
     verdict: str | None,
     gain: float | None,
 ) -> StudySummary:
-    """Summary from the columns of `_SUMMARIES`, in their order: unpacked at once, as names of a row cost more than the
-    query.
+    """Build a summary from the columns of `_SUMMARIES`, in their order: unpacked at once, as access by name would take
+    longer than the query.
     """
     return StudySummary(
         study_id=study_id,

@@ -1,4 +1,4 @@
-"""Studies as the pages list them: with the answer, searched, filtered and sorted."""
+"""Queries of studies for the pages' list: with the answer, searched, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from steptune.tuner.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ListQuery:
-    """Part of the list that is wanted; empty is any.
+    """Filters, order and cursor of the list; an empty filter accepts any.
 
     Attributes:
-        owner_id: Only of this user; None for everybody's.
+        owner_id: Only studies of this user; None for all.
         text: A part of the workload, the title, the notes or the id.
-        tag: One of its tags.
-        state: Of the study.
+        tag: A tag of the study.
+        state: State of the study.
         hardware: Label of the hardware profile.
-        bottleneck: What took the most time before.
+        bottleneck: Bottleneck before tuning.
         sort: A key of `steptune.dashboards.studies_list.SORTS`.
-        cursor: Where the page begins, as `ListedPage.next_cursor` says it.
+        cursor: Cursor of the page, from `ListedPage.next_cursor`.
     """
 
     owner_id: str | None
@@ -44,16 +44,17 @@ class ListQuery:
 
 
 class ListedPage(NamedTuple):
-    """A part of the list; the cursor of the next one is empty on the last."""
+    """A page of the list; the cursor of the next page is empty on the last one."""
 
     studies: tuple[ListedStudy, ...]
     next_cursor: str
 
 
 def list_page(engine: Engine, wanted: ListQuery, limit: int) -> ListedPage:
-    """
+    """Return a page of the list of studies.
+
     Raises:
-        ValueError: The cursor is of another list.
+        ValueError: The cursor belongs to another list.
     """
     value = _SORT_VALUES[wanted.sort]
     query = _filtered(_COLUMNS.add_columns(value.label("sorted_by")), wanted)
@@ -70,7 +71,7 @@ def list_page(engine: Engine, wanted: ListQuery, limit: int) -> ListedPage:
 
 
 def num_by_state(engine: Engine, owner_id: str | None) -> dict[str, int]:
-    """Number of studies in each state."""
+    """Return the number of studies in each state."""
     query = select(StudyRow.state, func.count()).group_by(StudyRow.state)
     if owner_id is not None:
         query = query.where(StudyRow.owner_id == owner_id)
@@ -79,7 +80,7 @@ def num_by_state(engine: Engine, owner_id: str | None) -> dict[str, int]:
 
 
 def hardware_labels(engine: Engine) -> Sequence[str]:
-    """The kinds of hardware that studies ran on."""
+    """Return the labels of the hardware on which studies ran."""
     query = select(HardwareProfileRow.label).distinct().order_by(HardwareProfileRow.label)
     with querying(engine) as connection:
         return connection.scalars(query).all()

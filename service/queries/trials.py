@@ -1,4 +1,4 @@
-"""Trials and what was measured in them, as the interface shows them."""
+"""Queries of trials and their measurements, for the REST interface."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_trials(
 
 
 def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
-    """The record of a study and those of all its trials, or those in one state, in the order in which they began."""
+    """Return the records of a study and of its trials, or of those in one state, in the order in which they began."""
     query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
     if state is not None:
         query = query.where(TrialRow.state == state)
@@ -61,14 +61,14 @@ def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> t
 
 
 def trial_owner(engine: Engine, trial_id: str) -> Owner:
-    """Owner of a trial's study, if there is such a trial."""
+    """Return the owner of a trial's study, if there is such a trial."""
     with querying(engine) as connection:
         row = connection.execute(_OWNER, {"trial_id": trial_id}).one_or_none()
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
 def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
-    """A trial with what came of it, without the lists that have their own place."""
+    """Return a trial with its outcome, without the lists that have resources of their own."""
     with querying(engine) as connection:
         row = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
         if row is None:
@@ -101,7 +101,7 @@ _TRIAL = select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam
 
 @functools.cache
 def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
-    """The statement of a list with a state and `after`, or without."""
+    """Return the statement of a list with a state and `after`, or without."""
     query = select(*_COLUMNS).where(TrialRow.study_id == bindparam("study_id"))
     if "state" in given:
         query = query.where(TrialRow.state == bindparam("state"))
@@ -126,7 +126,7 @@ def _summary(  # noqa: PLR0913  a column each
     num_windows: int,
     gain: float | None,
 ) -> dict[str, Any]:
-    """Summary from the columns of `_COLUMNS`, in their order."""
+    """Build a summary from the columns of `_COLUMNS`, in their order."""
     record = parts_of(stored_record)
     return {
         "trial_id": trial_id,

@@ -1,4 +1,4 @@
-"""Versions of what pages show: equal ones mean that nothing on the page has changed."""
+"""Versions of the pages' content: an equal version means that nothing on the page has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptune.tuner.records import StudyState
 
 
 def block_of(study_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """The last character of a study's id: random, so that studies are spread over 32 blocks of the same size."""
+    """Return the last character of a study's id: it is random, so that studies are spread evenly over 32 blocks."""
     return func.substr(study_id, func.length(study_id))
 
 
@@ -53,24 +53,24 @@ _NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
 
 
 def study_version(engine: Engine, study_id: str) -> Hashable:
-    """Version of a study's page: its revision, which the store counts, and its place in the queue."""
+    """Return the version of a study's page: its revision, which the store counts, and its place in the queue."""
     with querying(engine) as connection:
         row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
         return None if row is None else tuple(row)
 
 
 def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
-    """The study of a trial, which exists, and the version of the trial's page, which is that of its study."""
+    """Return the study of an existing trial, and the version of the trial's page, which is that of its study."""
     with querying(engine) as connection:
         study_id, *version = connection.execute(_TRIAL, {"trial_id": trial_id}).one()
         return study_id, tuple(version)
 
 
 def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
-    """Version of the overview of a user's studies, or of all, from an index alone.
+    """Return the version of the overview of a user's studies, or of all, from an index alone.
 
-    An overview shows answers and costs. A study under way has none yet, so its revisions do not count: that it comes,
-    begins, or ends does.
+    An overview shows answers and costs. A study under way has none yet, so its revisions do not count; its arrival,
+    its begin and its end do.
     """
     newest = select(func.max(StudyRow.study_id))
     with querying(engine) as connection:
@@ -83,7 +83,7 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
 
 
 def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
-    """Version of the studies that each block of an overview shows, by its name, as `fleet_version` says it."""
+    """Return, by block, the version of the studies that an overview shows, as in `fleet_version`."""
     asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
     with querying(engine) as connection:
         num_profiles = connection.scalar(_NUM_PROFILES)

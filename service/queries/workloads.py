@@ -1,4 +1,4 @@
-"""Workloads as they were given: uploads, zoo entries, modules on the workers."""
+"""Queries of submitted workloads: uploads, zoo entries, modules on the workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def add_workload(
     size_bytes: int = 0,
     max_bytes: int | None = None,
 ) -> WorkloadInfo:
-    """A new workload.
+    """Add a new workload.
 
     Args:
-        max_bytes: That the owner may keep, where nothing else is set for them.
+        max_bytes: Maximum bytes that an owner without an own limit may keep.
 
     Raises:
         QuotaExceededError: The owner keeps more than they may with it.
@@ -53,7 +53,7 @@ def add_workload(
 
 
 def list_workloads(engine: Engine, owner_id: str | None, *, limit: int, before: str | None) -> list[WorkloadInfo]:
-    """The newest first; one more than `limit` where there are more."""
+    """Return the newest workloads first; one more than `limit` where there are more."""
     query = select(WorkloadSourceRow).order_by(WorkloadSourceRow.source_id.desc()).limit(limit + 1)
     if owner_id is not None:
         query = query.where(WorkloadSourceRow.owner_id == owner_id)
@@ -70,7 +70,7 @@ def find_workload(engine: Engine, source_id: str) -> WorkloadInfo | None:
 
 
 def delete_workload(engine: Engine, source_id: str) -> None:
-    """Forget a workload; garbage collection removes what was uploaded.
+    """Forget a workload; garbage collection removes the uploaded file.
 
     Raises:
         StateConflictError: Studies refer to it.

@@ -1,6 +1,6 @@
-"""The queue: who waits, who may have what, and which worker runs it.
+"""The queue: which studies wait, which devices their users may have, and which worker runs each.
 
-`StudyQueue` is all of it. Its tables are in `steptune.service.models.queue`, leases in `steptune.service.fencing`.
+`StudyQueue` is its interface. Its tables are in `steptune.service.models.queue`, leases in `steptune.service.fencing`.
 """
 
 from steptune.service.queue.opening import open_queue

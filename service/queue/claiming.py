@@ -1,4 +1,4 @@
-"""Choice of the study that a free worker gets.
+"""Selection of the study that a free worker gets.
 
 Users take turns. Among those who may start a study now (quotas), in this order:
 
@@ -59,10 +59,10 @@ def candidates(
     without: str | None = None,
     due: Due | None = None,
 ) -> Iterator[Candidate]:
-    """One study for each user who may start one, the user whose turn it is first.
+    """Return one study for each user who may start one, the user whose turn it is first.
 
     Args:
-        leaving: Studies that the worker leaves alone for now.
+        leaving: Studies that the worker must not take for now.
         without: A study that the worker would give up first.
         due: The study that goes first on the worker's cluster.
     """
@@ -82,8 +82,8 @@ def candidates(
 
 
 def claimable(now: datetime) -> ColumnElement[bool]:
-    """Waits, or is held by nobody any more. A running study without a lease is the command line's; a queued one with a
-    lease waits for the hosts that its worker has asked a cluster for.
+    """Return the condition that a study waits or has lost its worker. A running study without a lease belongs to the
+    command line; a queued one with a lease waits for hosts that its worker has requested from a cluster.
     """
     over = QueueEntryRow.lease_until <= now
     waits = and_(StudyRow.state == StudyState.QUEUED.value, or_(QueueEntryRow.lease_until.is_(None), over))
@@ -91,12 +91,12 @@ def claimable(now: datetime) -> ColumnElement[bool]:
 
 
 def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
-    """Say whether hardware is what a study requires: this fingerprint, or a part of this label."""
+    """Say whether hardware meets a study's requirement: this fingerprint, or a part of this label."""
     return required is not None and (required == fingerprint or required.lower() in label.lower())
 
 
 def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnElement[bool]:
-    """Condition that a study of so many devices, or fewer, may run on a worker's hardware."""
+    """Return the condition that a study with at most this number of devices may run on a worker's hardware."""
     wanted = QueueEntryRow.required_hardware
     all_wanted = session.scalars(select(wanted).where(wanted.is_not(None)).distinct()).all()
     shapes: list[ColumnElement[bool]] = [false()]
@@ -114,12 +114,14 @@ def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnEleme
 
 
 def runs_scripts(isolation: str) -> bool:
-    """Say whether a worker of this level runs scripts: their view of a folder is a mount, which the others forbid."""
+    """Say whether a worker with this isolation level runs scripts: all levels but one forbid the mount of their
+    folder.
+    """
     return isolation == NONE
 
 
 def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, without: str | None = None) -> int:
-    """Number of its devices that a worker could claim now; 0 where any of its cores is taken.
+    """Return the number of devices that a worker could claim now; 0 where any of its cores is taken.
 
     Args:
         without: A study whose devices count as free.
@@ -136,7 +138,9 @@ def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, withou
 
 
 def taken_slots(session: Session, host_id: str, now: datetime, without: str | None = None) -> set[Slot]:
-    """Slots of a host that a live claim has, of another study than `without`; those of dead claims are free."""
+    """Return the slots of a host that live claims of studies other than `without` hold; slots of dead claims are
+    free.
+    """
     alive = exists().where(
         QueueEntryRow.study_id == ResourceSlotRow.study_id,
         QueueEntryRow.fence == ResourceSlotRow.fence,

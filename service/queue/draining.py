@@ -1,8 +1,8 @@
-"""Order of studies on a cluster whose hosts workers reserve.
+"""Precedence of studies on a cluster whose hosts workers reserve.
 
-A cluster keeps no host free for a study that needs several while others take each one that becomes free. The workers
-do: while a study is due on their cluster, none of them begins another one there, unless an administrator gave that
-one's user a higher priority. A study is due where
+A cluster keeps no host free for a study that needs several, while others take each one that becomes free. So the
+workers do: while a study is due on their cluster, none of them begins another one there, unless an administrator gave
+the other study's user a higher priority. A study is due where
 
 * it has waited longer than is allowed for hosts that the cluster's present nodes can give;
 * the worker that last asked for them is alive and goes on taking studies, so that it comes back to this one;
@@ -31,7 +31,7 @@ class Due:
     """A study that goes first on its cluster.
 
     Attributes:
-        priority: That an administrator gave its user.
+        priority: Priority that an administrator gave its user.
         since: When it began to wait.
     """
 
@@ -41,17 +41,17 @@ class Due:
     since: datetime
 
     def holds_up(self, session: Session, study: StudyRow) -> bool:
-        """Say whether a study that has not begun waits until this one has."""
+        """Say whether a study that has not begun must wait for this one to begin."""
         user = None if study.owner_id is None else session.get(UserRow, study.owner_id)
         return study.study_id != self.study_id and (0 if user is None else user.priority) <= self.priority
 
     def leaves(self) -> ColumnElement[bool]:
-        """Condition that a study may begin, of a query that has users by an outer join."""
+        """Return the condition that a study may begin, for a query with users by an outer join."""
         return or_(StudyRow.study_id == self.study_id, func.coalesce(UserRow.priority, 0) > self.priority)
 
     @property
     def reason(self) -> str:
-        """Reason for which the others wait."""
+        """Return the reason why the others wait."""
         return (
             f"hosts of the cluster, which go first to a study over {counted(self.num_hosts, 'host')} that has waited "
             f"for them since {self.since:%Y-%m-%d %H:%M} UTC"
@@ -61,12 +61,12 @@ class Due:
 def due_on(
     session: Session, cluster: str, now: datetime, quotas: Quotas, *, patience: timedelta, silence: timedelta
 ) -> Due | None:
-    """The study that goes first on a cluster; None where none does.
+    """Return the study that goes first on a cluster; None where none does.
 
     Args:
         cluster: Its identity; empty where it is not known.
-        patience: How long a study waits before it goes first.
-        silence: After which a worker is taken for dead.
+        patience: Time that a study waits before it goes first.
+        silence: Time without a heartbeat after which a worker counts as dead.
     """
     if not cluster:
         return None
@@ -97,8 +97,8 @@ def due_on(
 
 
 def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
-    """Keep since when a study has waited for hosts, and who asked for them last; nothing where nodes can never give
-    them to that one. Whether they can depends on the worker, whose own node is the first.
+    """Record the start of a study's wait for hosts, and the worker that last requested them. Nothing is recorded where
+    the nodes can never meet that worker's request, of which its own node is the first.
     """
     if not can_be_met and entry.asked_by not in (None, worker_id):
         return
@@ -107,12 +107,12 @@ def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met
 
 
 def end_wait(entry: QueueEntryRow) -> None:
-    """Forget that a study has waited: it has its hosts, or its user wants none."""
+    """Forget that a study has waited: it has its hosts, or its user no longer wants any."""
     entry.waits_since = entry.asked_by = None
 
 
 def join_cluster(session: Session, worker_id: str, cluster: str) -> None:
-    """Keep which cluster a worker reserves hosts of, where the cluster has told."""
+    """Record the cluster whose hosts a worker reserves, if the cluster has reported its identity."""
     if not cluster:
         return
     known = update(WorkerRow).where(WorkerRow.worker_id == worker_id, WorkerRow.cluster != cluster)
@@ -120,7 +120,7 @@ def join_cluster(session: Session, worker_id: str, cluster: str) -> None:
 
 
 def holds_hosts(session: Session, cluster: str, now: datetime) -> bool:
-    """Say whether any study of the service has hosts of a cluster now."""
+    """Say whether any study of the service holds hosts of a cluster now."""
     held = exists().where(
         QueueEntryRow.worker_id == WorkerRow.worker_id,
         WorkerRow.cluster == cluster,

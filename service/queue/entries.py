@@ -1,4 +1,4 @@
-"""Studies and their queue entries as rows: finding and locking them, ending claims, and what a reader sees."""
+"""Rows of studies and their queue entries: finding and locking them, ending claims, and conversion for readers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def select_entries(study_ids: Sequence[str] | None = None) -> Select[StudyRow, Q
 
 
 def locked(session: Session, study_id: str, version: int | None = None) -> Entry:
-    """A study and its entry, locked in this order: entry, study.
+    """Lock and return a study and its entry, in this order: entry, study.
 
     Args:
-        version: At which the entry must be; None for any.
+        version: Version that the entry must have; None for any.
 
     Raises:
         StudyNotFoundError: It was not submitted to the service.
-        VersionConflictError: It is at another version.
+        VersionConflictError: It has another version.
     """
     entry = session.get(QueueEntryRow, study_id, with_for_update=True)
     study = None if entry is None else session.get(StudyRow, study_id, with_for_update=True)
@@ -51,7 +51,7 @@ def source_of(session: Session, entry: QueueEntryRow) -> Source | None:
 
 
 def keep_source(session: Session, source_id: str | None) -> None:
-    """Let nobody delete what was uploaded until the transaction ends.
+    """Lock an upload, so that nobody can delete it until the transaction ends.
 
     Raises:
         WorkloadNotFoundError: It is deleted already.
@@ -66,23 +66,23 @@ def is_held(entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
-    """A study that was stopped in the service, and went on with `steptune resume`."""
+    """Say whether a study was stopped in the service, and resumed with `steptune resume`."""
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 
 def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
-    """Refuse to stop or to forget what a command is running.
+    """Refuse to stop or to forget a study that a command is running.
 
     Raises:
-        StateConflictError: One is.
+        StateConflictError: A command runs it.
     """
     if is_of_command_line(study, entry):
         raise StateConflictError(f"study {study.study_id} is run by a command: end that with Ctrl-C")
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """State of a study that a worker gives back in a state: one that has not ended is stopped as its user asked, or
-    waits again where a pause was taken back.
+    """Return the state of a study that a worker returns: one that has not ended is stopped as its user requested, or
+    waits again if a pause was taken back.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state
@@ -90,8 +90,8 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Count the time in which a claim held its hosts, up to the end of its lease, for all their devices; none for a
-    claim that waited for a reservation.
+    """Count the time in which a claim held its hosts, up to the end of its lease, for all their devices; a claim that
+    waited for a reservation counts none.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()
@@ -99,8 +99,8 @@ def account(entry: QueueEntryRow, now: datetime) -> None:
 
 
 def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: StudyState, message: str = "") -> None:
-    """End a claim: nobody holds the study from now on, and none of its trials runs; a former holder has an outdated
-    number.
+    """End a claim: the study has no worker and no running trial from now on, and its former worker's fencing number is
+    outdated.
     """
     now = database_now(session)
     account(entry, now)
@@ -118,7 +118,7 @@ def end_claim(session: Session, study: StudyRow, entry: QueueEntryRow, state: St
 
 
 def set_state(session: Session, study: StudyRow, state: StudyState, message: str = "") -> None:
-    """Change the state. A study that has ended so already has said why, and nobody listens any more."""
+    """Change the state of a study; one that has already ended in this state is left unchanged."""
     if state in ENDED and study.state == state.value:
         return
     if write_state(session, study, state, message):

@@ -1,4 +1,4 @@
-"""The queue with the limits that the settings give."""
+"""The queue, with the limits from the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.service.settings import Settings
 
 
 def open_queue(engine: Engine, settings: Settings) -> StudyQueue:
-    """The queue on a database whose schema was checked."""
+    """Open the queue on a database whose schema was checked."""
     quotas = Quotas(
         max_running=settings.max_running, max_queued=settings.max_queued, max_device_hours=settings.max_device_hours
     )

@@ -1,4 +1,4 @@
-"""The queue of studies on a database. All queries of it are in this package."""
+"""The queue of studies in a database. All queries of the queue are in this package."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
-"""Time without a heartbeat after which a worker is taken for dead."""
+"""Default seconds without a heartbeat after which a worker counts as dead."""
 HOSTS_WAIT_S = 600.0
-"""A study that has waited so long for hosts that others of its cluster take goes first there."""
+"""Default seconds that a study waits for hosts taken by others, before it goes first on its cluster."""
 MAX_LOSSES = 5
-"""Consecutive workers that may die with a study, without a complete trial, before it is given up."""
+"""Default maximum of consecutive workers that may die with a study, without a complete trial, before it fails."""
 FORGET_WORKERS = timedelta(days=1)
 
 
@@ -71,10 +71,10 @@ class StudyQueue:
 
     Args:
         engine: From `steptune.service.database.create_engine_for`, its schema checked.
-        quotas: Of users for whom nothing else was set.
-        lease_s: How long a claim lasts without a heartbeat.
-        max_losses: Deaths of workers in a row after which a study has failed.
-        hosts_wait_s: After which a study that waits for hosts of a cluster goes first there.
+        quotas: Quotas of users without their own.
+        lease_s: Seconds that a claim lasts without a heartbeat.
+        max_losses: Consecutive deaths of workers after which a study fails.
+        hosts_wait_s: Seconds after which a study that waits for hosts of a cluster goes first there.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StudyQueue:
             return self._entry(session, study.study_id)
 
     def entry(self, study_id: str) -> QueueEntry:
-        """State of a study in the queue.
+        """Return the state of a study in the queue.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.
@@ -155,8 +155,8 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def entries(self, study_ids: Sequence[str]) -> list[QueueEntry]:
-        """States of several studies in the queue, in this order; without those that were not submitted to the
-        service.
+        """Return the states of several studies in the queue, in this order; studies that were not submitted are left
+        out.
         """
         with reading(self._engine) as session:
             return self._entries(session, study_ids)
@@ -164,10 +164,10 @@ class StudyQueue:
     def under_way(
         self, owner_id: str | None, states: Collection[StudyState] = BEGUN, *, limit: int, after: str | None = None
     ) -> list[QueueEntry]:
-        """Studies that hold devices or wait for some, by their ids.
+        """Return the studies that hold devices or wait for some, by their ids.
 
         Args:
-            owner_id: Of whom; None for everybody's.
+            owner_id: Owner of the studies; None for all.
             after: Only those with a higher id.
         """
         found = select(QueueEntryRow.study_id).join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
@@ -184,11 +184,11 @@ class StudyQueue:
         """End a study for good. One that is running stops soon, and recommends the best so far.
 
         Args:
-            version: At which the study must be; None for any.
+            version: Version that the study must have; None for any.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.
-            VersionConflictError: It is at another version.
+            VersionConflictError: It has another version.
             StateConflictError: It has ended already.
         """
         return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
@@ -197,24 +197,24 @@ class StudyQueue:
         """Stop a study until it is resumed. One that is running stops soon.
 
         Args:
-            version: At which the study must be; None for any.
+            version: Version that the study must have; None for any.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.
-            VersionConflictError: It is at another version.
+            VersionConflictError: It has another version.
             StateConflictError: It has ended, or is about to be cancelled.
         """
         return self._stop(study_id, "pause", StudyState.PAUSED, version)
 
     def resume(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """Let a paused, interrupted or failed study wait for a worker again; nothing complete is run again.
+        """Requeue a paused, interrupted or failed study; no complete trial is run again.
 
         Args:
-            version: At which the study must be; None for any.
+            version: Version that the study must have; None for any.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.
-            VersionConflictError: It is at another version.
+            VersionConflictError: It has another version.
             StateConflictError: It is not stopped, was cancelled, or is complete.
             QuotaExceededError: The owner has as many studies waiting as allowed.
         """
@@ -239,11 +239,11 @@ class StudyQueue:
         """Forget a study and everything measured in it; the device time that it took still counts.
 
         Args:
-            version: At which the study must be; None for any.
+            version: Version that the study must have; None for any.
 
         Raises:
             StudyNotFoundError: It was not submitted to the service.
-            VersionConflictError: It is at another version.
+            VersionConflictError: It has another version.
             StateConflictError: A worker is running it, or a command.
         """
         with writing(self._engine) as session:
@@ -257,7 +257,7 @@ class StudyQueue:
             session.execute(delete(StudyRow).where(StudyRow.study_id == study_id))
 
     def take_over(self, study_id: str) -> None:
-        """Hand a study over to the command line: none of the service's workers runs it from now on. No effect if it was
+        """Transfer a study to the command line: none of the service's workers runs it from now on. No effect if it was
         never submitted.
 
         Raises:
@@ -279,7 +279,7 @@ class StudyQueue:
     # --- what workers do -------------------------------------------------------------------------
 
     def register(self, offer: WorkerOffer) -> None:
-        """A worker arrives, or says again what it has. Workers that have long been gone are forgotten."""
+        """Register a worker, or update its offer. Workers that have long been gone are forgotten."""
         with writing(self._engine) as session:
             now = database_now(session)
             session.execute(delete(WorkerRow).where(WorkerRow.heartbeat_at < now - FORGET_WORKERS))
@@ -304,7 +304,7 @@ class StudyQueue:
                 insert_missing(session, ResourceSlotRow(host_id=offer.host_id, kind=slot.kind, number=slot.number))
 
     def beat(self, worker_id: str, state: str) -> bool:
-        """A worker is alive. False where it was forgotten and has to register again."""
+        """Record that a worker is alive; False where it was forgotten and must register again."""
         with writing(self._engine) as session:
             worker = session.get(WorkerRow, worker_id, with_for_update=True)
             if worker is not None:
@@ -315,13 +315,13 @@ class StudyQueue:
     def claim(
         self, offer: WorkerOffer, *, resting: Collection[str | None] = (), leaving: Collection[str] = ()
     ) -> Claim | None:
-        """The next study for a registered worker, with its devices; None where none fits or is allowed now.
+        """Claim the next study for a registered worker, with its devices; None where none fits or is allowed now.
 
         Where a cluster still has to reserve the devices, the study stays queued until `begin`.
 
         Args:
-            resting: Owners whose studies this worker leaves to others for now.
-            leaving: Studies that it leaves to others for now.
+            resting: Owners whose studies this worker must not take for now.
+            leaving: Studies that it must not take for now.
         """
         with reading(self._engine) as session:  # claims take turns, and most looks of idle workers find nothing
             if session.scalar(_anything_to_do(database_now(session))) is None:
@@ -347,8 +347,8 @@ class StudyQueue:
         leaving: Collection[str] = (),
         without: str,
     ) -> bool:
-        """Say whether a worker shall give up the study for whose hosts it waits: another goes first on the cluster, or
-        it could claim one that may run meanwhile.
+        """Say whether a worker must give up the study for whose hosts it waits: another one goes first on the cluster,
+        or the worker could claim one that may run meanwhile.
 
         Args:
             without: The study that it has.
@@ -363,7 +363,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Tell what a study waits for whose devices a cluster has not reserved yet.
+        """Record what a study waits for while a cluster has not reserved its devices.
 
         Args:
             cluster: Its identity; empty where it could not be asked.
@@ -380,12 +380,12 @@ class StudyQueue:
             set_state(session, study, StudyState.QUEUED, why)
 
     def holds_hosts(self, cluster: str) -> bool:
-        """Say whether any study of the service has hosts of a cluster."""
+        """Say whether any study of the service holds hosts of a cluster."""
         with reading(self._engine) as session:
             return holds_hosts(session, cluster, database_now(session))
 
     def wait_anew(self, lease: Lease) -> None:
-        """Count the time that a study has waited for hosts from now on: no other study of the service had them.
+        """Restart the wait of a study for hosts: no other study of the service held them.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -398,7 +398,7 @@ class StudyQueue:
 
     def begin(self, lease: Lease, place: str, *, cluster: str = "") -> str:
         """Begin a study whose devices a cluster has reserved: it runs, and uses device time, from now on. Also called
-        when the cluster has lost or replaced some of them, whose time counts until then.
+        when the cluster has lost or replaced some devices, whose time counts until then.
 
         Args:
             place: Hosts and devices.
@@ -435,14 +435,14 @@ class StudyQueue:
             return ""
 
     def bury(self, study_id: str | None = None) -> None:
-        """End the claims of workers that died, of one study or of all, without waiting for another worker: what was
-        asked of them is done, and what nobody asked anything of waits again.
+        """End the claims of dead workers, of one study or of all, without waiting for another worker: pending requests
+        of users are carried out, and all other studies wait again.
         """
         with writing(self._engine) as session:
             self._bury(session, database_now(session), study_id)
 
     def num_idle(self) -> int:
-        """Workers that are alive and have no study."""
+        """Return the number of workers that are alive and have no study."""
         with reading(self._engine) as session:
             silent = database_now(session) - timedelta(seconds=self._lease_s)
             alive = select(func.count()).where(WorkerRow.state == "idle", WorkerRow.heartbeat_at >= silent)
@@ -470,13 +470,13 @@ class StudyQueue:
     def release(
         self, lease: Lease, state: StudyState, message: str = "", *, failed: bool = False, lost: bool = False
     ) -> None:
-        """End a claim; the devices are free. What the user asks of a study that stops counts for more than the state
-        that a worker gives it: the worker may not have heard of it.
+        """End a claim; the devices are free. For a study that stops, a request of its user takes precedence over the
+        worker's state, as the worker may not know it.
 
         Args:
-            state: Of the study from now on: QUEUED where another worker shall go on with it.
-            failed: The worker or its surroundings failed it: it asks for no hosts of a cluster.
-            lost: And not for a reason that passes: too often in a row, and the study has failed.
+            state: State of the study from now on: QUEUED if another worker must continue it.
+            failed: The worker or its environment failed; the study no longer requests hosts of a cluster.
+            lost: The failure is not transient: after too many in a row the study fails.
 
         Raises:
             LeaseLostError: The lease was over before.
@@ -495,12 +495,12 @@ class StudyQueue:
             end_claim(session, study, entry, state, message)
 
     def leave(self, worker_id: str) -> None:
-        """A worker goes."""
+        """Remove a worker that stops."""
         with writing(self._engine) as session:
             session.execute(update(WorkerRow).where(WorkerRow.worker_id == worker_id).values(state="gone"))
 
     def workers(self) -> list[WorkerInfo]:
-        """All that are known, the newest first."""
+        """Return all known workers, the newest first."""
         with reading(self._engine) as session:
             return known_workers(session, database_now(session), self._lease_s)
 
@@ -527,12 +527,12 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def _bury(self, session: Session, now: datetime, study_id: str | None = None, *, takes_over: bool = False) -> None:
-        """Ends claims whose worker died.
+        """End the claims of dead workers.
 
         Args:
-            study_id: Of one study only.
-            takes_over: Leaves those that another worker shall take over: the study had not ended, its user did not
-                want it to, and it does not kill workers.
+            study_id: Only claims of this study.
+            takes_over: Leave claims that another worker will take over: of studies that have not ended, whose users do
+                not want them to, and that do not kill workers.
         """
         lost = select_entries(None if study_id is None else [study_id]).where(QueueEntryRow.lease_until <= now)
         if takes_over:
@@ -551,7 +551,7 @@ class StudyQueue:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
-        """Make a study the worker's, unless somebody is changing it at this moment."""
+        """Make a study the worker's, unless another transaction is changing it at this moment."""
         query = select_entries([candidate.study_id]).where(claimable(now))
         found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
         if found is None:
@@ -631,10 +631,9 @@ def _one_claim_at_a_time(session: Session) -> None:
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Lock options: PostgreSQL re-checks only locked rows that another transaction has changed since, so both are locked.
-"""
+"""Lock options: both rows are locked, as PostgreSQL re-checks only locked rows that another transaction has changed."""
 _SAME = QueueEntryRow.version
-"""Version column, which a heartbeat does not change because no reader sees it."""
+"""Expression that leaves the version unchanged, for a heartbeat, which no reader sees."""
 
 
 def _given_up(num_lost: int, message: str) -> str:

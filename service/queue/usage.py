@@ -1,4 +1,4 @@
-"""Use that users make and made of the devices: for quotas, and for taking turns."""
+"""Usage of devices by users: for quotas, and for taking turns."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Usage:
     """Usage of one user."""
 
     running: int = 0
-    """Studies that hold devices; those that wait for a reservation do not."""
+    """Number of studies that hold devices; those that wait for a reservation do not."""
     device_seconds: float = 0.0
-    """Use by studies that ended in the last 30 days, or have not ended; also by those that were deleted."""
+    """Device seconds of studies that have not ended, or ended in the last 30 days, including deleted ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one user, own or as the settings say."""
+    """Limits of one user: their own, or the settings' defaults."""
 
     priority: int = 0
     max_running: int | None
@@ -36,7 +36,7 @@ class Limits:
     disabled: bool = False
 
     def exceeded_by(self, usage: Usage) -> str:
-        """Reason why none of the user's studies may start; empty where one may."""
+        """Return the reason why none of the user's studies may start; empty where one may."""
         if self.disabled:
             return "its user is disabled"
         if self.max_running is not None and usage.running >= self.max_running:
@@ -47,7 +47,7 @@ class Limits:
 
 
 def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
-    """Usage of everybody who used anything lately."""
+    """Return the usage of every user who has used devices in the last 30 days."""
     found: dict[str | None, Usage] = {}
     ended = (
         select(StudyRow.owner_id, func.sum(QueueEntryRow.device_seconds))
@@ -80,18 +80,18 @@ def usage_by_owner(session: Session, now: datetime) -> dict[str | None, Usage]:
 _NUM_HOSTS_HELD = 1 + (
     func.length(QueueEntryRow.place) - func.length(func.replace(QueueEntryRow.place, AND, ""))
 ) // len(AND)
-"""Places of hosts that a study has now: fewer than it asked for while one that was lost is not replaced."""
+"""Number of hosts that a study holds now: fewer than requested while a lost one has not been replaced."""
 
 
 def num_hosts(session: Session) -> ColumnElement[int]:
-    """Hosts of a study; those of older versions say none, and have one."""
+    """Return the number of hosts of a study; studies of older versions state none, and have one."""
     is_postgresql = session.get_bind().dialect.name == "postgresql"
     record = cast(StudyRow.record, JSON) if is_postgresql else type_coerce(StudyRow.record, JSON)
     return func.coalesce(record["settings"]["num_hosts"].as_integer(), 1)
 
 
 def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: datetime) -> None:
-    """Keep what a study used that is about to be deleted, and forget what is too old to count."""
+    """Store the usage of a study that is about to be deleted, and forget usage that is too old to count."""
     session.execute(delete(DeletedUsageRow).where(DeletedUsageRow.ended_at <= now - RECENT))
     if study.owner_id is not None and entry.device_seconds > 0:
         session.add(
@@ -102,7 +102,7 @@ def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: dat
 
 
 def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
-    """A user's own limits, or those of the settings."""
+    """Return a user's own limits, with those of the settings as defaults."""
     if user is None:
         return Limits(
             max_running=quotas.max_running, max_queued=quotas.max_queued, max_device_hours=quotas.max_device_hours
@@ -117,7 +117,7 @@ def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
 
 
 def limits_by_owner(session: Session, owners: Mapping[str | None, object], quotas: Quotas) -> dict[str | None, Limits]:
-    """Limits of these users; None owns what the command line began."""
+    """Return the limits of these users; None owns the studies of the command line."""
     known = select(UserRow).where(UserRow.user_id.in_([owner for owner in owners if owner is not None]))
     users = {user.user_id: user for user in session.scalars(known)}
     return {owner: limits_of(users.get(owner or ""), quotas) for owner in owners}

@@ -1,4 +1,4 @@
-"""Reason why a study waits, for the person who waits for it."""
+"""Reason why a study waits, in words for its user."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def waits_for(
     """Return what each study waits for; empty where it runs, or has ended.
 
     Args:
-        workers: All that the service knows.
-        dues: For each of their clusters the study that goes first there.
+        workers: All known workers.
+        dues: The study that goes first on each of their clusters.
     """
     waiting = [entry for entry in entries if is_waiting(*entry, now)]
     alive = [worker for worker in workers if worker.state not in ("gone", "draining")]
@@ -73,7 +73,7 @@ def _is_held(entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> str:
-    """Hardware that no worker has; empty where one would do."""
+    """Name the required hardware that no worker has; empty where a worker has it."""
     kind, wanted, count = kind_of(entry.required_device_kind), entry.required_hardware, entry.num_devices
     fitting = _fitting(entry, alive)
     if not fitting:
@@ -103,7 +103,9 @@ def _held_up(
     alive: Sequence[WorkerInfo],
     dues: Mapping[str, Due | None],
 ) -> str:
-    """Reason why another study goes first at all workers that could run this one; empty where one may begin."""
+    """Return the reason why another study goes first at all workers that could run this one; empty where this one may
+    begin.
+    """
     fitting = {worker.cluster for worker in _fitting(entry, alive)}
     if _num_hosts(study) > 1:
         fitting.discard("")
@@ -112,7 +114,7 @@ def _held_up(
 
 
 def _fitting(entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    """Workers of the kind that a study needs, with as many devices."""
+    """Return the workers of the kind that a study needs, with enough devices."""
     kind, count = kind_of(entry.required_device_kind), entry.num_devices
     return [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
 

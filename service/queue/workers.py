@@ -1,4 +1,4 @@
-"""Workers as rows, and what a reader sees of them."""
+"""Rows of workers, and their conversion for readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steptune.service.queue.records import WorkerInfo
 
 
 def known_workers(session: Session, now: datetime, lease_s: float) -> list[WorkerInfo]:
-    """All, the newest first. One that was silent for as long as a lease lasts is gone."""
+    """Return all known workers, the newest first. A worker without a heartbeat for the length of a lease is gone."""
     held = select(QueueEntryRow.worker_id, QueueEntryRow.study_id).where(QueueEntryRow.lease_until > now)
     studies = {row.worker_id: row.study_id for row in session.execute(held)}
     query = (

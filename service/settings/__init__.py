@@ -1,4 +1,4 @@
-"""Settings, from flags, the environment (`STEPTUNE_...`) or a `.env` file; all defaults are usable."""
+"""Settings from flags, the environment (`STEPTUNE_...`) or a `.env` file; all defaults are usable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.tuner.errors import ChoiceError
 
 
 class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
-    """Settings of the service and the commands. Secrets have no flag: a list of processes would show them."""
+    """Settings of the service and the commands. Secrets have no flag: process lists would show them."""
 
     model_config = SettingsConfigDict(
         env_prefix="STEPTUNE_", env_file=".env", extra="ignore", hide_input_in_errors=True
@@ -115,16 +115,16 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
 
 
 def is_secret(name: str) -> bool:
-    """Say whether a setting is never shown."""
+    """Say whether a setting is a secret, which is never shown."""
     field = Settings.model_fields.get(name)
     return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
 
 
 def load_settings(**given: Any) -> Settings:
-    """The settings, with those that a command was given before all others.
+    """Load the settings; those that a command was given take precedence over all others.
 
     Raises:
-        ChoiceError: One of them cannot be; the message names it.
+        ChoiceError: A setting is invalid; the message names it.
     """
     try:
         return Settings(**given)

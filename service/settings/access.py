@@ -1,4 +1,4 @@
-"""Settings of access; part of the service's `Settings`."""
+"""Settings of access control; part of the service's `Settings`."""
 
 from __future__ import annotations
 
@@ -153,12 +153,12 @@ class AccessSettings(BaseModel):
 
 
 def none_if_empty(value: object) -> object:
-    """A secret, or None for an empty text: `NAME=` in a file of settings sets nothing that could be sent back."""
+    """Return None for an empty secret, which `NAME=` in a settings file means, else the secret."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     return None if isinstance(text, str) and not text.strip() else value
 
 
 def is_private_enough(url: str) -> bool:
-    """Say whether nobody on the network reads or changes what this address answers."""
+    """Say whether nobody on the network can read or change the answers from this address."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

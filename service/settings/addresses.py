@@ -1,4 +1,4 @@
-"""Names and addresses of machines."""
+"""Host names and addresses."""
 
 from __future__ import annotations
 

@@ -24,16 +24,16 @@ ALL_SCOPES = frozenset(Scope)
 
 
 def implied(scopes: Iterable[Scope]) -> frozenset[Scope]:
-    """Return these scopes with all that they imply."""
+    """Return these scopes and all that they imply."""
     given = frozenset(scopes)
     return ALL_SCOPES if Scope.ADMIN in given else given
 
 
 def parse_scopes(text: str) -> frozenset[Scope]:
-    """The scopes in a text like "read submit", separated by spaces or commas.
+    """Parse scopes from a text like "read submit", separated by spaces or commas.
 
     Raises:
-        ChoiceError: One of them does not exist, or there is none.
+        ChoiceError: A scope does not exist, or the text is empty.
     """
     words = text.replace(",", " ").split()
     unknown = sorted(set(words) - {scope.value for scope in Scope})
@@ -44,6 +44,6 @@ def parse_scopes(text: str) -> frozenset[Scope]:
 
 
 def scopes_text(scopes: Iterable[Scope]) -> str:
-    """Write scopes as `parse_scopes` reads them, in the order of their power."""
+    """Write scopes in the form that `parse_scopes` reads, from the least powerful to the most powerful."""
     given = frozenset(scopes)
     return " ".join(scope for scope in Scope if scope in given)

@@ -1,4 +1,4 @@
-"""The clock by which a worker holds its lease."""
+"""The clock by which a worker measures its lease."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
-    """Seconds that only grow. They go on while the machine is suspended, as the lease does; Python's monotonic clock
-    stands still then.
+    """Return monotonic seconds that include the time for which the machine is suspended, as the lease does; Python's
+    monotonic clock does not.
     """
     return time.clock_gettime(_CLOCK)

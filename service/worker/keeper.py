@@ -1,4 +1,4 @@
-"""Keeps a lease alive, and ends the work under it when that fails.
+"""Keeper that extends a lease, and ends the work under it when that fails.
 
 A thread sends heartbeats. The worker believes itself to hold a study only as long as its own clock says that the
 lease, counted from before the last heartbeat that succeeded, has not ended: the database's is then still alive, for
@@ -20,15 +20,15 @@ from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
-"""Safe share of a lease; the rest is for killing what runs."""
+"""Share of a lease after which its trials are killed; the rest is time to kill them."""
 RETRY_S = 0.5
 WATCH_S = 1.0
-"""Interval between looks at the clock: a waiting thread does not count the time for which the machine is suspended."""
+"""Seconds between checks of the clock: a waiting thread does not count the time for which the machine is suspended."""
 Answer = TypeVar("Answer")
 
 
 class LeaseKeeper:
-    """Keeper of one claim's lease, from the claim to its release. Use as a context.
+    """Keeper of one claim's lease, from the claim to its release. Use it as a context.
 
     Args:
         kill: Kills all processes of trials; called from the keeper's thread.
@@ -73,7 +73,8 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """The worker shall end: no new trials, and what runs has until a time of `now_s`. The next heartbeat says so.
+        """Drain the worker: no new trials start, and running ones have until a time of `now_s`. The next heartbeat says
+        so.
 
         Called from signal handlers: sets values and takes no lock.
         """
@@ -81,7 +82,7 @@ class LeaseKeeper:
             self._drain_until_s = deadline_s
 
     def check_lease(self) -> None:
-        """Check that the study is still this worker's.
+        """Check that this worker still holds the study.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -94,7 +95,7 @@ class LeaseKeeper:
 
         Raises:
             LeaseLostError: The lease is over; again at every call.
-            StudyInterrupt: The user asked for it, or the worker shall end and cannot wait; once.
+            StudyInterrupt: The user asked for it, or the worker must stop and cannot wait; raised once.
         """
         self.check_lease()
         if self._told:
@@ -108,7 +109,7 @@ class LeaseKeeper:
         """Check the lease before trials begin.
 
         Raises:
-            As `check`; StudyInterrupt also where the worker shall end.
+            As `check`; StudyInterrupt also if the worker must stop.
         """
         self.check()
         if self._drain_until_s is not None and not self._told:
@@ -116,7 +117,7 @@ class LeaseKeeper:
             raise _interrupt("")
 
     def persist(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask the database, again where it is busy or restarts, while the lease lasts.
+        """Query the database, with retries while it is busy or restarts, as long as the lease lasts.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -152,7 +153,7 @@ class LeaseKeeper:
                 return
 
     def _lose(self, why: str) -> None:
-        """Give up the claim: nothing more is measured on devices that are another's."""
+        """Give up the claim: nothing more is measured on devices that another worker may hold."""
         self._lost = self._lost or why
         if not self._ended.is_set():
             self._kill()

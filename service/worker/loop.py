@@ -1,4 +1,4 @@
-"""A worker: claims a study, runs it under its lease, gives it back, and again."""
+"""Main loop of a worker: claim a study, run it under its lease, release it, and repeat."""
 
 from __future__ import annotations
 
@@ -60,33 +60,35 @@ from steptune.tuner.trials.runner import LocalRunner
 logger = logging.getLogger("steptune.worker")
 
 HOUSE_S = 3600.0
-"""Interval at which an idle worker removes what is expired."""
+"""Seconds between two housekeeping runs of an idle worker."""
 HOUSE_LATE_S = 24 * 3600.0
-"""One that always has studies lets them wait for it after so long."""
+"""Seconds for which a busy worker may delay housekeeping; then it precedes the next study."""
 GIVE_WAY_S = 5.0
-"""Interval at which a worker whose study waits for hosts checks whether another one could run."""
+"""Seconds between checks whether another study could run, of a worker whose study waits for hosts."""
 ALONE_S = 60.0
-"""A study whose hosts no other study of the service has had for so long waits for others than those."""
+"""Seconds for which no other study of the service has held hosts, after which the wait for hosts starts anew."""
 LOOKS_PER_S = 20.0
-"""Rate at which all idle workers together poll the queue: each polls less often the more there are."""
+"""Maximum polls per second of the queue by all idle workers together: the more workers, the less often each polls."""
 LONGEST_POLL_S = 15.0
-"""Longest interval between polls: only one of the workers may have what a study needs."""
+"""Maximum seconds between polls of a worker: it may be the only one that can run a new study."""
 PROGRESS_S = 10.0
-"""Interval between progress events; news of the search are sent at once."""
+"""Seconds between progress events; news of the search are sent at once."""
 LOOK_S = 0.2
-"""Interval at which a waiting worker checks whether it was told to stop."""
+"""Seconds between checks by a waiting worker whether it must stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
-"""Transient errors, which never count as a breakdown of the worker: space comes, and a store can be reached again."""
+"""Transient errors, which never count as a failure of the worker: a full disk is cleared, and a store becomes reachable
+again.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a study.
+    """Outcome of a worker's attempt to run a study.
 
     Attributes:
-        waits: A cluster has not got its hosts yet.
-        failed: The worker or its surroundings failed it, by no fault of its own.
-        lost: And not for a reason that passes: too often in a row, and the study is given up.
+        waits: A cluster has not provided its hosts yet.
+        failed: The worker or its environment failed, not the study.
+        lost: The failure is not transient: after too many in a row the study is given up.
     """
 
     state: StudyState
@@ -97,14 +99,14 @@ class Outcome:
 
 
 class Worker:
-    """Runs studies one after the other until it is told to stop. The process is its own: all its children are trials.
+    """Worker that runs one study after the other until it is stopped. All children of its process are trials.
 
     Args:
-        engine: Of the service's database, its schema checked.
-        offer: What this worker has.
-        level: How trials are isolated.
+        engine: Engine of the service's database, its schema checked.
+        offer: Devices and hardware of this worker.
+        level: Isolation level of trials.
         once: Stop when there is nothing to claim.
-        cluster: Reserves the hosts of every study; None for this machine, where the queue says what is free.
+        cluster: Cluster that reserves the hosts of every study; None for this machine, whose devices the queue knows.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class Worker:
         self._asked_at_s = self._alone_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
-        """Stop after the running trials, which may end within this time; then give the study back.
+        """Stop after the running trials, which may take `within_s`; then return the study to the queue.
 
         Called from signal handlers: sets values and takes no lock.
         """
@@ -150,7 +152,7 @@ class Worker:
             self._keeper.drain(self._stop_at_s)
 
     def run(self) -> None:
-        """Run studies until told to stop."""
+        """Run studies until stopped."""
         self._register()
         logger.info("worker %s: %s", self._offer.worker_id, self._offer.profile.label)
         while self._stop_at_s is None:
@@ -172,7 +174,9 @@ class Worker:
     # --- between studies -------------------------------------------------------------------------
 
     def _next(self) -> tuple[Claim | None, float]:
-        """A study if there is one, and the time right before it was claimed: its lease is no older."""
+        """Claim a study, if there is one; return it with the time just before the claim, from which its lease
+        counts.
+        """
         try:
             self._beat()
             found = self._claim(self._waits.studies)
@@ -199,7 +203,7 @@ class Worker:
             self._poll_s = max(self._settings.poll_s, min(LONGEST_POLL_S, self._queue.num_idle() / LOOKS_PER_S))
 
     def _rest(self) -> None:
-        """Take nothing for a while where this machine ails."""
+        """Pause claiming for a while if this machine seems faulty."""
         while self._stop_at_s is None and (left := self._rests.left_s()) > 0:
             self._wait(min(left, self._settings.poll_s))
             try:
@@ -208,7 +212,7 @@ class Worker:
                 logger.warning("waiting for the database: %s", error)
 
     def _keep_house(self, *, late_s: float = 0.0) -> None:
-        """Now and then, this much later than it might be."""
+        """Do housekeeping if it has been due for `late_s` seconds."""
         if now_s() < self._house_at_s + late_s:
             return
         self._house_at_s = now_s() + HOUSE_S
@@ -242,7 +246,7 @@ class Worker:
     # --- a study ---------------------------------------------------------------------------------
 
     def _work(self, claim: Claim, claimed_s: float) -> None:
-        """Run a study and end the claim; whatever happens, the worker goes on."""
+        """Run a study and end the claim; the worker continues whatever happens."""
         study_id = claim.lease.study_id
         logger.info("study %s: claim %d on %s", study_id, claim.lease.fence, claim.place)
         settings = self._settings
@@ -280,10 +284,10 @@ class Worker:
         self._rests.learn(claim.owner_id, failed=end.failed)
 
     def _outcome(self, claim: Claim, keeper: LeaseKeeper) -> Outcome:
-        """Run a study.
+        """Run a study, and return its outcome.
 
         Raises:
-            LeaseLostError: The study is another worker's, or nobody's.
+            LeaseLostError: The study belongs to another worker, or to none.
         """
         try:
             return Outcome(state=self._run(claim, keeper))
@@ -348,7 +352,9 @@ class Worker:
     def _trials(
         self, claim: Claim, study: Study, check: Callable[[], None], hosts: HostGroup | None
     ) -> Iterator[tuple[Study, TrialRunner]]:
-        """The runner of a study's trials, and the study, of which a script decides a part itself."""
+        """Open the runner of a study's trials; yield it with the study, some of whose fields a script determines
+        itself.
+        """
         directory, settings = Path(study.directory), study.settings
         if claim.source is not None and claim.source.kind == SCRIPT:
             study, scripts = prepare_script(study, directory / "source", self._level, check, self._python)
@@ -377,7 +383,7 @@ class Worker:
     def _hosts(
         self, claim: Claim, study: Study, keeper: LeaseKeeper, say: Callable[[str], None]
     ) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
-        """All hosts of a study, None where there is one, and the runner's look at them."""
+        """Yield all hosts of a study (None if there is only one), and the function by which the runner checks them."""
         if self._cluster is None:
             yield None, keeper.check
             return
@@ -413,11 +419,11 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """End the wait for hosts where another study can run meanwhile, or go first, or another worker is idle: the
-        first host is the worker's own, and that one's may be free.
+        """End the wait for hosts if another study can run meanwhile or goes first, or if another worker is idle: the
+        first host is the worker's own, and the idle worker's may be free.
 
         Raises:
-            HostsUnavailableError: One can, does, or is.
+            HostsUnavailableError: One of these is the case.
         """
         now = now_s()
         if now < self._give_way_at_s:
@@ -435,10 +441,11 @@ class Worker:
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
-        """Place where a study measures: the devices of its claim, or those reserved by a cluster, as the queue is told.
+        """Return the place where a study measures: the devices of its claim, or those reserved by a cluster, which the
+        queue is told.
 
         Raises:
-            HostsUnavailableError: The study may not start now, although its hosts are there.
+            HostsUnavailableError: The study may not start now, although its hosts are reserved.
         """
         if self._cluster is None:
             return claim.place
@@ -456,7 +463,7 @@ class Worker:
         keep_profiles(study, store, recommendation, self._artifacts, logs=True)
 
     def _show_devices(self, claim: Claim) -> None:
-        """Trials see the GPUs that were claimed, and no others."""
+        """Show trials only the GPUs that were claimed."""
         if self._offer.gpus:
             gpus = [str(slot.number) for slot in claim.slots if slot.kind == CUDA]
             os.environ[VISIBLE_DEVICES] = ",".join(gpus)
@@ -472,7 +479,7 @@ def _given_back(error: Exception, message: str) -> Outcome:
 
 
 class _Watcher:
-    """Publishes what goes on, and keeps files of trials when these are complete."""
+    """Publisher of a study's progress, which also stores the files of trials when these are complete."""
 
     def __init__(self, study: Study, store: StudyStore, keep: Any) -> None:
         self._study = study
@@ -488,7 +495,7 @@ class _Watcher:
         self._publish(view)
 
     def say(self, text: str) -> None:
-        """Publish what the study waits for before anything runs."""
+        """Publish what the study waits for, before any trial runs."""
         logger.info("study %s: %s", self._study.study_id, text)
         settings = self._study.settings
         self._publish(
@@ -502,7 +509,7 @@ class _Watcher:
         )
 
     def keep_files(self) -> None:
-        """Keep what can be kept now; what cannot is tried again with the next trial.
+        """Store the files that can be stored now; failures are retried with the next trial.
 
         Raises:
             LeaseLostError: The lease is over.

@@ -1,7 +1,7 @@
-"""Machine of a worker: its host, its cores and GPUs, and the hardware profile that they make.
+"""Machine of a worker: its host, its cores and GPUs, and its hardware profile.
 
-The profile comes from a trial server, once for a machine and its versions: it is kept in the data directory, so that
-a worker that was started again is at work at once.
+The profile comes from a trial server, once for a machine and its versions: it is stored in the data directory, so that
+a restarted worker can run studies at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from steptune.tuner.trials.scratch import scratch_directory
 NO_GPUS = "none"
 WHOLE_GPUS = "workers claim whole GPUs"
 NVIDIA_SMI_TIMEOUT_S = 60
-"""Timeout of nvidia-smi: without persistence mode it makes the driver initialise every device."""
+"""Timeout of nvidia-smi in seconds: without persistence mode it makes the driver initialise every device."""
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Numbers of cores or devices: "0-3,6" is 0, 1, 2, 3 and 6.
+    """Parse numbers of cores or devices: "0-3,6" is 0, 1, 2, 3 and 6.
 
     Raises:
         ChoiceError: It is no such list.
@@ -48,10 +48,10 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Bind this process, and all that it starts, to these cores; None keeps the present ones.
+    """Bind this process, and all processes that it starts, to these cores; None keeps the present ones.
 
     Raises:
-        ChoiceError: Some of them are not this process's.
+        ChoiceError: Some of them are not available to this process.
     """
     if not hasattr(os, "sched_getaffinity"):  # macOS cannot bind
         if cores is not None:
@@ -67,13 +67,14 @@ def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def use_gpus(gpus: str | None) -> None:
-    """Show only these GPUs to all that this process starts; None all of them, "none" none."""
+    """Show only these GPUs to all processes that this one starts; None shows all, "none" shows none."""
     if gpus is not None:
         os.environ[VISIBLE_DEVICES] = "" if gpus == NO_GPUS else ",".join(str(n) for n in parse_numbers(gpus))
 
 
 def named_gpus(text: str) -> tuple[int, ...]:
-    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its order, which is the profile's.
+    """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its order, which the profile
+    uses.
 
     Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
 
@@ -99,7 +100,7 @@ def named_gpus(text: str) -> tuple[int, ...]:
 
 
 def _gpu_uuids() -> dict[int, str]:
-    """UUIDs of GPUs by number; empty where the driver's tool does not answer."""
+    """Return the UUIDs of GPUs by number; empty where the driver's tool does not answer."""
     command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True)
@@ -119,11 +120,11 @@ def offer_of_this_machine(
     max_hosts: int = 1,
     reserves: bool = False,
 ) -> WorkerOffer:
-    """Offer of a worker on these cores, with the visible GPUs.
+    """Return the offer of a worker on these cores, with the visible GPUs.
 
     Raises:
-        ChoiceError: Its GPUs are named as no whole ones.
-        PlatformError: They are to be taken for more than they are.
+        ChoiceError: The names of its GPUs are not those of whole GPUs.
+        PlatformError: One GPU would count as several.
     """
     refuse_parts(WHOLE_GPUS)
     profile = _known_profile(settings, level, cores, python)
@@ -160,7 +161,7 @@ def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], pyt
 
 
 def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
-    """Describe the workload through a trial server: this process has no torch."""
+    """Return the hardware profile, from a trial server: this process has no torch."""
     with (
         scratch_directory() as folder,
         isolated_runner(

@@ -1,7 +1,7 @@
-"""A store that waits for its database: a restart of the server loses nothing within the lease.
+"""Store that retries while its database is unavailable: a restart of the server loses nothing within the lease.
 
-Each method of a store is one transaction. Where the connection breaks in a commit nobody knows whether it took
-place; so it is asked again, and what is there already, exactly as it was to be written, was written then.
+Each method of a store is one transaction. If the connection breaks in a commit, its outcome is unknown; so the
+transaction is repeated, and a row that already exists with exactly the same content was written the first time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from steptune.tuner.store_rules import encode
 
 
 def patient(store: SqlStudyStore, keeper: LeaseKeeper, study: Study) -> StudyStore:
-    """The store of one study, asked until it answers or the lease is over.
+    """Return the store of one study, with retries until it answers or the lease is over.
 
-    What it is given says where the workload lies on this machine; what it keeps says what the user called it.
+    Its callers refer to the workload by its path on this machine; it stores the user's reference.
     """
     return cast(StudyStore, _PatientStore(store, keeper, study))
 

@@ -1,8 +1,8 @@
-"""Owners whose studies a worker leaves alone for a while, after one that the worker or its environment failed.
+"""Owners whose studies a worker does not take for a while, after a failure of the worker or its environment.
 
-User code can bring that about: it may kill its own trial server. So the studies of its user wait, longer each time in a
-row, and nobody else's; only where studies of several users fail one after the other does the machine ail, and the
-worker takes nothing, so that this does not go through the whole queue.
+User code can cause that: it may kill its own trial server. So only the studies of its user wait, longer each time in a
+row; if studies of several users fail one after the other, the machine is faulty, and the worker takes nothing, so that
+not the whole queue fails.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Rests:
-    """Pauses of one worker."""
+    """Pauses of one worker, by owner of studies."""
 
     def __init__(self) -> None:
         self._pauses: dict[str | None, tuple[float, float]] = {}
-        """Pauses by owner: the last one in seconds, and when it ends."""
+        """Pauses by owner: the length of the last one in seconds, and the time at which it ends."""
         self._failed: set[str | None] = set()
-        """Owners of the studies that failed since the last one that did not."""
+        """Owners of the studies that failed since the last success."""
         self._until_s = 0.0
 
     def learn(self, owner_id: str | None, *, failed: bool) -> None:
-        """A study has been given back."""
+        """Record the outcome of a study that was released."""
         if not failed:
             self._pauses.pop(owner_id, None)
             self._failed.clear()
@@ -39,15 +39,15 @@ class Rests:
             self._until_s = now_s() + pause_s
 
     def owners(self) -> frozenset[str | None]:
-        """Users whose studies wait now."""
+        """Return the owners whose studies must wait now."""
         now = now_s()
         return frozenset(owner_id for owner_id, (_, until_s) in self._pauses.items() if until_s > now)
 
     def next_s(self) -> float:
-        """Seconds until the first of those may go on; infinity where none waits."""
+        """Return the seconds until the first of these pauses ends; infinity where there is none."""
         now = now_s()
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 
     def left_s(self) -> float:
-        """Time for which the worker still takes nothing."""
+        """Return the seconds for which the worker still takes nothing."""
         return max(0.0, self._until_s - now_s())

@@ -1,4 +1,4 @@
-"""Submitted scripts on a worker: looked at once, and then tuned as `steptune tune -- COMMAND` does."""
+"""Submitted scripts on a worker: inspected once, and then tuned as `steptune tune -- COMMAND` does."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LAST_LINES = 3
 def prepare_script(
     study: Study, folder: Path, level: Level, check: Callable[[], None], python: str = sys.executable
 ) -> tuple[Study, ScriptRunner]:
-    """Look at a submitted script.
+    """Inspect a submitted script.
 
     Args:
-        folder: Of its sources, as they were sent.
-        check: Called while it runs; what it raises ends it.
+        folder: Folder of its sources, as they were sent.
+        check: Called while the script runs; an exception ends it.
         python: The worker's interpreter: `python` in a command is that one.
 
     Returns:
-        The study as the script has it, and the runner of its trials, which is to be closed.
+        The study with the script's facts, and the runner of its trials, which the caller closes.
 
     Raises:
         IsolationUnavailableError: Trials are isolated here.

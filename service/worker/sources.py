@@ -13,13 +13,13 @@ from steptune.tuner.records import Study
 
 
 def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, folder: Path) -> str:
-    """Bring what was uploaded into a folder, anew: user code may have changed what was there.
+    """Unpack an upload into a folder, each time anew: user code may have changed an earlier copy.
 
     Returns:
         The reference of the workload on this machine; of a script its command, which runs in the folder.
 
     Raises:
-        StoreError: The upload is not kept any more; ArchiveRefusedError where it is no archive that may be unpacked.
+        StoreError: The upload is no longer stored; ArchiveRefusedError if it may not be unpacked.
     """
     if source is None or source.digest is None:
         return study.workload

@@ -1,4 +1,4 @@
-"""A worker beside a server: a child process that is started again when it ends, and ends with its parent."""
+"""Supervisor of a worker beside a server: a child process that is restarted when it ends, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("steptune.supervisor")
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 SETTLED_S = 60.0
-"""A worker that ran for so long is started again at once."""
+"""Minimum seconds that a worker must have run to be restarted at once."""
 
 
 class Supervisor:
-    """Keeps one worker running, from `start` to `stop`.
+    """Supervisor that keeps one worker running, from `start` to `stop`.
 
     Args:
-        arguments: Further ones of `steptune worker`.
+        arguments: Further arguments of `steptune worker`.
     """
 
     def __init__(self, settings: Settings, arguments: Sequence[str] = ()) -> None:
@@ -42,7 +42,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, while there is one."""
+        """Return the id of the worker's process; None while there is none."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
@@ -50,7 +50,7 @@ class Supervisor:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Let the running trials end within this time; the worker then gives its study back and ends."""
+        """Stop the worker: running trials may take `timeout_s`, then it returns its study to the queue."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -85,18 +85,20 @@ class Supervisor:
 
 
 def _inherited() -> dict[str, str]:
-    """The environment, without what is the server's alone."""
+    """Return the environment, without variables that belong to the server alone."""
     of_the_server = {f"STEPTUNE_{name.upper()}" for name in _servers_own()}
     return {name: value for name, value in os.environ.items() if name.upper() not in of_the_server}
 
 
 def _servers_own() -> set[str]:
-    """Secrets, and settings that are of use only with one of them. A worker needs no secret but the database's."""
+    """Return the names of secrets, and of settings that need one of them. A worker needs no secret but the
+    database's.
+    """
     return {"proxy_user_header", *filter(is_secret, Settings.model_fields)}
 
 
 def _variables(settings: Settings) -> dict[str, str]:
-    """Settings as variables of the environment; those of the server alone are empty, whatever `.env` has."""
+    """Return the settings as environment variables; those of the server alone are empty, whatever `.env` has."""
     variables = {f"STEPTUNE_{name.upper()}": "" for name in _servers_own()}
     for name in settings.model_fields_set - _servers_own():
         value = getattr(settings, name)

@@ -48,7 +48,7 @@ _MODULES = {
     "load_recommendation": "steptune.tuner.export.native",
     "watch": "steptune.tuner.scripts.watch",
 }
-"""The module of each public name, imported on first use: a workload file needs only `Workload`."""
+"""Module of each public name, imported on first use: a workload file needs only `Workload`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The earlier name of `steptune`, `tuner`: kept for one release, with a warning.
+"""Support for `tuner`, the earlier name of `steptune`, for one release and with a warning.
 
 `tuner.x.y` is the module `steptune.tuner.x.y` itself, not a copy, so that classes of both names are the same.
 """
@@ -43,7 +43,7 @@ def get_attribute(name: str) -> Any:
 
 
 def hand_on() -> None:
-    """Warn, and answer imports of `tuner.x` with `steptune.tuner.x`."""
+    """Warn about the old name, and redirect imports of `tuner.x` to `steptune.tuner.x`."""
     warnings.warn(
         "the module `tuner` is now `steptune`: write `import steptune`. The old name ends with the next release",
         FutureWarning,

@@ -1,4 +1,4 @@
-"""The version, as the metadata of the installation has it: the last tag, and what came after it."""
+"""The version from the metadata of the installation: the last tag, and the changes after it."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -324,7 +324,7 @@ class TestEngines:
         tool.write_text(f'#!/bin/sh\necho "$@ password:$PGPASSWORD" > {seen}; echo no >&2; exit 1\n')
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        with pytest.raises(StoreError, match=r"pg_dump could not do it for .*: no") as refused:
+        with pytest.raises(StoreError, match=r"pg_dump failed for .*: no") as refused:
             back_up(postgres_url.replace("steptune@", "steptune:secret@"), artifacts, path)
         arguments, _, password = seen.read_text().partition(" password:")
         assert "secret" not in arguments

@@ -180,10 +180,13 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
 
 def requests_of(pipe: Path) -> Generator[dict[str, Any], None, None]:
     """Requests, a line each. The pipe stays open, for writing as well: what another thread wrote between the end of one
-    request and the closing of the pipe would be lost.
+    request and the closing of the pipe would be lost. A trial that was given up while the copy was busy has no folder
+    any more, and is left out.
     """
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as stream:
-        yield from map(json.loads, stream)
+        for request in map(json.loads, stream):
+            if Path(request.get("folder", pipe)).exists():
+                yield request
 
 
 def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]) -> bool:

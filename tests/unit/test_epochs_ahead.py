@@ -311,12 +311,18 @@ class TestAhead:
         assert [loader.num_restarts for loader in made] == [2]
 
     def test_a_measured_epoch_takes_the_time_of_its_steps_before_its_end(self, monkeypatch: Any) -> None:
-        """Else workers would have had no time to begin the next; long steps count up to a limit."""
+        """Else workers would have had no time to begin the next; long steps count up to a limit. Loaders whose workers
+        begin none are not waited for.
+        """
+
+        class Ahead(list):
+            epochs_ahead = True
+
         slept: list[float] = []
         monkeypatch.setattr(measure.time, "sleep", slept.append)
-        for step_time_ns in (20_000_000, 10**10):
-            measure.epoch_restart_ns(lambda order: order, [[0], [1], [2]], 0.0, step_time_ns)
-        assert slept == [0.06] * 2 + [measure.MAX_COMPUTING_S] * 2
+        for make_loader, step_time_ns in ((Ahead, 20_000_000), (Ahead, 10**10), (list, 10**10)):
+            measure.epoch_restart_ns(make_loader, [[0], [1], [2]], 0.0, step_time_ns)
+        assert slept == [0.06] * 2 + [measure.MAX_COMPUTING_S] * 2 + [0.0] * 2
 
     @pytest.mark.parametrize("arguments", [WORKERS, AHEAD], ids=["PyTorch's", "ahead"])
     def test_an_iterator_of_an_earlier_epoch_goes_on_with_the_last_one(self, arguments: LoaderArguments) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -142,6 +143,18 @@ def test_a_request_that_comes_after_another_one_was_read_is_not_lost(tmp_path: P
     found.append(next(requests))
     requests.close()
     assert found == [{"number": 1}, {"number": 2}]
+
+
+def test_a_trial_that_was_given_up_before_the_copy_read_its_request_does_not_begin(tmp_path: Path) -> None:
+    pipe = tmp_path / "request"
+    os.mkfifo(pipe)
+    requests = copies.requests_of(pipe)
+    kept = {"trial": {}, "folder": str(tmp_path)}
+    with os.fdopen(os.open(pipe, os.O_RDWR), "r+b", buffering=0) as stream:
+        stream.write(json.dumps({"trial": {}, "folder": str(tmp_path / "removed")}).encode() + b"\n")
+        stream.write(json.dumps(kept).encode() + b"\n")
+        assert next(requests) == kept
+    requests.close()
 
 
 def test_a_fork_trains_what_a_start_trains_digit_by_digit(folder: ScriptFolder, tmp_path: Path, loads: Path) -> None:

@@ -48,7 +48,9 @@ class Numbers(Dataset):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, torch.Tensor):
+            return index.sum().item()
         if index < 0:
             raise ValueError("a broken sample")
         return index
@@ -61,6 +63,35 @@ class Shuffled(Line):
 
     def sampler(self, dataset: Any) -> Any:
         return None
+
+
+class OwnIterator(Sampler):
+    """Is its own iterator, which begins a pass where it is asked for one; each pass goes on where the last ended."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.next, self.left, self.length = 0, 0, len(dataset)
+
+    def __iter__(self) -> OwnIterator:
+        self.left = 6
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        self.next += 1
+        return [self.next % self.length]
+
+
+class Pairs(Sampler):
+    """Indices that are tensors of two numbers."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.length = len(dataset)
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        for _ in range(6):
+            yield [torch.randint(self.length, (2,))]
 
 
 Sampling = Callable[[Any], Any]
@@ -117,6 +148,7 @@ SAMPLINGS: dict[str, Sampling] = {
     "in place": batched(InPlace),
     "lazily": batched(Lazily),
     "an epoch shorter than the queue": batched(lambda dataset: SubsetRandomSampler([7, 1, 4]), size=2),
+    "its own iterator": OwnIterator,
     "one batch": batched(SequentialSampler, size=100),
     "fixed": lambda dataset: [[3, 1], [0, 2, 9], [5]],
 }
@@ -146,6 +178,10 @@ def epochs(
             if epoch == 0 and number == stop_at:
                 break
     return loader, seen, (torch.rand(()).item(), np.random.random(), random.random())
+
+
+def interrupted() -> Any:
+    raise KeyboardInterrupt
 
 
 class TestSamples:
@@ -205,6 +241,22 @@ class TestSamples:
         assert seen == epochs(SAMPLINGS["sequential"], WORKERS)[1]
         assert loader.num_restarts == NUM_EPOCHS
 
+    def test_indices_that_cannot_be_compared_count_as_others(self) -> None:
+        _, plain, drawn = epochs(Pairs, WORKERS)
+        with pytest.warns(UserWarning, match="begin no epoch ahead"):
+            loader, seen, ours = epochs(Pairs, AHEAD)
+        assert (seen, ours, loader.num_restarts) == (plain, drawn, NUM_EPOCHS)
+
+    def test_a_wait_that_is_interrupted_loses_no_batch(self, monkeypatch: Any) -> None:
+        order = [[0, 1], [2], [3]]
+        iterator = iter(build_loader(Shuffled(), Numbers(), AHEAD, batch_sampler=order))
+        assert next(iterator).tolist() == [0, 1]
+        with monkeypatch.context() as patch:
+            patch.setattr(iterator._iterator, "_get_data", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+        assert [batch.tolist() for batch in iterator] == [[2], [3]]
+
     def test_after_a_broken_sample_the_next_epoch_is_whole(self) -> None:
         order = [[0, 1], [-1], [2, 3], [4]]
         loader = build_loader(Shuffled(), Numbers(), AHEAD, batch_sampler=order)
@@ -259,20 +311,26 @@ class TestAhead:
         assert [loader.num_restarts for loader in made] == [2]
 
     def test_a_measured_epoch_takes_the_time_of_its_steps_before_its_end(self, monkeypatch: Any) -> None:
-        """Else workers would have had no time to begin the next; long steps count up to a limit."""
+        """Else workers would have had no time to begin the next; long steps count up to a limit. Loaders whose workers
+        begin none are not waited for.
+        """
+
+        class Ahead(list):
+            epochs_ahead = True
+
         slept: list[float] = []
         monkeypatch.setattr(measure.time, "sleep", slept.append)
-        for step_time_ns in (20_000_000, 10**10):
-            measure.epoch_restart_ns(lambda order: order, [[0], [1], [2]], 0.0, step_time_ns)
-        assert slept == [0.06] * 2 + [measure.MAX_COMPUTING_S] * 2
+        for make_loader, step_time_ns in ((Ahead, 20_000_000), (Ahead, 10**10), (list, 10**10)):
+            measure.epoch_restart_ns(make_loader, [[0], [1], [2]], 0.0, step_time_ns)
+        assert slept == [0.06] * 2 + [measure.MAX_COMPUTING_S] * 2 + [0.0] * 2
 
-    def test_an_iterator_of_an_earlier_epoch_has_ended(self) -> None:
-        loader = build_loader(Shuffled(), Numbers(), AHEAD)
+    @pytest.mark.parametrize("arguments", [WORKERS, AHEAD], ids=["PyTorch's", "ahead"])
+    def test_an_iterator_of_an_earlier_epoch_goes_on_with_the_last_one(self, arguments: LoaderArguments) -> None:
+        loader = build_loader(Shuffled(), Numbers(), arguments, batch_sampler=[[index] for index in range(4)])
         first = iter(loader)
         next(first)
-        second = iter(loader)
+        assert [(one.item(), other.item()) for one, other in zip(first, iter(loader), strict=True)] == [(0, 1), (2, 3)]
         assert list(first) == []
-        assert len(list(second)) == 6
 
     @pytest.mark.parametrize(
         "arguments",

@@ -80,7 +80,7 @@ class _Epoch:
         guessed: Batches that were drawn by a guess.
         asked: Number of batches that workers were asked for.
         given: Number of those that the training loop has received.
-        disturbed: Loading failed, or was interrupted, so that `given` is not certain.
+        disturbed: Loading failed, or was interrupted: the next epoch begins anew.
     """
 
     source: Iterator[Any]
@@ -96,12 +96,14 @@ class _Epoch:
 
 
 class EpochIterator:
-    """Iterator over one epoch of a loader that never ends. Other attributes are those of that loader's iterator."""
+    """Iterator over the current epoch of a loader that never ends. Other attributes are those of that loader's iterator.
 
-    def __init__(self, iterator: Iterator[Any], feed: _Feed) -> None:
+    As with PyTorch's kept workers, all iterators of a loader go on with the epoch that was begun last.
+    """
+
+    def __init__(self, iterator: Any, feed: _Feed) -> None:
         self._iterator = iterator
         self._feed = feed
-        self._epoch = feed.current
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -110,16 +112,20 @@ class EpochIterator:
         """Return the next batch.
 
         Raises:
-            StopIteration: The epoch has ended, or another one has begun.
+            StopIteration: The epoch has ended.
         """
-        if self._epoch.finished or self._epoch is not self._feed.current:
+        epoch = self._feed.current
+        if epoch.finished:
             raise StopIteration
-        self._epoch.given += 1
+        received = self._iterator._rcvd_idx
         try:
-            return next(self._iterator)
-        except BaseException:
-            self._epoch.disturbed = True
+            batch = next(self._iterator)
+        except BaseException:  # where the wait was interrupted, the batch is still to come
+            epoch.given += self._iterator._rcvd_idx - received
+            epoch.disturbed = True
             raise
+        epoch.given += 1
+        return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_iterator"], name)
@@ -150,7 +156,7 @@ class _Feed:
 
     def __iter__(self) -> Iterator[Any]:
         """Restart the feed; the loader calls it when no earlier request counts any more."""
-        source, self._begun = self._begun or iter(self._sampler), None
+        source, self._begun = self._begun or _rest(iter(self._sampler)), None
         self._epochs = deque([_Epoch(source)])
         return _Asking(self)
 
@@ -161,7 +167,7 @@ class _Feed:
             return False
         self._epochs.popleft()
         epoch = self.current
-        source = iter(self._sampler)
+        source = _rest(iter(self._sampler))
         drawn = list(islice(source, epoch.asked + epoch.complete))
         if _same(drawn, epoch.guessed):
             epoch.source, epoch.guessed, self._failed = source, [], 0
@@ -218,7 +224,7 @@ class _Feed:
             number = _number_of(self._twin)
             if number is not None:
                 _set_epoch(self._twin, number + self._step)
-            self._epochs.append(_Epoch(iter(self._twin)))
+            self._epochs.append(_Epoch(_rest(iter(self._twin))))
         return True
 
     def _guessed(self, epoch: _Epoch) -> list[Any]:
@@ -255,8 +261,23 @@ class _Asking:
         return self._feed.ask()
 
 
+def _rest(source: Iterator[Any]) -> Iterator[Any]:
+    """Rest of a pass. A sampler that is its own iterator begins anew where `iter` is called again, as `islice` and
+    `chain` do.
+    """
+    while True:
+        try:
+            batch = next(source)
+        except StopIteration:
+            return
+        yield batch
+
+
 def _same(drawn: list[Any], guessed: list[Any]) -> bool:
-    return [list(batch) for batch in drawn] == [list(batch) for batch in guessed]
+    try:
+        return [list(batch) for batch in drawn] == [list(batch) for batch in guessed]
+    except (RuntimeError, TypeError, ValueError):  # indices that are tensors or arrays of several numbers
+        return False
 
 
 def _counting(sampler: Any) -> list[Any]:

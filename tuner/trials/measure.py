@@ -230,8 +230,9 @@ def epoch_restart_ns(
         steady_wait_ns: Wait for one batch in the middle of an epoch.
         step_time_ns: Time of a step, during which workers that begin an epoch ahead load for the next one.
     """
-    computing_s = min(MAX_COMPUTING_S, len(batches) * step_time_ns / 1e9)
     loader = make_loader(batches)
+    ahead = getattr(loader, "epochs_ahead", False)  # other workers have nothing to do before an epoch's end
+    computing_s = min(MAX_COMPUTING_S, len(batches) * step_time_ns / 1e9) if ahead else 0.0
     for _ in loader:
         pass
     costs = []

@@ -185,9 +185,12 @@ def requests_of(pipe: Path) -> Generator[dict[str, Any], None, None]:
 
     The pipe stays open, for writing as well: otherwise what another thread wrote between the end of one request and
     the closing of the pipe would be lost.
+    A request of a trial that was given up while the copy was busy, whose folder is gone, is left out.
     """
     with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as stream:
-        yield from map(json.loads, stream)
+        for request in map(json.loads, stream):
+            if Path(request.get("folder", pipe)).exists():
+                yield request
 
 
 def _is_trial(request: dict[str, Any], handlers: dict[signal.Signals, Any], files: list[tuple[int, int, int]]) -> bool:

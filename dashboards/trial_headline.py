@@ -87,7 +87,7 @@ def get_trial_headline(
             sentence = f"Every window is void, the last one because {voids[-1]}."
         return TrialHeadline("warning", "Not measured: no window counts", sentence, facts)
     rate = units_per_s(result)
-    sentence = f"{_told(own[-1])}." if own else "No decision of the study rests on it alone."
+    sentence = f"{_told(own[-1])}." if own else "No decision of the study depends on this trial alone."
     return TrialHeadline(
         "good" if own and own[-1].verdict in ("accepted", "confirmed") else "neutral",
         units.rate(rate, unit),

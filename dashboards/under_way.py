@@ -23,7 +23,7 @@ WHY: dict[Purpose, str] = {
     Purpose.AUDIT: "excluded by its bound: run to check the bounds",
     Purpose.CONFIRM: "a finalist, in new processes beside today's settings",
     Purpose.CONTRIBUTION: "measures the contribution of a part",
-    Purpose.MOVED: "again, because the place of the trials has changed",
+    Purpose.MOVED: "repeated, because the trials now run in another place",
 }
 """Reasons for trials that do not test a new choice."""
 

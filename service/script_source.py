@@ -99,7 +99,9 @@ def check_variables(variables: Mapping[str, str]) -> None:
                 "environment, or let the script read it from a file that the worker has"
             )
         if name in _OF_A_MACHINE or not _NAME.fullmatch(name):
-            raise WorkloadRejectedError(f"{name!r} is no variable that means the same on another machine: leave it out")
+            raise WorkloadRejectedError(
+                f"{name!r} is not a valid variable name, or is specific to this machine: leave it out"
+            )
 
 
 def interpreter_of(command: Sequence[str], path: str | None = None) -> str:

@@ -382,8 +382,8 @@ def _written(folder: Path, study_id: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in FULL_ERRNOS
-        way_out = "free space" if full else "name another folder with --output"
+        way_out = "free space" if full else "choose another folder"
         raise (StorageFullError if full else StoreError)(
-            f"{folder} cannot be written: {error.strerror or error}. The study is in the database: {way_out}, as in "
-            f"`steptune export {study_id} --output FOLDER`"
+            f"{folder} cannot be written: {error.strerror or error}. The study is in the database: {way_out}, then "
+            f"run `steptune export {study_id} --output FOLDER`"
         ) from None

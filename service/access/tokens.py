@@ -289,7 +289,9 @@ def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float 
     if user.disabled_at is not None:
         raise ChoiceError(f"the user {user.name!r} is disabled: a token of theirs would be refused")
     if days is not None and not 0 < days <= _MAX_DAYS:
-        raise ChoiceError(f"{days:g} days: a token ends after more than 0 and at most {_MAX_DAYS} days, or never")
+        raise ChoiceError(
+            f"token lifetime is {days:g} days: it must be more than 0 and at most {_MAX_DAYS} days, or unlimited"
+        )
     if len(name) > MAX_NAME or not name.isprintable():
         raise ChoiceError(f"the name of a token has at most {MAX_NAME} printable characters")
 

@@ -157,7 +157,7 @@ def get_workload(request: Request, principal: Reader, workload_id: WorkloadId) -
     "/{workload_id}",
     status_code=204,
     summary="Delete a workload",
-    description="One that no study refers to.",
+    description="Only a workload that no study refers to can be deleted.",
     responses={204: {"description": "It is gone."}, **refuses(404, 409)},
 )
 def delete_workload(request: Request, principal: Submitter, workload_id: WorkloadId) -> Response:

@@ -46,7 +46,7 @@ def analyze(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Write a page with figures here; it loads nothing.", show_default=False),
+        typer.Option("--html", help="Write a self-contained HTML page with figures to this path.", show_default=False),
     ] = None,
     perfetto: Annotated[
         Path | None,

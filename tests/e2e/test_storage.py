@@ -135,7 +135,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_tuning(steptu
 def test_an_export_to_a_folder_that_cannot_be_written_is_refused(used, read_only):
     message = used.refused("export", "--output", "read_only", before=without_override)
     assert "read_only cannot be written: Permission denied" in message
-    assert "name another folder with --output" in message
+    assert "choose another folder" in message
 
 
 def test_an_output_that_is_a_file_is_refused(steptune, inside):

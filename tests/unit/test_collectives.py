@@ -297,7 +297,7 @@ def test_a_name_that_several_groups_share_is_not_compared():
     calls = {rank: made([(10, 12)], group="tensor parallel", size=2) for rank in range(4)}
     found = compare_ranks(calls)
     assert found.waits == ()
-    assert "4 ranks name a process group 'tensor parallel' of size 2: it is not compared" in found.notes
+    assert "process group 'tensor parallel' was not compared: its size is 2, but 4 ranks report it" in found.notes
 
 
 def test_calls_at_different_times_are_not_one_collective():

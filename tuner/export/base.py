@@ -99,7 +99,9 @@ def headline(recommendation: Recommendation) -> str:
     better = parse_objective(recommendation.objective).better
     return {
         Verdict.FASTER: f"{better} than today's settings",
-        Verdict.NO_SIGNIFICANT_GAIN: "no significant gain was found; these are today's settings or as fast as them",
+        Verdict.NO_SIGNIFICANT_GAIN: (
+            "no significant gain was found; these are today's settings, or settings that are as fast"
+        ),
         Verdict.ENABLES_TRAINING: "makes training fit, which today's settings do not",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
         Verdict.INCONCLUSIVE: "gains could not be told from none; these are today's settings",

@@ -173,7 +173,8 @@ class TorchtitanConfig(TranslatingExporter):
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
         return (
-            "model: torchtitan trains the models of its registry; for any other these are hints, not measured there",
+            "model: torchtitan trains only the models in its registry; for other models "
+            "these are hints, not measured there",
         )
 
     def export(self, recommendation: Recommendation) -> str:

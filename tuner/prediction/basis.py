@@ -95,7 +95,7 @@ def basis_of(
     results = [t.result for t in trials if t.result is not None]
     assumptions: list[str] = []
     contention, is_measured = _contention(environment, results, contention, assumptions)
-    assumptions += (f"the profile that it begins with cannot be trusted: {p}" for p in _problems(result))
+    assumptions += (f"the prediction starts from an unreliable profile: {p}" for p in _problems(result))
     if backward_share(result.breakdowns[0]) is None:
         assumptions.append(NO_PHASES)
     choices = complete_choices(result.candidate, facts)

@@ -32,7 +32,7 @@ GRADIENTS = (
     "gradients become ready evenly during the backward pass: the largest tensors may come first or last",
     "the global batch grows with the ranks: each computes as many samples as it was measured with",
     "hosts and devices are alike, and nobody else uses the links",
-    "collectives are rings in the order of the hosts; all of them share one lane beside compute",
+    "collectives use rings in host order and run one at a time, overlapping compute",
 )
 LINKS = "links reach what was given, and cost nothing but that and their latency: TCP often reaches less"
 

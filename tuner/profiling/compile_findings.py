@@ -58,7 +58,10 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         count=lambda c: c.num_graph_breaks,
         severity=lambda count: "warning" if count >= MANY else "note",
         message="the compiled graph is broken {count} times: fusion ends there, and Python runs in between",
-        advice="take prints, reads of values and calls that TorchDynamo does not know out of the model's forward pass",
+        advice=(
+            "remove prints, reads of tensor values and calls that TorchDynamo does not "
+            "support from the model's forward pass"
+        ),
         events=lambda c: c.graph_breaks,
     ),
     CompileRule(

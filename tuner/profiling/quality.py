@@ -175,7 +175,7 @@ PROBLEMS: tuple[Problem, ...] = (
             f"{seen.warm_up:.0%} of the profiled time is warming up"
         ),
         advice="warm up longer before profiling, until the step time is steady: compilation, autotuning, the allocator "
-        "and the loader's first batches belong to no usual step",
+        "and the loader's first batches are not part of a typical step",
         own_advice=AGAIN,
     ),
 )

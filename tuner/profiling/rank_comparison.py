@@ -115,7 +115,9 @@ def _matched_groups(calls: Mapping[int, CollectiveCalls], ranks: tuple[int, ...]
         inside = list(own)
         sizes = {calls[rank].messages[number].group_size for rank in inside for number in own[rank].values()}
         if name and len(inside) > max(sizes):
-            notes.append(f"{len(inside)} ranks name a process group {name!r} of size {max(sizes)}: it is not compared")
+            notes.append(
+                f"process group {name!r} was not compared: its size is {max(sizes)}, but {len(inside)} ranks report it"
+            )
         elif len(inside) > 1:
             matched, missing = _match(calls, own)
             left_out += missing

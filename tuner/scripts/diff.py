@@ -73,7 +73,10 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
             way.
     """
     if recommendation.in_script is None:
-        raise RecommendationError("the recommendation is for a workload: a diff changes the lines of a training script")
+        raise RecommendationError(
+            "a diff requires a recommendation for a training script; this one is for a "
+            "Workload: use another export format"
+        )
     script = recommendation.in_script.script
     found = outside_of(recommendation.candidate, recommendation.choices, script)
     if not found:

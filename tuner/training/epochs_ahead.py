@@ -96,7 +96,7 @@ class _Epoch:
 
 
 class EpochIterator:
-    """Iterator over the current epoch of a loader that never ends. Other attributes are those of that loader's iterator.
+    """Iterator over the current epoch of a loader that never ends. It has the attributes of that loader's iterator.
 
     As with PyTorch's kept workers, all iterators of a loader go on with the epoch that was begun last.
     """

@@ -199,5 +199,8 @@ def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | N
     if workload.dataset.kind == "iterable":
         return "an iterable dataset decides itself where its epochs end"
     if environment.hardware.device_kind == "cpu" and workload.randomness != "none":
-        return "the model draws from the generator that shuffles, so that the next epoch's order is not known ahead"
+        return (
+            "the model and the shuffling sampler use the same random generator: the next "
+            "epoch's order is not known ahead"
+        )
     return None

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class MoeExperts(Strategy):
     setting = MoeExpertsSetting
     summary = "experts of a mixture run looped, batched or grouped"
-    needs_workload = "the model is changed before its optimizer is made, which Workload.model allows"
+    needs_workload = (
+        "the model must be changed before its optimizer is created; only Workload.model makes that possible"
+    )
     attacks = (*COMPUTE, Category.SYNCHRONISATION, Category.COPY_D2H, Category.HOST, Category.LAUNCH_LATENCY)
     recompiles = True
     usual_realisation = 0.3

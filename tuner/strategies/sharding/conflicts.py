@@ -114,7 +114,7 @@ DROPPED = (
         setting=ShardingSetting,
         parameters=("reshard",),
         when=lambda s: s[ShardingSetting].mode == "grad_op",
-        reason="parameters stay until the backward pass",
+        reason="parameters stay unsharded until the backward pass",
     ),
     Dropped(
         setting=ShardingSetting,

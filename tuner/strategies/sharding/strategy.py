@@ -58,7 +58,9 @@ class Sharding(Strategy):
     conflicts = CONFLICTS
     dropped = DROPPED
     summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"
-    needs_workload = "the model is wrapped before its optimizer is made, which Workload.model allows"
+    needs_workload = (
+        "the model must be wrapped before its optimizer is created; only Workload.model makes that possible"
+    )
     attacks = (Category.COMMUNICATION, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     cures = (
         Cure.COMMUNICATE_LESS,

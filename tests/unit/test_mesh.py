@@ -131,8 +131,8 @@ class TestChain:
         [
             (Model, ""),
             (Between, "between blocks 0 and 1 the model computes something"),
-            (Skipping, "uses more than the output of the last one"),
-            (Around, "not through them alone: first."),
+            (Skipping, "use more than the output of the last block"),
+            (Around, "other than through the blocks: first."),
             (Second, "takes a second tensor that has a gradient"),
             (Backwards, "block 2 (Block) is called in the place of block 0"),
             (Fewer, "of 3 blocks the loss calls 1"),

@@ -49,7 +49,7 @@ def test_a_replay_is_reproducible_by_its_seed_and_keeps_its_starts(method):
 def test_several_processes_make_the_rows_of_one_and_fresh_ones_replace_those_of_their_method(tmp_path):
     out = tmp_path / "rows.jsonl"
     wanted = argparse.Namespace(
-        half="fit", per_family=1, seeds=(0, 1), methods=["random"], starts=3, processes=2, fresh=False, out=out
+        half="fit", per_family=1, first=0, seeds=(0, 1), methods=["random"], starts=3, processes=2, fresh=False, out=out
     )
     run_all(wanted)
     rows = read(out)

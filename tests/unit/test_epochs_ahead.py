@@ -364,8 +364,8 @@ class TestStrategy:
             ("cuda", SHORT, None),
             ("cuda", replace(SHORT, randomness="switchable"), None),
             ("cpu", replace(SHORT, randomness="none"), None),
-            ("cpu", replace(SHORT, randomness="switchable"), "draws from the generator that shuffles"),
-            ("cpu", replace(SHORT, randomness="always"), "draws from the generator that shuffles"),
+            ("cpu", replace(SHORT, randomness="switchable"), "use the same random generator"),
+            ("cpu", replace(SHORT, randomness="always"), "use the same random generator"),
             ("cuda", replace(SHORT, dataset=replace(SHORT.dataset, kind="iterable")), "decides itself"),
         ],
     )

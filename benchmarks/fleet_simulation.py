@@ -161,7 +161,7 @@ MODEL = {
     "bytes": {"per_study": 14_070.0, "per_trial": 7_670.0, "per_held_s": 49.7},
 }
 """Solved from three runs of other sizes than the one that is reported: 40 studies of 3 trials of 4 s, 40 of 3 trials of
-40 s, and 30 of 7 trials of 8 s, each with two processes and within 5 s. Five rows of windows a trial have gone since."""
+40 s, and 30 of 7 trials of 8 s, each with two processes and within 5 s. Five rows of windows a trial are gone since."""
 
 
 SUMS = """select (select count(*) from trials where state <> 'completed'), sum(num_lost), sum(device_seconds)

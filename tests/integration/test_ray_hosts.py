@@ -257,7 +257,7 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
             with reservation(cluster, tmp_path / "other") as (other, _):
                 other.reserve()
                 site.worker("--once", "--runner", "ray", "--address", cluster.address, "--num-hosts", "2")
-                lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: it can be met when others"
+                lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: the hosts are free when"
                 wait_until(lambda: lack in site.entry(study.study_id).waits_for, site.log())
                 assert lack in activity(site, study.study_id)
                 [known] = site.queue.workers()

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from steptune.tuner.records import Gain, Interval
-from steptune.tuner.scripts.runner import last_line_of
+from steptune.tuner.scripts.failures import last_line_of
 from steptune.tuner.scripts.verification import compare_losses
 
 GAIN = Gain(

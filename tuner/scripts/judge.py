@@ -68,6 +68,7 @@ class _Judgement:
         self._unit = max(request.unit_roundoff, request.own_roundoff)
         self._checks: list[GuardCheck] = []
         self._notes: list[str] = list(reference["notes"])
+        self._are_updates_shown = False
 
     def verdict(self) -> GuardVerdict:
         wanted, found = self._reference["steps"], self._candidate["steps"]
@@ -144,7 +145,7 @@ class _Judgement:
         """Replay the user's optimizers on the candidate's own gradients, in the steps before weights are reset."""
         number = self._request.num_steps
         wanted, found = (_by_optimizer(seen["steps"][:number]) for seen in (self._reference, self._candidate))
-        worst = None
+        worst, num_replayed = None, 0
         for key, updates in wanted.items():
             kind, module = updates[0]["kind"], updates[0]["module"]
             if not module.startswith("torch.optim") or kind not in ELEMENT_WISE:
@@ -155,21 +156,22 @@ class _Judgement:
                 self._notes.append(f"update not replayed: {kind} does not follow its own rule (a loaded state?)")
                 continue
             deviation = worst_deviation(rule, [_seen_step(update) for update in found[key]])
+            num_replayed += 1
             if worst is None or deviation.score > worst.score:
                 worst = deviation
-        self._check_between()
+        self._are_updates_shown = self._check_between() and 0 < num_replayed == len(wanted)
         if worst is not None:
             detail = told_deviation(worst) if worst.name else ""
             self._checks.append(gated("replayed update", "update", worst.score, LIMIT, detail, True))
 
-    def _check_between(self) -> None:
-        """Check that only updates change weights, where that holds with today's settings."""
+    def _check_between(self) -> bool:
+        """Check that only updates change weights, where that holds with today's settings; say whether it does."""
         number = self._request.num_steps
         known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
         found = changes_between([run["steps"][:number] for run in known], self._candidate["steps"][:number])
         if not found.is_compared:
             self._notes.append("weights between updates: the loop changes them itself")
-            return
+            return False
         detail = (
             f"{found.name} changes by {found.score:.2g} last digits between its updates of steps {found.step} and "
             f"{found.step + 1}; today's settings leave it alone there"
@@ -177,11 +179,12 @@ class _Judgement:
             else ""
         )
         self._checks.append(gated("weights between updates", "update", found.score, LIMIT, detail, True))
+        return True
 
     @property
     def _has_right_updates(self) -> bool:
-        updates = {check.name: check.passed for check in self._checks if check.kind == "update"}
-        return "replayed update" in updates and all(updates.values())
+        """Whether nothing but right updates can have moved the candidate's weights away from the reference's."""
+        return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
     def _check_tensors(self, name: str, kind: str, of_step: Any, kinds: Sequence[str]) -> None:
         wanted = [of_step(step) for step in self._reference["steps"]]

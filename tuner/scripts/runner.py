@@ -29,7 +29,6 @@ from steptune.tuner.records import (
     Breakdown,
     Effect,
     Environment,
-    Failure,
     FailureKind,
     GuardVerdict,
     HardwareProfile,
@@ -45,19 +44,18 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
+from steptune.tuner.scripts.failures import failure_of
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, Judge, ReferenceRuns
 from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
+from steptune.tuner.scripts.load_watch import LoadWatch
 from steptune.tuner.scripts.look import Look, same_for_all
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Settings, Way
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.in_scripts import outside_of
-from steptune.tuner.trials.contention import CpuReading, foreign_share, read_cpu
 from steptune.tuner.trials.study_files import StudyFiles
 
-MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
-LOG_BYTES = 1 << 16
 FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
 """Time limit of a trial from a frozen copy: in inspection times, and seconds in addition."""
 START_LOOKS = 4.0
@@ -69,7 +67,6 @@ WARM_UP_WINDOWS = 2.5
 """Minimum length of the warm-up, in windows."""
 LEAST_WINDOWS = 2
 """Minimum number of timed windows with which a script may end before its trial does."""
-LOAD_READ_EVERY_S = 0.5
 NUM_LOSSES = 100
 """Number of first backward passes whose losses a verification compares."""
 ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
@@ -247,7 +244,7 @@ class ScriptRunner:
             if (ended.folder / SEEN).exists():
                 _keep_guard(ended.folder, folder)
                 return
-            why = _why(ended, log)
+            why = failure_of(ended, log)
         left_s = None if longest_s is None else longest_s - (time.monotonic() - began)
         if ended.timed_out and (not ended.forked or (left_s is not None and left_s <= 0)):
             raise BudgetError("the budget was spent on the guard's reference")
@@ -387,7 +384,7 @@ class ScriptRunner:
             ended = kept.enter_context(started)
             record = next((record for record in ended.records if record.complete), None)
             if record is None:
-                raise CopyError(_why(ended, log).message)
+                raise CopyError(failure_of(ended, log).message)
             copy = FrozenCopy(ended.folder, record, began_ns, look.folder)
             found = Look(way.command, look.folder, look.record, look.breakdowns, look.seconds)
             found.keep(copy, kept.pop_all())
@@ -406,7 +403,7 @@ class ScriptRunner:
         """Run the command once; return the result, and the record of its first process."""
         log = self._files.logs / f"{spec.trial_id}.log"
         began_ns = time.perf_counter_ns()
-        with _LoadWatch() as load, self._ran(trial, way, log, self._longest_s(spec, way)) as ended:
+        with LoadWatch() as load, self._ran(trial, way, log, self._longest_s(spec, way)) as ended:
             load.stop()
             result = TrialResult(
                 trial_id=spec.trial_id,
@@ -426,7 +423,7 @@ class ScriptRunner:
         spec: TrialSpec,
         settings: MeasureSettings,
         ended: Ended,
-        load: _LoadWatch,
+        load: LoadWatch,
         began_ns: int,
         log: Path,
         applied: Mapping[str, Outside],
@@ -437,7 +434,7 @@ class ScriptRunner:
         record = ended.records[0] if ended.records else None
         whole = record is not None and (record.complete or (len(windows) >= LEAST_WINDOWS and not ended.status))
         if not windows or not whole or ended.timed_out:
-            return msgspec.structs.replace(result, failure=_why(ended, log), phases_ns=phases)
+            return msgspec.structs.replace(result, failure=failure_of(ended, log), phases_ns=phases)
         if not (self._runs.reference / SEEN).exists() and (ended.folder / SEEN).exists():
             _keep_guard(ended.folder, self._runs.reference)
         verdict = self._verdict(spec, ended) if spec.guard and self._runs.is_made else None
@@ -475,7 +472,7 @@ class ScriptRunner:
         own, device = self._own_roundoff, self._look.record.device
         return self._judge.verdict(self._runs.request(candidate, spec.unit_roundoff, own, device))
 
-    def _windows(self, seen: Mapping[str, Any], settings: MeasureSettings, load: _LoadWatch) -> tuple[Window, ...]:
+    def _windows(self, seen: Mapping[str, Any], settings: MeasureSettings, load: LoadWatch) -> tuple[Window, ...]:
         batch = self._look.facts.global_batch
         found = []
         for number, window in enumerate(seen.get("windows", ())):
@@ -583,40 +580,6 @@ class ScriptRunner:
         return longest if longest_s is None else min(longest, longest_s)
 
 
-class _LoadWatch:
-    """CPU use of other programs, read at intervals while a trial runs."""
-
-    def __init__(self) -> None:
-        self._readings: list[CpuReading] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _LoadWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def share(self, begin_ns: int, end_ns: int) -> float:
-        """Return the share of the cores that others used, between the readings around a window."""
-        before = [reading for reading in self._readings if reading.at_s * 1e9 <= begin_ns]
-        after = [reading for reading in self._readings if reading.at_s * 1e9 >= end_ns]
-        return foreign_share(before[-1], after[0]) if before and after else 0.0
-
-    def _watch(self) -> None:
-        while True:
-            reading = read_cpu(time.perf_counter())
-            if reading is not None:
-                self._readings.append(reading)
-            if self._ended.wait(LOAD_READ_EVERY_S):
-                return
-
-
 def _measure(spec: TrialSpec, settings: MeasureSettings) -> dict[str, Any]:
     """Return the settings of the windows as plain values."""
     return {
@@ -668,49 +631,6 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     return found
-
-
-def last_line_of(said: str) -> str:
-    """Return the last line of output, preferably the script's own: `steptune.enable` writes after its error."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith("steptune: ")]
-    return (own or lines or [""])[-1]
-
-
-def _why(ended: Ended, log: Path) -> Failure:
-    """Return the failure of a run of the command that gave no result, in the script's own words where it failed."""
-    tail = _tail(log)
-    last = last_line_of(tail)
-    if ended.timed_out:
-        return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script took longer than it may")
-    refusal = next((record.refusal for record in ended.records if record.refusal), "")
-    if refusal:
-        lines = [line for line in refusal.splitlines() if line.strip()]
-        return Failure(
-            kind=FailureKind.UNSUPPORTED,
-            phase=Phase.BUILD,
-            message=lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}",
-            traceback=refusal,
-        )
-    if any(sign in tail for sign in MEMORY_SIGNS):
-        return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message=last, traceback=tail)
-    if ended.status:
-        message = f"the command ended with status {ended.status}: {last}"
-        return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message=message, traceback=tail)
-    return Failure(
-        kind=FailureKind.WORKLOAD_ERROR,
-        phase=Phase.MEASURE,
-        message="the script ended before enough of its steps were timed: let it train longer",
-    )
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:

@@ -15,7 +15,6 @@ CPU for one, or where the loop sets another epoch than the next.
 from __future__ import annotations
 
 import copy
-import random
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from steptune.tuner.training.generators import generator_states, set_generators
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -219,7 +218,7 @@ class _Feed:
                 self._failed = GIVEN_UP_AFTER
                 warnings.warn(f"workers begin no epoch ahead: the sampler cannot be copied ({error})", stacklevel=2)
                 return False
-            self._apart = _read_generators()
+            self._apart = generator_states()
         with self._generators_apart():
             number = _number_of(self._twin)
             if number is not None:
@@ -239,13 +238,13 @@ class _Feed:
     @contextmanager
     def _generators_apart(self) -> Iterator[None]:
         """Draw random numbers where the last guess ended, and restore the process's generators afterwards."""
-        ours = _read_generators()
-        _set_generators(self._apart)
+        ours = generator_states()
+        set_generators(self._apart)
         try:
             yield
         finally:
-            self._apart = _read_generators()
-            _set_generators(ours)
+            self._apart = generator_states()
+            set_generators(ours)
 
 
 class _Asking:
@@ -296,17 +295,3 @@ def _number_of(sampler: Any) -> int | None:
 def _set_epoch(sampler: Any, epoch: int) -> None:
     for one in _counting(sampler):
         one.set_epoch(epoch)
-
-
-def _read_generators() -> Any:
-    import torch
-
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _set_generators(state: Any) -> None:
-    import torch
-
-    torch.set_rng_state(state[0])
-    np.random.set_state(state[1])
-    random.setstate(state[2])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.records import GuardCheck, Scalar
 from steptune.tuner.training.epochs_ahead import EpochsAhead
+from steptune.tuner.training.generators import generator_states, set_generators
 from steptune.tuner.training.loader import build_loader
 from steptune.tuner.training.structure import moved
 from steptune.tuner.trials.study_files import StudyFiles
@@ -95,12 +95,12 @@ def check_loader(
     dataset = job.loader.dataset
     epoch = max(1, len(dataset) // job.workload.global_batch)
     batches = [batch for batch, _ in zip(order, range(min(epoch, len(order), MAX_ORDER_BATCHES)), strict=False)]
-    state = _random_state()
+    state = generator_states()
     few = batches[:NUM_CONTENT_BATCHES]
     checks = [_check_order(job, len(dataset), batches), _check_content(job, dataset, few, reference or {})]
     if job.plan.loader.as_bytes:
         checks.append(_check_bytes(job, few))
-    _restore(state)
+    set_generators(state)
     return checks
 
 
@@ -234,19 +234,3 @@ def _digest(batch: Any) -> str:
         else:
             digest.update(repr(leaf).encode())
     return digest.hexdigest()
-
-
-def _random_state() -> Any:
-    import numpy as np
-    import torch
-
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _restore(state: Any) -> None:
-    import numpy as np
-    import torch
-
-    torch.set_rng_state(state[0])
-    np.random.set_state(state[1])
-    random.setstate(state[2])

@@ -204,7 +204,7 @@ def test_an_edited_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_recommendation_of_a_workload_has_no_script() -> None:
-    with pytest.raises(RecommendationError, match="is for a workload"):
+    with pytest.raises(RecommendationError, match="this one is for a Workload"):
         script_diff(sample_recommendation())
 
 

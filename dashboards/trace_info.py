@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 LIMITS = {
     "input": "input: for {share} of it the device waits for data",
-    "communication": "communication: {share} of it does not overlap compute",
+    "communication": "communication: {share} of it is communication without compute",
     "host": "the host: for {share} of it the device waits for work to be launched",
     "synchronisation": "synchronisation: for {share} of it work waits for other work, or for the host",
     "optimizer": "the optimizer: {share} of it",

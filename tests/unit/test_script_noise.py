@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptune.tuner.scripts.agent.guard_watch import GuardWatch
@@ -30,9 +32,17 @@ class Devices(TorchDispatchMode):
         return result
 
 
+@pytest.fixture
+def watch(tmp_path: Path, unit: float) -> Iterator[GuardWatch]:
+    settings = {"reference": None, "seed": 0, "steps": 1, "audits": 0, "disturb": unit, "noise": 0}
+    watch = GuardWatch(settings, tmp_path / "seen", (0,))
+    yield watch
+    watch.give_back()
+
+
 @FORMATS
 def test_noise_is_drawn_where_the_tensor_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: float, dtype: torch.dtype
+    watch: GuardWatch, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """On the host a step of a GPT of 124 million parameters would draw for minutes."""
     asked: list[torch.device] = []
@@ -42,7 +52,7 @@ def test_noise_is_drawn_where_the_tensor_lies(
         asked.append(torch.device(device))
         return make()
 
-    model, watch = torch.nn.Linear(3, 2, device="meta", dtype=dtype), watching(tmp_path, unit)
+    model = torch.nn.Linear(3, 2, device="meta", dtype=dtype)
     watch.called(model)
     monkeypatch.setattr(torch, "Generator", on_host)
     with Devices() as devices:
@@ -52,9 +62,11 @@ def test_noise_is_drawn_where_the_tensor_lies(
 
 
 @FORMATS
-def test_an_output_and_its_gradient_move_by_the_same_factors(tmp_path: Path, unit: float, dtype: torch.dtype) -> None:
+def test_an_output_and_its_gradient_move_by_the_same_factors(
+    watch: GuardWatch, unit: float, dtype: torch.dtype
+) -> None:
     part = torch.nn.Identity()
-    watching(tmp_path, unit).called(part)
+    watch.called(part)
     ones = torch.ones(10_000, dtype=dtype, requires_grad=True)
     output = part(ones)
     output.sum().backward()
@@ -65,6 +77,13 @@ def test_an_output_and_its_gradient_move_by_the_same_factors(tmp_path: Path, uni
     assert float(change.mean()) > 0.4 * unit
 
 
-def watching(folder: Path, unit: float) -> GuardWatch:
-    settings = {"reference": None, "seed": 0, "steps": 1, "audits": 0, "disturb": unit, "noise": 0}
-    return GuardWatch(settings, folder / "seen", (0,))
+@pytest.mark.parametrize("unit", [2.0**-24])
+def test_what_it_changed_in_torch_is_given_back(watch: GuardWatch) -> None:
+    part, ones = torch.nn.ReLU(), torch.ones(8)
+    watch.called(part)
+    assert not torch.equal(part(ones), ones)
+    watch.give_back()
+    counter = CompileCounter()
+    compiled = torch.compile(part, backend=counter)
+    assert torch.equal(compiled(ones + 1), ones + 1)
+    assert counter.frame_count == 1

@@ -69,7 +69,7 @@ def without_scripts(page):
     [
         ({DATA: 60, MATMUL: 40}, "limited by input: for 60 % of it the device waits for data"),
         ({HOST: 60, MATMUL: 40}, "limited by the host: for 60 % of it"),
-        ({"communication": 30, MATMUL: 70}, "limited by communication: for 30 % of it"),
+        ({"communication": 30, MATMUL: 70}, "limited by communication: 30 % of it"),
         ({"queued": 30, MATMUL: 70}, "limited by synchronisation: for 30 % of it"),
         ({"optimizer": 40, MATMUL: 60}, "limited by the optimizer: 40 % of it"),
         ({DATA: 10, MATMUL: 90}, "limited by compute, 90 % of it"),
@@ -127,7 +127,7 @@ def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
     assert get_late_ns(analysis) == 25
     assert "for 25 % of it ranks wait for a late one, mostly rank 1" in get_trace_headline(analysis).title
     fair = make_analysis(*ranks, waits=tuple(replace(wait, exposed_ns=0) for wait in waits))
-    assert "limited by communication: for 30 % of it" in get_trace_headline(fair).title
+    assert "limited by communication: 30 % of it" in get_trace_headline(fair).title
 
 
 def test_advice_begins_with_what_the_headline_names():

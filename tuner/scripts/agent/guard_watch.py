@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,16 @@ class GuardWatch:
         self._num_fed = 0
         self.same_initial = True
         self.over = False
-        self._dropout = _Dropout()
-        if settings["disturb"]:  # hooks in every module would break a compiled graph into hundreds
-            torch.compiler.set_stance("force_eager")
         self._generators: dict[torch.device, torch.Generator] = {}
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._handles: list[Any] = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._dropout = _Dropout()
+        self._undone = ExitStack()
+        self._undone.callback(self._dropout.restore)
+        if settings["disturb"]:  # hooks in every module would break a compiled graph into hundreds
+            self._undone.enter_context(torch.compiler.set_stance("force_eager"))
+        self._undone.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undone.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def seed(self, step: int) -> None:
         """Seed every random generator that a loop may draw from."""
@@ -223,7 +224,7 @@ class GuardWatch:
 
         for part in module.modules():
             if next(part.children(), None) is None:
-                self._handles.append(part.register_forward_hook(disturb))
+                self._undone.callback(part.register_forward_hook(disturb).remove)
 
     def _disturbed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and not self.over:
@@ -288,11 +289,13 @@ class GuardWatch:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _finish(self, loader: Any) -> None:
+    def give_back(self) -> None:
+        """Take away what this changed in torch: hooks, dropout that is off, and compiled code that runs eagerly."""
         self.over = True
-        for handle in self._handles:
-            handle.remove()
-        self._dropout.restore()
+        self._undone.close()
+
+    def _finish(self, loader: Any) -> None:
+        self.give_back()
         seen = {
             "steps": self._steps,
             "hashes": self._hashes,

@@ -183,7 +183,7 @@ class _Judgement:
 
     @property
     def _has_right_updates(self) -> bool:
-        """Whether nothing but right updates can have moved the candidate's weights away from the reference's."""
+        """Say whether nothing but right updates can have moved the candidate's weights away from the reference's."""
         return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
     def _check_tensors(self, name: str, kind: str, of_step: Any, kinds: Sequence[str]) -> None:

@@ -67,7 +67,8 @@ def _free_user(directory: Path) -> Iterator[int]:
 
     The locks of two files say that it is taken, and are released by whatever death: containers have temporary
     directories of their own, and may share the studies. A file that is there and not locked was left by one who was
-    killed, and so were the processes of that user; otherwise they are somebody's whose locks are not seen here.
+    killed, and so were the processes of that user; otherwise they are somebody's whose locks are not seen here. The
+    files name the study's directory.
     """
     folders = [private_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), private_folder(directory.parent / ".users")]
     for uid in range(FIRST_UID, LAST_UID + 1):
@@ -77,6 +78,11 @@ def _free_user(directory: Path) -> Iterator[int]:
                 continue
             kill_all_of(uid)
             remove_left(uid)
+            for lock in (folder / str(uid) for folder in folders):
+                _take_back_left(lock, uid)
+                lock.write_text(str(directory.absolute()), encoding="utf-8")
+            if _has_files(uid):  # a study of somebody whose locks are not seen here
+                continue
             yield uid
             return
     raise IsolationUnavailableError(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
@@ -106,6 +112,22 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
         return False
     stack.callback(path.unlink, missing_ok=True)
     return True
+
+
+def _take_back_left(lock: Path, uid: int) -> None:
+    """Take back the directory of the study that last had a user and was killed: the next study of that user could read
+    it, and would be charged for it.
+    """
+    named = lock.read_text(encoding="utf-8")
+    left = Path(named)
+    if named and left.is_dir() and left.stat().st_uid == uid:  # a study that was resumed has another user by now
+        take_back(left)
+
+
+def _has_files(uid: int) -> bool:
+    places = [str(place) for place in SHARED_PLACES if place.is_dir()]
+    script = 'find "$@" -xdev -user "$(id -u)" -print -quit 2>/dev/null'
+    return bool(run_as(become(uid), "/bin/sh", "-c", script, "sh", *places).stdout)
 
 
 def _has_processes(uid: int) -> bool:

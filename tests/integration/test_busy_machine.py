@@ -10,6 +10,7 @@ from trial_builders import prepare, reference
 
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import MeasureSettings, Verdict
+from steptune.tuner.search.confirmation import MAX_BLOCKS
 from steptune.tuner.trials.fake import NOISE
 
 BUSY = MeasureSettings(window_s=0.1, min_rounds=2, max_rounds=3, cap_s=1.0, foreign_cpu_share=0.02)
@@ -58,6 +59,15 @@ def test_where_nothing_can_be_told_the_answer_is_that_the_machine_is_busy():
 
 def test_a_quiet_machine_with_the_same_noise_has_no_significant_gain():
     assert StudyRun(Machine(NOISE, noise_sd=0.1)).run().verdict is Verdict.NO_SIGNIFICANT_GAIN
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_study_is_inconclusive_for_a_wide_interval_while_its_budget_lasts(seed):
+    """Starts that differ this much give a wide interval after the planned blocks."""
+    study = StudyRun(Machine(SMALL, noise_sd=0.6, seed=seed), budget_s=4000.0, num_finalists=1)
+    answer = study.run()
+    gain = answer.gain or answer.unproven_gain
+    assert answer.verdict is not Verdict.INCONCLUSIVE or (gain is not None and gain.num_blocks == MAX_BLOCKS)
 
 
 def test_a_study_that_asked_for_a_quiet_machine_fails_with_the_way_out():

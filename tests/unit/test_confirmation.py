@@ -12,7 +12,7 @@ from search_builders import SMALL, candidate, run_one
 
 from steptune.tuner.costs.categories import Category
 from steptune.tuner.estimates import log_rate, student_quantile
-from steptune.tuner.records import Purpose, TrialResult
+from steptune.tuner.records import Gain, Interval, Purpose, TrialResult
 from steptune.tuner.search.confirmation import (
     MAX_BLOCKS,
     Finalist,
@@ -357,6 +357,18 @@ class TestEarlyEnd:
         judged = judge(BASE, [FAST], blocks, planned=12)
         assert judged[0].is_proven
         assert early_end(judged) == "the gain was proven"
+
+    def test_does_not_come_while_the_interval_is_too_wide_for_a_verdict(self):
+        gain = Gain(
+            ratio=6.0,
+            interval=Interval(low=1.5, high=24.0, level=0.95),
+            prediction=Interval(low=1.0, high=36.0, level=0.95),
+            num_blocks=2,
+            num_finalists=1,
+        )
+        for proven in (True, False):
+            wide = Finalist(candidate=FAST, log_ratios=(1.0, 2.5), gain=gain, is_proven=proven, is_hopeless=not proven)
+            assert early_end([wide]) == ""
 
     def test_comes_where_more_blocks_would_hardly_prove_a_gain(self):
         blocks = TestJudging().blocks(3)

@@ -398,6 +398,33 @@ class TestOwnUsers:
             other.kill()
             other.wait()
 
+    def test_a_killed_study_s_files_are_ours_again_before_the_next_study_has_its_user(self, locks: Path) -> None:
+        """The next one could read them, and they would count against its quota."""
+        locks.chmod(0o755)
+        killed = self.study(locks, "one")
+        script = (
+            "import os, sys; from pathlib import Path; from steptune.service.isolation import users\n"
+            "users.FIRST_UID = 65000\n"
+            "with users.own_user(Path(sys.argv[1])) as uid: print(uid, flush=True); os._exit(1)"
+        )
+        (killed / "file").touch()
+        command = [sys.executable, "-c", script, str(killed)]
+        left = int(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+        assert (killed / "file").stat().st_uid == left
+        with users.own_user(self.study(locks, "two")) as uid:
+            assert uid == left
+            assert {path.stat().st_uid for path in (killed, killed / "file")} == {os.geteuid()}
+
+    def test_a_user_whose_files_somebody_else_has_is_left_alone(self, locks: Path) -> None:
+        locks.chmod(0o755)
+        with users.own_user(self.study(locks, "one")) as uid:
+            pass
+        theirs = self.study(locks, "theirs")
+        os.chown(theirs, uid, uid)
+        with users.own_user(self.study(locks, "two")) as second:
+            assert second != uid
+        assert theirs.stat().st_uid == uid
+
     def test_two_studies_of_one_submitter_share_one_limit_and_the_hungrier_ends(self, locks: Path) -> None:
         quota = Quota(disk_bytes=1 << 40, num_files=1 << 20, memory_bytes=1 << 28, memory_reserve_bytes=0)
         with contextlib.ExitStack() as stack:

@@ -7,6 +7,8 @@ steadily favours nobody. Only ratios within these blocks enter the estimate.
 
 Blocks follow one after another until the gain is proven, cannot be proven any more, or as many as were planned are
 done. `spending.py` says how sure each end must be; no end by itself makes a gain look proven or an interval too narrow.
+An interval that is too wide for a verdict gets further blocks as long as the budget lasts. Its width says nothing of
+the gain, so that going on for its sake favours none (an internal pilot study).
 
 How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
 That makes even two blocks informative. The start that selected the winner is a lucky one: where both sides scatter
@@ -26,7 +28,9 @@ Sources: Dunnett, "A multiple comparison procedure for comparing several treatme
 50 (1955); Welch, "The generalization of 'Student's' problem when several different population variances are involved",
 Biometrika 34 (1947); Viele et al., "Use of historical control data for assessing treatment effects in clinical trials",
 Pharmaceutical Statistics 13 (2014), for testing before pooling; Lan, Simon and Halperin, "Stochastically curtailed
-tests in long-term clinical trials", Sequential Analysis 1 (1982), for the end for futility.
+tests in long-term clinical trials", Sequential Analysis 1 (1982), for the end for futility; Wittes and Brittain, "The
+role of internal pilot studies in increasing the efficiency of clinical trials", Statistics in Medicine 9 (1990), for
+more blocks where the scatter is larger than was planned for.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from dataclasses import dataclass
 from steptune.tuner.estimates import log_rate, log_ratio, student_quantile
 from steptune.tuner.records import Candidate, Gain, Interval, Purpose, TrialResult
 from steptune.tuner.search.spending import looks, simultaneous_level
+from steptune.tuner.speeds import is_wide
 
 LEVEL = 0.95
 LEAST_BLOCKS, MAX_BLOCKS = 2, 12
@@ -158,8 +163,15 @@ def judge(
     return judged
 
 
+def has_wide_interval(judged: Sequence[Finalist]) -> bool:
+    """Return True where the best finalist's interval is too wide for a verdict."""
+    return bool(judged) and judged[0].gain is not None and is_wide(judged[0].gain.interval)
+
+
 def early_end(judged: Sequence[Finalist]) -> str:
-    """Return the reason why no further block is needed; empty while one is needed."""
+    """Return the reason why no further block is needed; empty while one is needed, as it is for a wide interval."""
+    if has_wide_interval(judged):
+        return ""
     if judged and judged[0].is_proven:
         return "the gain was proven"
     if judged and all(finalist.is_hopeless for finalist in judged):

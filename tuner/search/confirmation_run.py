@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 from steptune.tuner.records import Candidate, Decision, Purpose, StudySettings, TrialResult
@@ -10,8 +9,11 @@ from steptune.tuner.search.blocks import BlockRunner
 from steptune.tuner.search.confirmation import (
     LEAST_BLOCKS,
     LONGEST_OVERRUN,
+    MAX_BLOCKS,
+    Block,
     Finalist,
     early_end,
+    has_wide_interval,
     judge,
     num_blocks,
     plan_blocks,
@@ -51,7 +53,9 @@ class ConfirmationRun:
         self._short_of_time = False
         """True where the time sufficed for fewer blocks than requested."""
         self._planned = 0
-        """Maximum number of blocks."""
+        """Maximum number of blocks, unless the interval is wide after them."""
+        self._longest_s = 0.0
+        """Seconds of the longest block so far."""
         self._ended_early = ""
         """Reason why no further block was needed."""
         self.blocks: list[dict[str, TrialResult]] = []
@@ -70,25 +74,34 @@ class ConfirmationRun:
             self._short_of_time = True
             return
         count = max(least, stored, min(self._num_wanted(), affordable))
-        self._planned = count
         self._short_of_time = count < self._settings.confirm_blocks
         self._set_windows(count - stored)
-        longest_s = 0.0  # of the blocks so far
-        numbers = list(itertools.islice(self._block_runner.numbers(self._all()), count))
-        for block in plan_blocks(self.designer.reference, self._finalists, count, self._settings.seed):
-            if block.number >= max(least, stored) and self._view.left_s < longest_s:
+        numbers = self._block_runner.numbers(self._all())
+        for block in plan_blocks(self.designer.reference, self._finalists, max(count, MAX_BLOCKS), self._settings.seed):
+            if block.number >= max(least, stored) and not self._has_time():
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
-            began_s = self._view.elapsed_s
-            self._view.say(stage="confirming", current=f"block {block.number + 1} of {count}", activity="")
-            self.blocks.append(self._block_runner.run(block.order, numbers[block.number]))
-            self._view.num_trials = self._ledger.num_trials
-            longest_s = max(longest_s, self._view.elapsed_s - began_s)
-            if block.number + 1 >= max(least, stored) and block.number + 1 < count:
+            self._planned = max(count, block.number + 1)
+            self._run_block(block, next(numbers))
+            done = block.number + 1
+            if done >= count and not has_wide_interval(self.judged()):
+                break
+            if max(least, stored) <= done < count:
                 self._ended_early = early_end(self.judged())
                 if self._ended_early:
                     self._short_of_time = False
                     break
+
+    def _run_block(self, block: Block, number: int) -> None:
+        began_s = self._view.elapsed_s
+        current = f"block {block.number + 1} of {self._planned}"
+        self._view.say(stage="confirming", current=current, activity="")
+        self.blocks.append(self._block_runner.run(block.order, number))
+        self._view.num_trials = self._ledger.num_trials
+        self._longest_s = max(self._longest_s, self._view.elapsed_s - began_s)
+
+    def _has_time(self) -> bool:
+        return self._view.left_s >= self._longest_s
 
     def judged(self) -> list[Finalist]:
         """Return the finalists, the best first; none before the first block."""

@@ -500,7 +500,7 @@ class TestReport:
             for question in (
                 "Use it",
                 "Search and trials",
-                "Where does the time go",
+                "Breakdown of a step",
                 "Parts of the recommendation",
                 "Remaining potential",
                 "Hardware and software",

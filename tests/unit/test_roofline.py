@@ -123,7 +123,7 @@ def test_an_unknown_device_stays_silent(tmp_path):
     analysis = analysed(tmp_path, [step(1, 0, 1000), *matmul(10, 256, "float", "sgemm", 1, 100, 100)], device)
     found = analysis.roofline
     assert (found.peak_known, found.mfu, found.operators) == (False, None, ())
-    assert "peaks of NVIDIA Graphics Device are not known" in get_roofline_info(found, analysis.breakdowns, 5).note
+    assert "peaks of NVIDIA Graphics Device are unknown" in get_roofline_info(found, analysis.breakdowns, 5).note
 
 
 def test_a_floor_never_exceeds_the_time_of_what_ran(tmp_path):

@@ -248,7 +248,7 @@ def test_memory_is_shown_by_class_of_tensor(looped):
         ("temporary", [0, 0, 1]),
     ]
     said = get_memory_classes(memory)
-    assert said == "cuda:0 at its peak, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
+    assert said == "peak memory of cuda:0, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
 
 
 def test_process_groups_of_one_kind_are_one_row():

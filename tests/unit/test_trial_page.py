@@ -361,7 +361,7 @@ def test_a_failed_trial_says_what_went_wrong_and_where():
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="needs 9 GiB", rank=3, signal=9)
     headline = headline_of(failed_result(failure=failure))
     assert (headline.tone, headline.title) == ("warning", "Out of memory during the warm-up")
-    for said in ("needs 9 GiB", "rank 3", "signal 9"):
+    for said in ("needs 9 GiB", "rank 3", "Signal 9"):
         assert said in headline.sentence
 
 
@@ -369,7 +369,7 @@ def test_runs_before_the_last_one_are_listed_with_how_they_ended():
     failure = Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message="killed by SIGKILL", signal=9)
     attempt = Attempt(failure=failure, began_at=sample_trial().started_at, duration_ns=1)
     (fact,) = [f for f in headline_of(sample_result(repeated=(attempt,))).facts if f.name == "Repeated"]
-    assert (fact.value, fact.note) == ("1 earlier run", "killed by SIGKILL (while it was measured)")
+    assert (fact.value, fact.note) == ("1 earlier run", "killed by SIGKILL (during the measurement)")
 
 
 def test_a_rejected_trial_has_no_rate_in_its_headline():
@@ -427,7 +427,7 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
     result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
     kept = {"trace": MIB, **{f"trace.{rank}": MIB for rank in (10, 1, 2)}}
     page = page_of(trial_with(result), analysis=analysis, files=kept)
-    assert "Of further ranks: rank 1 , rank 2 , rank 10" in text_of(page)
+    assert "Traces of further ranks: rank 1 , rank 2 , rank 10" in text_of(page)
     assert "/trace?rank=10" in page
 
 
@@ -439,7 +439,7 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
             "The trial has no profile: it ended before profiling.",
         ),
         (replace(sample_trial(), state=TrialState.RUNNING, result=None), "The trial has no profile yet."),
-        (replace(sample_trial(), state=TrialState.LOST, result=None), "It has no profile."),
+        (replace(sample_trial(), state=TrialState.LOST, result=None), "The trial has no profile."),
         (
             trial_with(
                 sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE),
@@ -470,7 +470,7 @@ def test_a_cpu_trial_says_what_a_cpu_has_not():
     )
     said = text_of(page_of(trial_with(result)))
     assert "A CPU has no launch queue" in said
-    assert "Nothing: there is one rank." in said
+    assert "No communication: there is one rank." in said
 
 
 def test_inside_a_file_nothing_links_to_the_service(tmp_path):

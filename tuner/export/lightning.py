@@ -133,7 +133,7 @@ class LightningTrainer(TranslatingExporter):
             + "\n\n"
             + set_up_code(sections)
             + "\n\ndef trainer(**recipe):\n"
-            '    """Make the process-wide settings, and return the Trainer; given arguments override recommended ones."""\n'
+            '    """Make the process-wide settings, and return the Trainer; arguments override recommended ones."""\n'
             "    set_up()\n"
             f'    return Trainer(**{{**TRAINER, "strategy": {strategy}, **recipe}})\n'
             + preparations(sections, f"torch.compile(model, {_arguments(compiled)})" if compiled else "model")

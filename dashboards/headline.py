@@ -264,7 +264,7 @@ def _verdict_note(r: Recommendation) -> str:
         return "no candidate was tried"
     if r.gain is not None:
         return "the whole interval lies above 1×"
-    return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in fresh processes"
+    return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in new runs"
 
 
 def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
@@ -305,7 +305,7 @@ def _cost_fact(r: Recommendation) -> Fact:
     if cost.payback_tuning_steps and r.verdict is Verdict.FASTER:
         paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
     if cost.payback_steps and r.verdict is Verdict.FASTER:
-        paid.append(f"compilation after {units.significant(cost.payback_steps)} steps")
+        paid.append(f"its compilation after {units.significant(cost.payback_steps)} steps")
     return Fact(
         "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)
     )

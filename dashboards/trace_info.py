@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 LIMITS = {
     "input": "input: the device waits for data for {share} of the step",
-    "communication": "communication: it is exposed for {share} of the step",
+    "communication": "communication, exposed for {share} of the step",
     "host": "the host: the device waits for launches for {share} of the step",
     "synchronisation": "synchronisation: work waits for other work, or for the host, for {share} of the step",
     "optimizer": "the optimizer: {share} of the step",
@@ -40,7 +40,7 @@ CPU_LIMITS = {
 }
 STALLED = "stalls in {steps}: long pauses without a launch take {share} of the step"
 CPU_STALLED = "stalls in {steps}: long pauses without an operator take {share} of the step"
-LATE = "late ranks: for {share} of the step, ranks wait for a late one, mostly rank {rank}"
+LATE = "late ranks: waiting for them takes {share} of the step, mostly for rank {rank}"
 STANDS_OUT = 0.03
 """Minimum delay of a straggler against the median of the ranks, as a share of its step."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)

@@ -39,8 +39,8 @@ FAILURES = {
     FailureKind.NUMERICS: "Not the same training",
     FailureKind.TIMEOUT: "Timed out",
     FailureKind.CRASH: "Crashed",
-    FailureKind.WORKLOAD_ERROR: "An error in the workload",
-    FailureKind.INFRASTRUCTURE: "An error around the trial",
+    FailureKind.WORKLOAD_ERROR: "Error in the workload",
+    FailureKind.INFRASTRUCTURE: "Error in the infrastructure",
 }
 
 

@@ -67,7 +67,7 @@ def strategies(
     from steptune.service.probing import look_here
 
     check_platform()
-    with errors.status("looking at this machine"):
+    with errors.status("inspecting this machine"):
         environment, workloads = look_here(workload, device)
     rows = [_row(strategy, environment, workloads) for strategy in _strategies(workloads)]
     if as_json:

@@ -203,7 +203,7 @@ def doctor(
     from steptune.service.doctor import examine
 
     check_platform()
-    with errors.status("looking at this machine"):
+    with errors.status("inspecting this machine"):
         findings = examine()
     if as_json:
         print_json(findings)

@@ -159,7 +159,7 @@ def _diff(recommendation: Recommendation) -> Exported:
         f"{name} ({reason}; {_contribution(recommendation, name)}); steptune.enable makes all changes"
         for name, reason in found.left_out.items()
     )
-    left_out += tuple(f"the script's option {option}: add it to the command" for option in found.options)
+    left_out += tuple(f"the script's option {option} (add it to the command)" for option in found.options)
     said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
     said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
     carries = carried(recommendation, tuple(found.left_out), way="steptune.enable")

@@ -79,12 +79,13 @@ def _print_plan(study: Study, recommendation: Recommendation | None, *, as_json:
 
     if recommendation is None:
         raise RecommendationError(
-            f"a plan requires an answer, and study {study.study_id} has none: continue it with `steptune resume`"
+            f"a plan requires an answer, and study {study.study_id} has none: continue it with "
+            f"`steptune resume {study.study_id}`"
         )
     if recommendation.in_script is not None:
         raise RecommendationError(
             f"only a workload has a plan, and study {study.study_id} tuned a script: write its changes with "
-            "`steptune export --format diff`"
+            f"`steptune export {study.study_id} --format diff`"
         )
     steps = planned_steps(recommendation.choices)
     if as_json:

@@ -51,7 +51,7 @@ def predict(
         typer.Option(
             min=0.0,
             max=0.95,
-            help="Share of its speed that compute loses while communication runs.",
+            help="Share of compute speed lost while communication runs.",
             show_default=False,
         ),
     ] = None,

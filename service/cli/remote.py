@@ -49,7 +49,7 @@ def connected(url: str | None, token: str | None, token_file: Path | None) -> It
         StoreError: The file of the token cannot be read.
     """
     if not url:
-        raise ChoiceError("no service given: add --url, or set STEPTUNE_URL, like https://host:8700")
+        raise ChoiceError("no service is named: add --url https://HOST:8700, or set STEPTUNE_URL")
     if token and token_file:
         raise ChoiceError(
             "both a token and a token file are given (--token, --token-file, or the environment): give one of them"

@@ -91,9 +91,12 @@ def submit(
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
     device: Device = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Number of processes of a trial.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes (ranks) of a trial.")] = 1,
     num_hosts: Annotated[
-        int, typer.Option(min=1, help="Number of hosts, with as many ranks on each; a worker's cluster reserves them.")
+        int,
+        typer.Option(
+            min=1, help="Number of hosts, with the same number of ranks on each; a worker's cluster reserves them."
+        ),
     ] = 1,
     memory_limit: Annotated[
         str | None,

@@ -117,7 +117,7 @@ def tune(
         int | None,
         typer.Option(
             min=1,
-            help="Maximum number of trials that the search suggests, with runs of the baseline.",
+            help="Maximum number of trials that the search suggests, including runs of the baseline.",
             show_default=False,
         ),
     ] = None,
@@ -134,7 +134,9 @@ def tune(
     ranks: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of processes of a trial (default: 1, or as many as were launched).", show_default=False
+            min=1,
+            help="Number of processes (ranks) of a trial (default: 1, or as many as launched).",
+            show_default=False,
         ),
     ] = None,
     num_hosts: NumHosts = None,

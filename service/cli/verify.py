@@ -42,7 +42,7 @@ def verify(
     edited: Annotated[
         Path | None,
         typer.Option(
-            help="For a script: your edited copy of it, to compare instead of a study's answer.",
+            help="For a script: an edited copy of it, compared instead of a study's answer.",
             show_default=False,
         ),
     ] = None,

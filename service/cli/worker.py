@@ -43,7 +43,7 @@ def worker(
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs to use, like 0,1, or `none` (default: all).")] = None,
     name: Annotated[str, typer.Option(help="Name of this worker in lists.")] = "",
-    once: Annotated[bool, typer.Option("--once", help="Exit when no study waits.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when no study is waiting.")] = False,
     runner: RunnerName = "local",
     address: ClusterAddress = None,
     num_hosts: NumHosts = None,

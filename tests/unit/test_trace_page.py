@@ -69,7 +69,7 @@ def without_scripts(page):
     [
         ({DATA: 60, MATMUL: 40}, "limited by input: the device waits for data for 60 % of the step"),
         ({HOST: 60, MATMUL: 40}, "limited by the host: the device waits for launches for 60 % of the step"),
-        ({"communication": 30, MATMUL: 70}, "limited by communication: it is exposed for 30 % of the step"),
+        ({"communication": 30, MATMUL: 70}, "limited by communication, exposed for 30 % of the step"),
         (
             {"queued": 30, MATMUL: 70},
             "limited by synchronisation: work waits for other work, or for the host, for 30 % of the step",
@@ -128,9 +128,9 @@ def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
     waits = tuple(RankWait(rank=n, wait_ns=50 - 50 * n, late_share=n, exposed_ns=50 - 50 * n) for n in range(2))
     analysis = make_analysis(*ranks, waits=waits)
     assert get_late_ns(analysis) == 25
-    assert "for 25 % of the step, ranks wait for a late one, mostly rank 1" in get_trace_headline(analysis).title
+    assert "waiting for them takes 25 % of the step, mostly for rank 1" in get_trace_headline(analysis).title
     fair = make_analysis(*ranks, waits=tuple(replace(wait, exposed_ns=0) for wait in waits))
-    assert "limited by communication: it is exposed for 30 % of the step" in get_trace_headline(fair).title
+    assert "limited by communication, exposed for 30 % of the step" in get_trace_headline(fair).title
 
 
 def test_advice_begins_with_what_the_headline_names():

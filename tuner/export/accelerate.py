@@ -47,7 +47,8 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     if level == "O1":
         return Said(sections={"": {"mixed_precision": _MIXED[str(dtype)]}})
     reasons = {
-        "O2": "Accelerate has no 16-bit weights with FP32 masters and norm layers; this export trains in FP32",
+        "O2": "Accelerate has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+        "FP32",
         "O3": "Accelerate does not cast the model; this export trains in FP32",
         "tf32": _IN_CODE,
     }
@@ -254,7 +255,7 @@ class AccelerateYaml(_Yaml):
     """Exporter of the YAML for `accelerate launch`, with FSDP2 where the model is sharded."""
 
     name = "accelerate"
-    summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
+    summary = "the configuration for accelerate launch (FSDP2 where the model is sharded)"
     usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
 
     def file_name(self, recommendation: Recommendation) -> str:
@@ -272,7 +273,7 @@ class AccelerateYaml(_Yaml):
 
 class AccelerateFsdp1Yaml(_Yaml):
     name = "accelerate_fsdp1"
-    summary = "the configuration of accelerate launch with FSDP1"
+    summary = "the configuration for accelerate launch with FSDP1"
     usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
 
     def file_name(self, recommendation: Recommendation) -> str:

@@ -93,7 +93,7 @@ def headline(recommendation: Recommendation) -> str:
     if proven_gain(recommendation) is not None:
         return f"{ratio(speed.ratio, 'x')} {_claim(recommendation)} ({interval})"
     if recommendation.verdict is Verdict.INCONCLUSIVE and not recommendation.candidate.is_baseline:
-        return f"inconclusive: the gain of these settings is only known by its {interval}"
+        return f"inconclusive: the gain of these settings is only known to lie in its {interval}"
     if recommendation.of_trial is not None:
         return f"the settings of trial {recommendation.of_trial}, chosen by hand; their gain is not confirmed"
     better = parse_objective(recommendation.objective).better

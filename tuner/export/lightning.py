@@ -32,7 +32,10 @@ _SHORT = {"bfloat16": "bf16", "float16": "16"}
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     level, dtype = choice["level"], choice["dtype"]
     if level == "O2":
-        reason = "Lightning has no 16-bit weights with FP32 masters and norm layers; this export trains in FP32"
+        reason = (
+            "Lightning has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+            "FP32"
+        )
         return Said(sections={_TRAINER: {"precision": "32-true"}}, missing=dict.fromkeys(choice, reason))
     kind = {"O1": "mixed", "O3": "true"}.get(str(level))
     precision = f"{_SHORT[str(dtype)]}-{kind}" if kind else "32-true"

@@ -52,7 +52,10 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
         training = dict.fromkeys(training, "bfloat16")
     missing = {}
     if level == "O2":
-        reason = "torchtitan has no 16-bit weights with FP32 masters and norm layers; this export trains in FP32"
+        reason = (
+            "torchtitan has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+            "FP32"
+        )
         missing = dict.fromkeys(choice, reason)
     return Said(sections={"training": training, "set_up": python_code.tf32_lines(choice)}, missing=missing)
 

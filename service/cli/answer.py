@@ -227,7 +227,7 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
     elif recommendation is not None and not recommendation.candidate.is_baseline:
         both = "both scripts" if is_command(study.workload) else "both settings"
         lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
-    return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials and the untried choices")]
+    return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, untried choices")]
 
 
 def _of_database(line: Text, option: str) -> Text:

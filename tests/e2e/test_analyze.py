@@ -110,7 +110,7 @@ def test_compare_says_of_two_traces_what_analyze_does(inside):
 
 def test_compare_takes_two_of_one_kind_that_exist(inside):
     write_loop(Path("trace.json"))
-    assert "compare two traces, or two trials" in inside("compare", "trace.json", "last:1", status=2).error
+    assert "compare two traces or two trials" in inside("compare", "trace.json", "last:1", status=2).error
     assert "does not exist" in inside("compare", "trace.json", "missing.json", status=2).error
     assert "there is no study yet" in inside("compare", "last:baseline", "last:2", status=2).error
     assert "there is no trial 'nonsense'" in inside("compare", "nonsense", "nonsense", status=2).error

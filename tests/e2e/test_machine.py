@@ -74,7 +74,7 @@ def test_strategies_are_listed_with_what_is_unsupported_and_why(inside):
     assert all(len(line) <= 80 for line in listed.splitlines())
     for strategy in STRATEGIES:
         assert re.search(rf"^{strategy.name}  ", listed, re.MULTILINE)
-    assert re.search("not here, requires a CUDA device: .*cudnn_benchmark=on", listed)
+    assert re.search("not available here, requires a CUDA device: .*cudnn_benchmark=on", listed)
 
 
 def test_strategies_are_judged_for_a_workload(steptune):
@@ -118,7 +118,7 @@ def test_a_database_is_made_by_upgrade_and_is_then_current(inside):
         "from": None,
         "to": known_revisions()[0],
     }
-    assert "this version's schema already" in inside("db", "upgrade", "--database", url).out
+    assert "already has this version's schema" in inside("db", "upgrade", "--database", url).out
     assert inside("list", "--database", url, "--json").json == []
 
 

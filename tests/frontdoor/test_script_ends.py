@@ -247,7 +247,7 @@ def test_a_command_that_does_not_exist_is_told(folder: ScriptFolder) -> None:
         ((), "nothing to profile"),
         (("zoo:synthetic", "--", "true"), "profile one of them"),
         (("--seed", "1", "--", "true"), "--seed is for workloads"),
-        (("--full", "zoo:synthetic"), "are for a command"),
+        (("--full", "zoo:synthetic"), "require a command"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:

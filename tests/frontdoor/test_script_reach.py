@@ -64,7 +64,7 @@ def test_links_out_of_the_folder_are_named_before_the_script_starts(folder: Scri
     done = run_in(folder, *STEPTUNE, "--", "sh", "-c", "exit 4")
 
     assert done.returncode == 4
-    assert "what the script writes through checkpoints is real" in done.stderr
+    assert "the script writes to the real files through checkpoints" in done.stderr
     assert "near" not in done.stderr
 
 

@@ -389,6 +389,6 @@ def test_torchtitan_has_the_degrees_and_the_rest_is_listed() -> None:
         f"local_batch_size = {samples}",
     ):
         assert line in text.replace('"', "'")
-    assert "not where their times" in text
+    assert "not by the measured times" in text
     experts = make_recommendation(Candidate(choices={"parallel_mesh": {"expert": 2}}), num_ranks=8)
-    assert any("lays experts over ranks" in sentence for sentence in titan.not_expressible(experts))
+    assert any("distributes experts only over ranks" in sentence for sentence in titan.not_expressible(experts))

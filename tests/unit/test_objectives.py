@@ -204,7 +204,7 @@ class TestWords:
     def test_a_limit_of_memory_is_said(self):
         run, _ = studied("throughput", memory_limit_bytes=8 << 30)
         facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
-        assert facts["Optimised"].value == "throughput within 8.00 GiB a rank"
+        assert facts["Optimised"].value == "throughput within 8.00 GiB per rank"
 
     def test_throughput_without_a_limit_needs_no_word(self):
         run, _ = studied("throughput")

@@ -85,7 +85,7 @@ class TestOptions:
 
     def test_rays_options_need_ray(self) -> None:
         assert cluster_of("local", None, insecure=False) is None
-        with pytest.raises(ChoiceError, match="--address and --insecure-ray are of Ray"):
+        with pytest.raises(ChoiceError, match="--address and --insecure-ray require Ray: add --runner ray"):
             cluster_of("local", "host:6379", insecure=False)
 
     def test_a_study_on_several_hosts_is_not_resumed_on_one(self) -> None:

@@ -158,12 +158,12 @@ class TestSending:
                 ["/home/me/venv/bin/python", "train.py"],
                 [],
                 [],
-                "workers have no /home/me/venv/bin/python: write python",
+                "workers may not have /home/me/venv/bin/python: write python",
             ),
             (["python", "train.py", "--hub-token=x"], [], [], "--hub-token sounds like a secret"),
-            (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE: there is no such variable here"),
-            (["python", "train.py"], [], ["../data"], "lies outside of this folder: name it by an absolute path"),
-            (["python", "x" * 600], [], [], "longer than 500 characters"),
+            (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE names a variable that is not set here"),
+            (["python", "train.py"], [], ["../data"], "is outside this folder: give an absolute path"),
+            (["python", "x" * 600], [], [], "at most 500 characters, got 6"),
         ],
     )
     def test_what_means_something_here_only_is_refused(

@@ -182,5 +182,5 @@ class TestTakingItAlong:
         assert (job.workload.chunk, job.workload.kind) == (4, "a")
 
     def test_apply_refuses_a_workload_without_it(self):
-        with pytest.raises(RecommendationError, match=r"sets chunk to 4, which Line does not name"):
+        with pytest.raises(RecommendationError, match=r"sets chunk to 4, but Line does not list chunk in knobs"):
             apply(recommended(), Line(), device="cpu")

@@ -23,7 +23,7 @@ router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
 @router.get(
     "/healthz",
     summary="Is the process alive?",
-    description="Answers as long as the process does; reads nothing.",
+    description="Succeeds while the process can answer; reads no data.",
     responses=returns(Health, "It is."),
 )
 async def healthz(request: Request) -> Response:
@@ -51,7 +51,7 @@ def readyz(request: Request) -> Response:
 @router.get(
     "/metrics",
     summary="Metrics for Prometheus",
-    description="With the bearer token of the setting `metrics_token`; open where `insecure_no_auth` is set.",
+    description="Requires the setting `metrics_token` as bearer token; open to all if `insecure_no_auth` is set.",
     responses={**returns_file(("text/plain",), "In Prometheus' text format."), **refuses(401, 403, 503)},
 )
 def metrics(request: Request) -> Response:

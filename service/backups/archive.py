@@ -117,9 +117,9 @@ class BackupReader:
             raise self.damaged(str(error)) from error
         if member is None or member.name != name or not member.isreg():
             found = "its end" if member is None else repr(member.name)
-            raise self.damaged(f"{name!r} should come next, and {found} does")
+            raise self.damaged(f"expected {name!r} next, found {found}")
         if size_bytes is None and member.size > _MAX_MANIFEST_BYTES:
-            raise self.damaged(f"its manifest has {member.size:,} bytes")
+            raise self.damaged(f"its manifest is too large ({member.size:,} bytes)")
         if size_bytes is not None and member.size != size_bytes:
             raise self.damaged(f"{name!r} has {member.size:,} bytes instead of {size_bytes:,}")
         return cast(BinaryIO, self._tar.extractfile(member))
@@ -161,7 +161,7 @@ def reading_backup(path: Path) -> Iterator[BackupReader]:
         try:
             tar = tarfile.open(fileobj=file, mode="r|")  # noqa: SIM115 (closed below)
         except tarfile.TarError as error:
-            raise StoreError(f"{path} is no backup: {error}; `steptune db backup FILE` makes one") from error
+            raise StoreError(f"{path} is not a backup: {error}; `steptune db backup FILE` creates one") from error
         with tar:
             yield BackupReader(tar, str(path))
 

@@ -107,8 +107,8 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
             _known_revision(manifest.revision, str(path))
             if manifest.engine != engine.dialect.name:
                 raise StoreError(
-                    f"{path} is the backup of a {manifest.engine} database, and {place_of(engine)} is none: name "
-                    "another database"
+                    f"{path} is a backup of a {manifest.engine} database, and {place_of(engine)} is of another "
+                    f"kind: name a {manifest.engine} database"
                 )
             dumped = Path(folder) / DATABASE
             backup.database(dumped)
@@ -163,4 +163,4 @@ def _put_all(backup: BackupReader, artifacts: ArtifactStore) -> None:
     for file, chunks in backup.artifacts():
         put = artifacts.put(chunks)
         if put.digest != file.sha256:
-            raise backup.damaged(f"artifact {file.sha256} is not what was backed up")
+            raise backup.damaged(f"the content of artifact {file.sha256} does not match its digest")

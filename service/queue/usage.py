@@ -40,9 +40,9 @@ class Limits:
         if self.disabled:
             return "its user is disabled"
         if self.max_running is not None and usage.running >= self.max_running:
-            return f"its user to have fewer than {self.max_running} studies running"
+            return f"its user's running studies to become fewer than the limit of {self.max_running}"
         if self.max_device_hours is not None and usage.device_seconds >= 3600 * self.max_device_hours:
-            return f"its user to have used less than {self.max_device_hours:g} device hours in {RECENT.days} days"
+            return f"its user's device hours in {RECENT.days} days to fall below the limit of {self.max_device_hours:g}"
         return ""
 
 

@@ -86,7 +86,7 @@ def read_manifest(folder: Path) -> ScriptManifest:
         if ".." in Path(name).parts:
             raise WorkloadRejectedError(f"data {name!r} is outside the script's folder: give an absolute path")
         if not manifest.data.keys().isdisjoint(map(str, Path(name).parents)):
-            raise WorkloadRejectedError(f"data {name!r} is inside other data that is named: leave it out")
+            raise WorkloadRejectedError(f"data {name!r} is inside another named data path: leave it out")
     return manifest
 
 

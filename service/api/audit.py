@@ -22,7 +22,8 @@ router = APIRouter(prefix="/audit", tags=["audit"], responses=COMMON)
 @router.get(
     "",
     summary="Read the audit log",
-    description="Every change, and every refused attempt at one, the newest first.",
+    description="Every request that changed something, and every refused request of a caller with a token; the newest "
+    "entry first.",
     responses={**returns(Page[AuditEntry], "A page of entries."), **unchanged()},
 )
 def list_audit(

@@ -53,7 +53,7 @@ class Due:
     def reason(self) -> str:
         """Return the reason why the others wait."""
         return (
-            f"hosts of the cluster, which are reserved for a study over {counted(self.num_hosts, 'host')} that "
+            f"hosts of the cluster, which are kept free for a study over {counted(self.num_hosts, 'host')} that "
             f"has been waiting since {self.since:%Y-%m-%d %H:%M} UTC"
         )
 

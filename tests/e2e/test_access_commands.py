@@ -96,4 +96,4 @@ def test_settings_that_contradict_each_other_are_refused_without_their_secrets(i
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_without_authentication_it_listens_on_loopback_only(inside, host):
     refused = inside("serve", "--insecure-no-auth", "--host", host, status=2)
-    assert f"--insecure-no-auth with --host {host}" in refused.error
+    assert f"--insecure-no-auth needs a loopback address, got --host {host}" in refused.error

@@ -128,7 +128,7 @@ def read_only(steptune):
 def test_an_output_folder_that_cannot_be_written_is_refused_before_tuning(steptune, read_only):
     message = steptune.refused("tune", FINE, "--output", "read_only/results", before=without_override)
     assert "read_only/results cannot hold the results" in message
-    assert "name another with --output" in message
+    assert "name another folder with --output" in message
     assert not (steptune.folder / "steptune.db").exists()
 
 

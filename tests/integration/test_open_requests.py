@@ -141,4 +141,4 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch) -> N
         connection.sendall(head.encode() + b'{"token": "')
         received = all_of(connection)
     assert received.startswith(b"HTTP/1.1 408")
-    assert b"the body did not arrive in time" in received
+    assert b"the body must arrive within" in received

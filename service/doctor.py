@@ -84,8 +84,7 @@ def _arithmetic(environment: Environment) -> Examined:
     slow = [name for name, rate in rates.items() if rate < 0.5 * rates["float32"]]
     verb = "is" if len(slow) == 1 else "are"
     advice = (
-        f"{' and '.join(slow)} {verb} emulated on this device, and slower than float32: such a precision is not "
-        "expected to gain anything"
+        f"{' and '.join(slow)} {verb} emulated on this device and slower than float32, so no gain is expected"
         if slow
         else ""
     )
@@ -147,7 +146,10 @@ def _shared_memory() -> list[Examined]:
     free = shutil.disk_usage(shared).free
     found = f"{units.memory(free)} in /dev/shm"
     if free < MIN_SHARED_MEMORY_BYTES:
-        advice = "loader workers need more of it to pass batches, and will fail: start the container with --shm-size=1g"
+        advice = (
+            "loader workers need more shared memory to pass batches, and will fail: start the container with "
+            "--shm-size=1g"
+        )
         return [Examined(level="problem", subject="shared memory", found=found, advice=advice)]
     return [Examined(level="ok", subject="shared memory", found=found)]
 

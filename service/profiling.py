@@ -198,7 +198,7 @@ def print_head(
     step = units.milliseconds(step_time_ns / 1e6)
     if problems:
         console.print(Text(f"the profile cannot be trusted: {'; '.join(problems)}", style="yellow"))
-        console.print(Text(f"{step} a step, {rate}; no verdict on the bottleneck, on {hardware}", style="bold"))
+        console.print(Text(f"{step} a step, {rate}, on {hardware}; no verdict on the bottleneck", style="bold"))
     else:
         events = sum(b.quality.num_events for b in breakdowns)
         console.print(Text(f"profile good: {units.counted(events, 'event')}", style="dim"))

@@ -110,8 +110,8 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
     """
     if look_s >= budget_s:
         raise BudgetError(
-            f"the budget must be more than the {look_s:.0f} s that the inspection of the script took, plus time "
-            f"for the trials, got {budget_s:g} s: give a larger --budget"
+            f"the budget of {budget_s:g} s is too short: the inspection of the script took {look_s:.0f} s, and "
+            "every trial needs more. Give a larger --budget"
         )
     return budget_s - look_s
 
@@ -163,7 +163,7 @@ def print_choices(console: Console, choices: Choices) -> None:
     names = [name for name in choices.need_workload if name not in choices.tried]
     parts = [name for name in choices.need_workload if name in choices.tried]
     words = ", ".join([*names, *(f"some of {name}" for name in parts)])
-    why = "`steptune show --all` lists each reason; docs/tutorial.md shows how to write one"
+    why = "`steptune show --all` lists each reason; docs/tutorial.md shows how to write a Workload"
     console.print(Text(f"needs a Workload (another {len(choices.need_workload)}): {words}; {why}", style="dim"))
 
 

@@ -34,7 +34,7 @@ class AccessError(SteptuneError):
 
     status = 403
     code = "forbidden"
-    title = "This is not allowed"
+    title = "The request is not allowed"
 
     def __init__(
         self, detail: str, *, headers: dict[str, str] | None = None, members: dict[str, Any] | None = None

@@ -138,9 +138,13 @@ class OidcProvider:
             rules.validate(claims)
         except (JoseError, ValueError) as error:
             log.warning("refused the provider's ID token: %s", type(error).__name__)
-            raise NotAuthenticatedError(f"the provider's ID token is not valid ({error})", token_sent=True) from error
+            raise NotAuthenticatedError(
+                f"the provider's ID token is not valid ({error}): begin again at /login", token_sent=True
+            ) from error
         if claims.get("azp", self._client_id) != self._client_id:
-            raise NotAuthenticatedError("the provider's ID token was issued for another client", token_sent=True)
+            raise NotAuthenticatedError(
+                "the provider's ID token was issued for another client: check oidc_client_id", token_sent=True
+            )
         return claims
 
     def _decoded(self, id_token: str) -> jwt.Token:

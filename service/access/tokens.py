@@ -250,7 +250,9 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
     """
     if found.revoked_at is not None:
-        raise NotAuthenticatedError(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+        raise NotAuthenticatedError(
+            f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC: ask for a new one", token_sent=True
+        )
     if found.expires_at is not None and found.expires_at <= now:
         raise _expired(found.expires_at)
     if found.disabled_at is not None:
@@ -318,14 +320,14 @@ def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRo
         return None
     parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
     if parent is None or parent.revoked_at is not None:
-        raise NotAuthenticatedError("the token was revoked", token_sent=True)
+        raise NotAuthenticatedError("the token was revoked: ask for a new one", token_sent=True)
     if parent.expires_at is not None and parent.expires_at <= now:
         raise _expired(parent.expires_at)
     return parent
 
 
 def _expired(at: datetime) -> NotAuthenticatedError:
-    return NotAuthenticatedError(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+    return NotAuthenticatedError(f"the token expired at {at:%Y-%m-%d %H:%M} UTC: ask for a new one", token_sent=True)
 
 
 def _family(token_id: str) -> Select[str]:

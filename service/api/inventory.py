@@ -37,7 +37,7 @@ Anybody = Annotated[Principal, Requires()]
     "/workers",
     tags=["workers"],
     summary="List workers",
-    description="The newest first. Studies that they run for other users are not shown.",
+    description="Workers, the newest first. Studies that a worker runs for other users are not shown.",
     responses={**returns(Page[WorkerSummary], "A page of workers."), **unchanged()},
 )
 def list_workers(request: Request, principal: Reader, page: Paging) -> Response:

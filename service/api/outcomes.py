@@ -58,7 +58,7 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
 @router.get(
     "/findings",
     summary="List a study's findings",
-    description="Findings of the breakdowns of its trials, the newest trial first.",
+    description="Findings from the breakdowns of the study's trials, the newest trial first.",
     responses={**returns(Page[TrialFinding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -86,7 +86,7 @@ def list_decisions(request: Request, principal: Reader, study_id: StudyId, page:
 @router.get(
     "/recommendation",
     summary="Read a study's recommendation",
-    description="As a record, or in the format that `format` or the header `Accept` names.",
+    description="The recommendation as a record, or in the format that `format` or the header `Accept` names.",
     responses={
         **returns(Recommendation, "The recommendation.", other_types=FILE_TYPES[1:]),
         **unchanged(),
@@ -131,7 +131,7 @@ def list_exports(request: Request, principal: Reader, study_id: StudyId, trial: 
 @router.get(
     "/exports/{format}",
     summary="Export a study's recommendation",
-    description="As a file for another tool.",
+    description="The recommendation as a file for another tool.",
     responses={
         **returns_file(FILE_TYPES, "The file."),
         **unchanged(),

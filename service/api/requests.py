@@ -97,7 +97,7 @@ class StudyRequest(Body):
         "worker whose cluster can reserve them.",
     )
     device: Literal["cpu", "cuda"] | None = Field(
-        default=None, description="Device to train on; null for CUDA where the worker has it."
+        default=None, description="Device to train on; null for CUDA if the worker has it."
     )
     objective: Text = Field(
         default="throughput",
@@ -115,8 +115,8 @@ class StudyRequest(Body):
         default=None,
         min_length=1,
         max_length=200,
-        description="Fingerprint of the hardware profile to run on, or a part of its label. A study whose hardware is "
-        "absent waits.",
+        description="Fingerprint of the hardware profile to run on, or a part of its label. The study waits until a "
+        "worker has this hardware.",
         examples=["H100"],
     )
     priority: int = Field(
@@ -129,8 +129,8 @@ class StudyRequest(Body):
         default=MeasureSettings().foreign_cpu_share,
         ge=0,
         le=1000,
-        description="Share of the worker's cores that other programs may use while a window is timed. A window with "
-        "more is marked, and counts only if there are too few others.",
+        description="Share of the worker's cores that other programs may use while a window is timed. A window with a "
+        "larger share is marked, and counts only if there are too few others.",
     )
     quiet_machine: bool = Field(
         default=False, description="Never count marked windows: a study on a busy machine fails instead."
@@ -213,11 +213,11 @@ class StudyChange(Body):
     tags: list[Tag] | None = Field(
         default=None,
         max_length=20,
-        description="New tags to find the study by; they replace the present ones.",
+        description="New tags to find the study by; they replace the current ones.",
         examples=[["vit"]],
     )
     notes: Notes | None = Field(
-        default=None, max_length=4000, description="New notes for readers; they replace the present ones."
+        default=None, max_length=4000, description="New notes for readers; they replace the current ones."
     )
 
 
@@ -232,8 +232,8 @@ class UploadForm(Body):
     )
     entry: OptionalReference = Field(
         default="",
-        description="The workload within it, as in `folder/train.py:MyWorkload?batch=8`; may be left out if there is "
-        "only one. For a script, its command, as in `-- python train.py`.",
+        description="The workload within the upload, as in `folder/train.py:MyWorkload?batch=8`; may be left out if "
+        "there is only one. For a script, its command, as in `-- python train.py`.",
     )
     name: Text = Field(default="", max_length=200, description="Name for readers; by default that of the file.")
 

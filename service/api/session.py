@@ -32,7 +32,7 @@ class LoginRequest(Body):
 
     token: SecretStr = Field(
         max_length=200,
-        description="A token; the session has its scopes, and ends with it.",
+        description="A token; the session has the token's scopes, and ends when the token does.",
         examples=["${STEPTUNE_TOKEN}"],
     )
 

@@ -57,7 +57,7 @@ def list_studies(
         Query(
             max_length=500,
             pattern=PLAIN,
-            description="Only studies of this workload (by its reference, as the study has it).",
+            description="Only studies of this workload (a reference, exactly as in the study).",
         ),
     ] = None,
     workload_id: Annotated[

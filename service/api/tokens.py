@@ -41,7 +41,8 @@ class TokenRequest(Body):
         default=None,
         gt=0,
         le=MAX_DAYS,
-        description="Time of expiry; null for the service's default. At most that of the token that creates it.",
+        description="Time of expiry; null for the service's default. A token cannot expire later than the token that "
+        "creates it.",
         examples=[30],
     )
     user_id: Id | None = Field(
@@ -133,7 +134,7 @@ def get_token(request: Request, access: RequestAccess, principal: Caller, token_
     "/{token_id}/revoke",
     summary="Revoke a token",
     description="The service refuses the token from now on, and all tokens and browser sessions that were created with "
-    "it. Revoking it again changes nothing. A token cannot revoke another that has scopes which it lacks.",
+    "it. Revoking it again changes nothing. A token can revoke another only if it has all scopes of that token.",
     responses={**returns(Token, "The token."), **refuses(404)},
 )
 def revoke_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:

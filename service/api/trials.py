@@ -54,8 +54,8 @@ class TrialFormat(StrEnum):
 @router.get(
     "/studies/{study_id}/trials",
     summary="List a study's trials",
-    description="In the order in which they began. A table (selected by `format` or `Accept`) contains all trials: "
-    "`limit` and `cursor` apply to pages only.",
+    description="Trials in the order in which they began. A table (selected by `format` or `Accept`) contains all "
+    "trials: `limit` and `cursor` apply to pages only.",
     responses={
         **returns(Page[TrialSummary], "A page of trials.", other_types=tuple(TABLES.values())),
         **unchanged(),
@@ -89,7 +89,7 @@ def _page_of_trials(
 @router.get(
     "/studies/{study_id}/optuna",
     summary="Export a study for Optuna",
-    description="As an Optuna study in a journal file, which optuna-dashboard opens. Running trials are left out.",
+    description="The study as an Optuna journal file, which optuna-dashboard can open. Running trials are left out.",
     responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
 )
 def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
@@ -131,7 +131,7 @@ def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: P
 @router.get(
     "/trials/{trial_id}/breakdown",
     summary="Read a trial's breakdown",
-    description="Exclusive categories of the profiled steps' time; they sum to the steps exactly.",
+    description="Exclusive categories of the profiled steps' time; their sum is exactly the time of the steps.",
     responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -156,8 +156,7 @@ def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: P
 @router.get(
     "/trials/{trial_id}/gaps",
     summary="List a trial's gaps",
-    description="Times in which the device was idle, by cause and by the kernel that ends the gap; the most "
-    "time first.",
+    description="Idle times of the device, by cause and by the kernel that ends the gap; the largest total first.",
     responses={**returns(Page[GapSite], "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -169,7 +168,7 @@ def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Pagi
 @router.get(
     "/trials/{trial_id}/collectives",
     summary="List a trial's collectives",
-    description="Calls that exchange data between ranks, by name and message size; the most time first.",
+    description="Calls that exchange data between ranks, by name and message size; the largest total time first.",
     responses={**returns(Page[CollectiveStats], "A page of collectives."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -193,8 +192,8 @@ def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, 
 @router.get(
     "/trials/{trial_id}/guard",
     summary="Read a trial's guard",
-    description="Verdict on whether the candidate is the same training, with every check, and its loss curve beside "
-    "the reference's.",
+    description="Verdict on whether the candidate is the same training, with every check and the loss curves of "
+    "candidate and reference.",
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
 @reads_rows

@@ -113,7 +113,7 @@ def list_users(request: Request, access: RequestAccess, principal: Administrator
 @router.get(
     "/{user_id}",
     summary="Read a user",
-    description="Send its ETag as `If-Match` with a change.",
+    description="Send the ETag of the answer as `If-Match` with a change.",
     responses={**returns(User, "The user."), **unchanged(), **refuses(404)},
 )
 def get_user(request: Request, access: RequestAccess, principal: Administrator, user_id: UserId) -> Response:

@@ -173,7 +173,7 @@ def _upload(request: Request, service: Services, principal: Principal, sent: Sen
             raise RefusalError(
                 503,
                 "too-many-uploads",
-                "the maximum number of uploads is being unpacked: try again in a few seconds",
+                "the service is already unpacking the maximum number of uploads: try again in a few seconds",
                 headers={"Retry-After": "5"},
             )
         upload = receive(sent.file.file, sent.form.file, sent.form.entry, folder)

@@ -103,8 +103,8 @@ class BackupReader:
             versioned = msgspec.json.decode(text := source.read(), type=dict)
             if versioned.get("format") != FORMAT:
                 raise StoreError(
-                    f"{self._place} has format {versioned.get('format')!r}, and this version reads {FORMAT}: "
-                    "restore it with the version of Steptune that made it, or a later one"
+                    f"{self._place} has format {versioned.get('format')!r}, but this version reads format "
+                    f"{FORMAT}: restore the backup with the version of Steptune that made it, or a later one"
                 )
             return msgspec.json.decode(text, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

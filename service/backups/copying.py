@@ -136,9 +136,7 @@ def _known_revision(revision: str | None, place: str) -> str | None:
 def _check_replaceable(revision: str | None, place: str, force: bool) -> None:
     """Refuse to replace a database unless forced. A newer schema may be replaced too, which is how to downgrade."""
     if revision is not None and not force:
-        raise StoreError(
-            f"{place} holds studies already: name an empty database, or replace what it holds with --force"
-        )
+        raise StoreError(f"{place} already holds studies: name an empty database, or replace its contents with --force")
 
 
 def _present(artifacts: ArtifactStore, digests: Iterable[str]) -> tuple[tuple[BackedUpFile, ...], tuple[str, ...]]:

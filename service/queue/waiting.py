@@ -17,7 +17,7 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.workloads.reference import is_command
 
 Entry = tuple[StudyRow, QueueEntryRow]
-FIRST = "; the study is next there, and others wait until it has begun"
+FIRST = "; the study is next on the cluster, and others wait until it has begun"
 
 
 def waits_for(
@@ -45,7 +45,9 @@ def waits_for(
         message = msgspec.json.decode(study.record, type=Study).message
         first = study.study_id in {due.study_id for due in dues.values() if due is not None}
         if _is_held(entry, now):
-            asked = f"hosts of the cluster: {message}" if message else "hosts that its worker asks a cluster for"
+            asked = (
+                f"hosts of the cluster: {message}" if message else "hosts that its worker has requested from a cluster"
+            )
             return f"{asked}{FIRST if first else ''}"
         if not alive:
             return "a worker (none is running: start one with `steptune worker`)"

@@ -29,7 +29,9 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     database_password_file: Path | None = Field(
         default=None, description="File with the password of the database, if the database's URL omits it."
     )
-    data_directory: Path = Field(default=Path(".steptune"), description="Studies' working files and kept traces.")
+    data_directory: Path = Field(
+        default=Path(".steptune"), description="Directory of the studies' working files and traces."
+    )
 
     artifacts_url: str | None = Field(
         default=None,
@@ -42,15 +44,17 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     max_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Maximum bytes of all studies together, or none; the oldest traces of ended studies are "
-        "removed first.",
+        description="Maximum bytes of the files of all studies together; null for no limit. The oldest traces of ended "
+        "studies are removed first.",
     )
     max_user_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
         description="Maximum bytes of the studies and uploads of one user who has no quota of their own.",
     )
-    max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Maximum bytes of one study.")
+    max_study_artifact_bytes: int | None = Field(
+        default=10 << 30, ge=0, description="Maximum bytes of the files of one study."
+    )
 
     audit_days: float = Field(default=365.0, gt=0, description="Days for which the audit log is kept.")
 

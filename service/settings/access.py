@@ -87,8 +87,8 @@ class AccessSettings(BaseModel):
     max_client_requests: int = Field(
         default=256,
         gt=0,
-        description="Maximum number of concurrent requests from one address in one process, and as many again with a "
-        "body. Behind a proxy that is not trusted, all users share the proxy's address.",
+        description="Maximum number of concurrent requests from one address in one process, and of as many requests "
+        "again that send a body. Behind a proxy that is not trusted, all users share the proxy's address.",
     )
     failed_logins_per_minute: int = Field(
         default=20,

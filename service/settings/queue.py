@@ -51,7 +51,7 @@ class QueueSettings(BaseModel):
         default=600.0,
         ge=0,
         description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; after that "
-        "the study is next there, and no other study begins.",
+        "the study is next on the cluster, and no other study begins.",
     )
 
     @model_validator(mode="after")

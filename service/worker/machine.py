@@ -60,7 +60,7 @@ def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
     available = os.sched_getaffinity(0)
     missing = sorted(set(cores or ()) - available)
     if missing:
-        raise ChoiceError(f"--cpus must name cores that this process may use, {sorted(available)}, got {missing}")
+        raise ChoiceError(f"--cpus must name cores that this process may use ({sorted(available)}), got {missing}")
     chosen = set(cores) if cores is not None else available
     os.sched_setaffinity(0, chosen)
     return tuple(sorted(chosen))

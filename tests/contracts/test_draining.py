@@ -283,7 +283,7 @@ class TestReasons:
         submitted(queue, "narrow")
         worker(queue, "other")
         assert queue.entry("wide").waits_for == (
-            f"hosts of the cluster: {BUSY}; the study is next there, and others wait until it has begun"
+            f"hosts of the cluster: {BUSY}; the study is next on the cluster, and others wait until it has begun"
         )
         assert queue.entry("narrow").waits_for.startswith(
             "hosts of the cluster, which are kept free for a study over 2 hosts"
@@ -291,7 +291,7 @@ class TestReasons:
         queue.release(lease, StudyState.QUEUED, BUSY)
         assert queue.entry("wide").waits_for == (
             f"a worker whose cluster reserves 2 hosts to be free; last: {BUSY}; "
-            "the study is next there, and others wait until it has begun"
+            "the study is next on the cluster, and others wait until it has begun"
         )
 
     def test_a_worker_without_a_cluster_may_take_a_narrow_one(self, queue):

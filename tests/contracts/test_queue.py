@@ -394,7 +394,7 @@ class TestReserving:
         lease = claimed(queue, cluster_worker(queue)).lease
         submitted(queue, "other", ada)
         claimed(queue, cpu_worker(queue, "alone", host_id="elsewhere"))
-        assert queue.begin(lease, "here and there") == "its user's running studies to become fewer than the limit of 1"
+        assert queue.begin(lease, "here and there") == "its user to have fewer running studies than the limit of 1"
         assert queue.entry("study").state is StudyState.QUEUED
 
     def test_a_worker_that_dies_while_it_waits_costs_no_attempt(self, engine, queue):
@@ -505,7 +505,7 @@ class TestTurns:
         submitted(queue, "second", owner)
         assert self.order(queue, 1) == ["first"]
         assert queue.claim(cpu_worker(queue, "free", host_id="free")) is None
-        assert queue.entry("second").waits_for == "its user's running studies to become fewer than the limit of 1"
+        assert queue.entry("second").waits_for == "its user to have fewer running studies than the limit of 1"
 
     def test_a_user_gets_so_many_device_hours(self, engine):
         queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))

@@ -136,7 +136,7 @@ class TestRoundTrip:
         store = open_store(url)
         store.create_study(sample_study(study_id="later"))
         after = rows(url)
-        with pytest.raises(StoreError, match=r"holds studies already: .*--force"):
+        with pytest.raises(StoreError, match=r"already holds studies: .*--force"):
             restore(url, artifacts, path)
         assert rows(url) == after
         restore(url, artifacts, path, force=True)

@@ -208,10 +208,10 @@ class TestReceiving:
         [
             (ScriptManifest(command=("sh", "other.sh")), "must be the command in the archive, '-- sh other.sh'"),
             (ScriptManifest(command=()), "has no command"),
-            (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN looks like a secret"),
+            (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN sounds like a secret"),
             (
                 ScriptManifest(command=("python", "train.py", "--token=x")),
-                "--token of the command looks like a secret",
+                "--token of the command sounds like a secret",
             ),
             (
                 ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}),

@@ -514,7 +514,7 @@ class TestTurns:
         self.used(engine, queue, "long", hours=2.5)
         submitted(queue, "next", owner)
         assert queue.claim(cpu_worker(queue)) is None
-        assert "less than 2 device hours" in queue.entry("next").waits_for
+        assert "below the limit of 2" in queue.entry("next").waits_for
 
     def test_deleting_a_study_gives_no_device_hours_back(self, engine):
         queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))
@@ -525,7 +525,7 @@ class TestTurns:
             queue.delete(study_id)
         submitted(queue, "next", owner)
         assert queue.claim(cpu_worker(queue)) is None
-        assert "less than 2 device hours" in queue.entry("next").waits_for
+        assert "below the limit of 2" in queue.entry("next").waits_for
 
     def test_deleting_a_study_does_not_change_whose_turn_it_is(self, engine, queue):
         ada, bob = add_user(engine, "ada"), add_user(engine, "bob")

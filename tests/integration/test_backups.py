@@ -284,7 +284,7 @@ class TestDamage:
 
     def test_a_later_format_is_named(self, backup, url, path, elsewhere):
         write_members(path, backup | {"manifest.json": b'{"format": 2, "new": true}'})
-        with pytest.raises(StoreError, match="has format 2, and this version reads 1"):
+        with pytest.raises(StoreError, match="has format 2, but this version reads format 1"):
             restore(url, elsewhere, path, force=True)
 
     def test_a_database_that_cannot_be_loaded_leaves_what_was_there(self, backup, kind, url, path, elsewhere):

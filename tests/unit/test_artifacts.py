@@ -135,7 +135,7 @@ class TestPutting:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(StorageFullError, match=r"artifacts is full.*free some space"):
+        with pytest.raises(StorageFullError, match=r"artifacts or the disk that holds it is full.*free some space"):
             local.put(source, move=move)
         assert source.read_bytes() == CONTENT
         assert [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()] == []

@@ -317,7 +317,7 @@ class TestAsked:
             ({"devices": 8}, "--inside 400GBps"),
             ({"network": "fast"}, "not a bandwidth"),
             ({"network": "1gbps", "latency": "soon"}, "not a latency"),
-            ({"hosts": 1024, "devices": 64, "network": "1gbps", "inside": "1GBps"}, "too many"),
+            ({"hosts": 1024, "devices": 64, "network": "1gbps", "inside": "1GBps"}, "at most"),
             ({"contention": 1.5}, "share of its speed"),
             ({"which": "7"}, "no trial '7'"),
         ],

@@ -37,7 +37,7 @@ class TestTheCommand:
         if mode:
             variables.setenv("RAY_AUTH_MODE", mode)
         with pytest.raises(
-            PlatformError, match=r"run code on its nodes: .*RAY_AUTH_MODE=token, or give --insecure-ray"
+            PlatformError, match=r"run code on its nodes. Start .*RAY_AUTH_MODE=token, or give --insecure-ray"
         ):
             take_cluster("auto", insecure=False)
 

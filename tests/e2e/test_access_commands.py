@@ -74,7 +74,7 @@ def test_what_was_done_is_in_the_audit_log_without_secrets(inside, access, tmp_p
         (("token", "create", "--user", "ada", "--days", "0"), "0 days"),
         (("token", "create", "--user", "ada", "--days", "7", "--never-expires"), "contradict each other"),
         (("token", "revoke", "0" * 26), "no token has the id"),
-        (("user", "create", "ada"), "is called 'ada' already"),
+        (("user", "create", "ada"), "the user name 'ada' is taken"),
         (("user", "quota", "ada", "--max-running", "many"), "--max-running many: it is a number, or `default`"),
         (("user", "quota", "ada", "--max-running", "-1"), "max_running = -1"),
     ],

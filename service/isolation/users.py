@@ -89,7 +89,7 @@ def _free_user(directory: Path) -> Iterator[int]:
                 continue
             yield uid
             return
-    raise IsolationUnavailableError(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
+    raise IsolationUnavailableError(f"all user ids from {FIRST_UID} to {LAST_UID} are taken: end some studies")
 
 
 def private_folder(folder: Path) -> Path:
@@ -203,9 +203,7 @@ def give(directory: Path, uid: int) -> None:
     # What is in a directory first: it cannot be entered any more where it is not ours and closed to our group.
     done = run_as((), *find, "-depth", *changed)
     if done.returncode:
-        raise IsolationUnavailableError(
-            f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}"
-        )
+        raise IsolationUnavailableError(f"failed to give files to the user of the trials: {done.stderr.strip()[-300:]}")
 
 
 def take_back(directory: Path) -> None:

@@ -188,7 +188,7 @@ def test_there_must_be_a_change(how: str, error: type[ValueError], message: str)
 def test_the_command_must_name_the_script_that_a_file_replaces(tmp_path: Path) -> None:
     (tmp_path / "edited.py").write_text("")
 
-    with pytest.raises(ChoiceError, match="names 0 Python files"):
+    with pytest.raises(ChoiceError, match=r"exactly one Python file .*, got 0"):
         changed_file(tmp_path / "edited.py", ("bash", "run.sh"), tmp_path)
 
 

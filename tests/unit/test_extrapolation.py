@@ -306,7 +306,7 @@ class TestAsked:
         store = stored(study, trials, [accepted])
         best = predicted(store, study, Question(hosts=2, network="25gbps"))
         assert best.basis.sequence == 1
-        assert any(re.search(f"the best {said}", text) for text in best.assumptions)
+        assert any(re.search(f"the best configuration {said}", text) for text in best.assumptions)
         with pytest.raises(StoreError, match=f"trial 2 {said}, which is not predicted.*--from baseline"):
             self.asked(study, trials, hosts=2, network="25gbps", which="2")
 
@@ -317,7 +317,7 @@ class TestAsked:
             ({"devices": 8}, "--inside 400GBps"),
             ({"network": "fast"}, "not a bandwidth"),
             ({"network": "1gbps", "latency": "soon"}, "not a latency"),
-            ({"hosts": 1024, "devices": 64, "network": "1gbps", "inside": "1GBps"}, "too many"),
+            ({"hosts": 1024, "devices": 64, "network": "1gbps", "inside": "1GBps"}, "at most"),
             ({"contention": 1.5}, "share of its speed"),
             ({"which": "7"}, "no trial '7'"),
         ],

@@ -100,7 +100,7 @@ class TestVisible:
     def test_hundreds_of_pieces_are_refused_with_the_way_out(self, project: Path) -> None:
         for number in range(MAX_PARTS + 1):
             (project / f"image{number}").touch()
-        with pytest.raises(IsolationUnavailableError, match="put the workload into a folder of its own"):
+        with pytest.raises(IsolationUnavailableError, match="move the workload to a folder of its own"):
             visible_parts(project, ())
 
 
@@ -179,7 +179,7 @@ class TestChoosing:
             choose("limits", separating=True)
         monkeypatch.setattr(type(level_named("bubblewrap")), "probe", lambda self, python: Unavailable("no bwrap here"))
         with pytest.raises(
-            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would be this process's own"
+            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would run as this process's own"
         ):
             choose("strongest", separating=True)
         monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
@@ -215,7 +215,7 @@ class TestUntrustedFiles:
         with pytest.raises(OSError, match=r"a|b"):
             open_below(study, study / "a" / "b")
         with (
-            pytest.raises(StoreError, match="user code has put something else there"),
+            pytest.raises(StoreError, match="user code has replaced it"),
             compressed(study, study / "a/b"),
         ):
             pass

@@ -47,7 +47,7 @@ def test_a_number_of_ranks_is_kept_or_refused(launched: bool) -> None:
     assert num_ranks_of(launch, None) == (2 if launched else 1)
     assert num_ranks_of(launch, 2) == 2
     if launched:
-        with pytest.raises(ChoiceError, match="--ranks 1 is not the number of ranks that were launched, 2"):
+        with pytest.raises(ChoiceError, match="--ranks must be 2, the number of launched ranks, got 1"):
             num_ranks_of(launch, 1)
 
 

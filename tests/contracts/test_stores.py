@@ -138,7 +138,7 @@ class TestStudies:
 
     def test_a_time_without_zone_is_refused(self, store):
         """A naive time would be read as another time on another machine."""
-        with pytest.raises(StoreError, match="is not a time with a zone"):
+        with pytest.raises(StoreError, match="is not a time with a time zone"):
             store.create_study(sample_study(created_at="2026-11-21T10:00:00"))
         assert store.list_studies() == []
 
@@ -210,7 +210,7 @@ class TestFindingStudies:
 
     def test_an_empty_store_says_how_to_begin(self, store):
         """The way out of an empty store is a first study."""
-        with pytest.raises(StudyNotFoundError, match="`steptune tune` starts one"):
+        with pytest.raises(StudyNotFoundError, match="start one with `steptune tune`"):
             store.get_study("abc")
 
 

@@ -440,7 +440,7 @@ class TestOwnUsers:
         failure = failures["two"]
         assert failure is not None
         assert failure.kind is FailureKind.OUT_OF_MEMORY
-        assert "in other studies of its user" in failure.message
+        assert "in other studies of the same user" in failure.message
         assert "0.25 GiB" in failure.message
         assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
 

@@ -78,7 +78,7 @@ def test_a_factor_of_prefetching_goes_with_the_workers(tmp_path: Path) -> None:
 def test_an_option_that_cannot_be_taken_back_is_no_option(tmp_path: Path) -> None:
     recommendation = recommended(tmp_path, PARSED, PARSED_AT, data_loading={"num_workers": 0})
 
-    with pytest.raises(RecommendationError, match="leave --dataloader_prefetch_factor out of the command"):
+    with pytest.raises(RecommendationError, match="remove --dataloader_prefetch_factor from the command"):
         script_diff(run_by(recommendation, "python", "train.py", "--dataloader_prefetch_factor=4"))
 
 

@@ -320,8 +320,8 @@ class ReferenceMaker:
             memory.ran_out_with(candidate, pieces_of(self._space, candidate))
             candidate = next_on(ladder, memory, self._space)
         raise BaselineError(
-            "the workload does not fit into memory when the guard's reference is made, as it is or with less of it "
-            f"kept: {problem}. Use a smaller global_batch or model, or a machine with more memory",
+            "the workload does not fit into memory when the guard's reference is made, even with settings that "
+            f"save memory: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )
 

@@ -106,7 +106,7 @@ class Objective:
         check_device(self, hardware.device_kind)
         if self.kind == ENERGY and num_ranks > 1:
             raise ChoiceError(
-                "objective energy requires one rank, because the power of only one device is read, got "
+                "objective energy requires one rank, because it reads the power of one device, got "
                 f"{num_ranks}: use one rank, or choose throughput, steps:N or cost:PRICE"
             )
 
@@ -189,9 +189,9 @@ def parse_objective(text: str) -> Objective:
         value = math.nan
     if not (math.isfinite(value) and value > 0) or (kind == STEPS and value != int(value)):
         wanted = (
-            ("a whole number of steps above 0, such as steps:20000")
+            "a whole number of steps above 0, such as steps:20000"
             if kind == STEPS
-            else ("a price above 0, such as cost:2.5")
+            else "a price above 0, such as cost:2.5"
         )
         raise ChoiceError(f"objective {text!r}: write {wanted}")
     return Objective(kind, value)

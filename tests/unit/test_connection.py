@@ -53,7 +53,7 @@ def test_a_server_that_ends_is_reported_when_read_and_when_written_to(tmp_path: 
     connection.channel.receive(10.0)
     with pytest.raises(RunnerError, match=r"the trial server exited with status 5; see its log .*server\.log"):
         connection.take_messages()
-    with pytest.raises(RunnerError, match=r"the connection to the trial server broke:  .*server\.log"):
+    with pytest.raises(RunnerError, match=r"the connection to the trial server broke: .*server\.log"):
         connection.send(Exit())
     connection.close()
 

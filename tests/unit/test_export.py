@@ -81,9 +81,9 @@ class TestRefusals:
             ('{"schema_version": 1,', "is not valid JSON"),
             ("schema_version: 1\nchoices: [", "is not valid YAML"),
             ("key: !!python/object:os.system {}\n", "is not valid YAML"),
-            ("just\nprose\n", "is not a recommendation"),
-            ("\n", "is not a recommendation"),
-            ('{"choices": {}}', "is not a recommendation"),
+            ("just\nprose\n", "holds no recommendation"),
+            ("\n", "holds no recommendation"),
+            ('{"choices": {}}', "holds no recommendation"),
         ],
     )
     def test_text_that_is_no_recommendation_is_refused(self, text: str, message: str) -> None:

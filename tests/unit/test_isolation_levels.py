@@ -495,7 +495,7 @@ class TestOwnUsers:
 
     def test_what_its_user_stops_or_kills_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("steptune.tuner.trials.as_user.TIMEOUT_S", 0.2)
-        for number, message in (("KILL", "ended by signal 9"), ("STOP", r"within 0\.2 s")):
+        for number, message in (("KILL", "killed by signal 9"), ("STOP", r"within 0\.2 s")):
             with pytest.raises(DisturbedError, match=message):
                 run_as(users.become(OTHER), "/bin/sh", "-c", f"kill -{number} $$")
 

@@ -20,7 +20,7 @@ def test_the_model_says_its_own_probabilities():
     _, answer = short_study("model", budget_s=16.0)
     assert answer.certificate.ended == "budget spent"
     found = re.search(
-        r"would try \d configurations?\. The first, .*, has a chance of (\d+)% to become the best so far",
+        r"would try \d configurations?: the first, .*, has a chance of (\d+)% to become the best so far",
         answer.prospect,
     )
     assert found, answer.prospect
@@ -43,7 +43,7 @@ def test_page_and_terminal_say_it():
     run, answer = short_study("random")
     facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
     _, value, note = facts["With more time"]
-    assert re.fullmatch(r"\d+ choices? may still pay", value), "what stands large on a page is short"
+    assert re.fullmatch(r"\d+ choices? may still save time", value), "what stands large on a page is short"
     assert f"{value}, {note}" == answer.prospect
     console = Console(width=80, record=True)
     print_answer(console, run.store, run.study_id)

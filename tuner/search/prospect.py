@@ -44,7 +44,7 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
     left = search.probability_left
     anything = "" if left is None else f"; the chance that any other configuration is {WORTH:.0%} faster is {left:.0%}"
     return (
-        f"The next {_duration(seconds)} would try {counted(len(soon), 'configuration')}. The first, "
+        f"The next {_duration(seconds)} would try {counted(len(soon), 'configuration')}: the first, "
         f"{_changed(designer, fresh[0])}, has a chance of {fresh[0].likely:.0%} to become the best so "
         f"far{_expected(fresh[0])}{anything}."
     )

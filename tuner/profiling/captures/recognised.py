@@ -30,7 +30,7 @@ OTHERS = {
     ),
     ".xplane.pb": ("a profile of JAX in XPlane format", "name the .trace.json.gz in the same folder"),
     ".pickle": (
-        ("a pickle (possibly a memory snapshot), which is not opened for safety"),
+        "a pickle (possibly a memory snapshot; Steptune does not open pickles)",
         "record steps with torch.profiler",
     ),
     ".pt": ("a checkpoint", "record steps with torch.profiler"),

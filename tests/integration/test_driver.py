@@ -305,7 +305,7 @@ class TestTrouble:
         study.run()
         label = study.machine.describe().hardware.label
         study.machine.describe = describe
-        with pytest.raises(StoreError, match=rf"begun on {label}: cannot go on here: .* begin a new study"):
+        with pytest.raises(StoreError, match=rf"started on {label}: it cannot continue here .* start a new study"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 

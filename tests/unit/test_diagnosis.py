@@ -405,7 +405,7 @@ class TestRanks:
 
     def test_the_networks_part_says_what_it_leaves_out(self) -> None:
         (finding,) = diagnose(self.evidence(0.25))
-        assert finding.message.startswith("30% of the step communicates")
+        assert finding.message.startswith("30% of the step is spent communicating")
         assert "waiting for a late rank takes another 10%, which is not included" in finding.message
         assert finding.evidence["communication_ms"] == pytest.approx(0.3), "of a step of 1 ms"
 

@@ -356,7 +356,7 @@ def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, 
         observed=observed,
         tolerance=tolerance,
         detail=f"mean loss over {len(curve.curve_losses)} steps differs by {observed:.3g}, allowed {tolerance:.3g} "
-        f"(seeds spread {spread:.3g})",
+        f"(spread over seeds {spread:.3g})",
     )
 
 
@@ -375,8 +375,8 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
         passed=missing <= tolerance,
         observed=missing,
         tolerance=tolerance,
-        detail=f"after {len(curve.horizon_losses)} steps {missing:.1%} of the fall in loss is missing, "
-        f"allowed {tolerance:.1%}",
+        detail=f"after {len(curve.horizon_losses)} steps the candidate lacks {missing:.1%} of the reference's "
+        f"fall in loss, allowed {tolerance:.1%}",
     )
 
 

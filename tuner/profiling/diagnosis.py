@@ -521,7 +521,7 @@ RULES: tuple[Rule, ...] = (
         name="exposed_communication",
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
-        message="{share} of the step communicates while nothing is computed",
+        message="{share} of the step is spent communicating while nothing is computed",
         remedies=(
             Remedy(advice="overlap communication with the backward pass", cures=COMMUNICATE_LESS.cures),
             COMMUNICATE_LESS,
@@ -568,7 +568,7 @@ RULES: tuple[Rule, ...] = (
         name="layout_conversions",
         categories=(Category.ELEMENTWISE,),
         thresholds=(0.05, 0.10, 0.20),
-        message="{share} of the step converts tensors between NCHW and NHWC for convolutions",
+        message="{share} of the step is spent converting tensors between NCHW and NHWC for convolutions",
         remedies=(Remedy(advice="keep model and batches in channels_last", cures=(Cure.CHOOSE_LAYOUT,)),),
         devices=("cuda",),
         measure=_converting,

@@ -119,7 +119,7 @@ def test_compare_takes_two_of_one_kind_that_exist(inside):
 def test_a_run_of_one_step_is_compared_without_interval(inside):
     write_loop(Path("one.json"), num_steps=1)
     write_loop(Path("other.json"), num_steps=1)
-    assert "one step each: no interval" in inside("analyze", "one.json", "--compare", "other.json").out
+    assert "each side has one step: no interval" in inside("analyze", "one.json", "--compare", "other.json").out
 
 
 def test_a_capture_that_lost_device_work_gets_no_verdict(inside):
@@ -144,7 +144,7 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
     write_trace(Path("whole.json"), [step(0, 0, 1000), *loop_events()])
     Path("cut.json").write_bytes(Path("whole.json").read_bytes()[:-400])
     out = inside("analyze", "cut.json").out
-    assert "ends in the middle" in " ".join(out.split())
+    assert "is truncated or damaged" in " ".join(out.split())
     assert "no verdict" in out
 
 
@@ -158,7 +158,7 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
         (["empty.json"], ["empty.json: the file is empty"]),
         (["text.json"], ["text.json: it is not a trace", "not JSON"]),
         (["no_traces/metrics.json"], ['no list "traceEvents"']),
-        (["rank0.json", "copy_of_rank0.json"], ["rank 0 is there twice", "copy_of_rank0.json"]),
+        (["rank0.json", "copy_of_rank0.json"], ["rank 0 appears in two traces", "copy_of_rank0.json"]),
         (["rank0.json", "--compare", "nowhere.json"], ["nowhere.json does not exist"]),
         (["rank0.json", "--html", "nowhere/page.html"], ["nowhere/page.html cannot be written"]),
         (["rank0.json", "--perfetto", "rank0.json"], ["rank0.json is one of the input traces: write to another file"]),
@@ -243,13 +243,13 @@ def test_two_results_cannot_be_one_file(inside):
 
 def test_steps_that_take_no_time_are_refused(inside):
     write_trace(Path("trace.json"), [step(0, 0, 0), operator("aten::mm", 0, 0)])
-    assert "its steps take no time" in inside("analyze", "trace.json", status=2).err
+    assert "the steps have zero length" in inside("analyze", "trace.json", status=2).err
 
 
 def test_tracks_are_not_put_into_a_cut_file(inside):
     write_loop(Path("whole.json"))
     packed = gzip.compress(Path("whole.json").read_bytes())
     Path("cut.json.gz").write_bytes(packed[: len(packed) * 3 // 4])
-    assert "ends in the middle" in inside("analyze", "cut.json.gz", "--perfetto", "tracks.json", status=2).err
+    assert "is truncated or damaged" in inside("analyze", "cut.json.gz", "--perfetto", "tracks.json", status=2).err
     assert not Path("tracks.json").exists()
     assert "incomplete" in inside("analyze", "cut.json.gz").out

@@ -276,7 +276,7 @@ def test_a_script_that_profiles_itself_is_refused_and_ended(folder: ScriptFolder
 
     run = folder.profiled(sys.executable, "own.py")
 
-    assert "runs torch.profiler itself" in run.profile.refusal
+    assert "already runs torch.profiler" in run.profile.refusal
     assert "the end" not in run.out
 
 
@@ -388,7 +388,7 @@ def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptF
     run = folder.profiled(sys.executable, "-c", "import torch; print(torch.__file__)")
 
     assert run.out.endswith("torch/__init__.py\n")
-    assert "steptune sees nothing in process" in run.err
+    assert "steptune cannot observe process" in run.err
 
 
 def test_a_reason_to_stop_ends_the_command_and_leaves_no_process(folder: ScriptFolder) -> None:

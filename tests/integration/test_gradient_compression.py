@@ -539,5 +539,5 @@ def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: 
             pass
 
     request = InspectRequest(workload=f"{__name__}:FeedsBack", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejectedError, match="by powersgd, which no training that reduces them whole"):
+    with pytest.raises(WorkloadRejectedError, match="by powersgd, so its steps cannot be compared"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ class TestHosts:
     @pytest.mark.parametrize("text", ["none", "0", "-1", ""])
     def test_a_number_that_is_none_is_refused(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         monkeypatch.setenv(HOSTS_VARIABLE, text)
-        with pytest.raises(PlatformError, match="not a number of hosts"):
+        with pytest.raises(PlatformError, match="must be a number of hosts"):
             num_emulated_hosts()
 
 

@@ -115,7 +115,7 @@ class TestTrials:
             monkeypatch.setenv(NETWORKS_VARIABLE, str(emulated._place(pid)))
             runner = LocalRunner(workload="zoo:synthetic", directory=tmp_path / "study", num_ranks=2)
             try:
-                with pytest.raises(RunnerError, match="needs one interface beside lo; it has none"):
+                with pytest.raises(RunnerError, match="must have exactly one interface other than lo, got none"):
                     runner.describe()
             finally:
                 runner.close()

@@ -345,7 +345,7 @@ def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
             pass
 
     request = InspectRequest(workload=f"{__name__}:Alone", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejectedError, match="ranks that step alone"):
+    with pytest.raises(WorkloadRejectedError, match="lets ranks step independently"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
 
 

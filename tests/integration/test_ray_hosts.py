@@ -299,7 +299,7 @@ def test_a_workers_study_goes_on_when_its_cluster_is_there_again(
             wait_until(lambda: site.store.trials(study_id), f"a trial runs: {site.log()}")
             cluster.close()
             if not soon:
-                wait_until(lambda: "host 1 did not come back within 1 s" in states(site, study_id), site.log())
+                wait_until(lambda: "host 1 did not reconnect within 1 s" in states(site, study_id), site.log())
             cluster.start()
             entry = site.await_state(study_id, StudyState.COMPLETED)
             assert (entry.num_claims, entry.num_lost) == (1 if soon else 2, 0)

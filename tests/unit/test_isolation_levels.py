@@ -440,7 +440,7 @@ class TestOwnUsers:
         failure = failures["two"]
         assert failure is not None
         assert failure.kind is FailureKind.OUT_OF_MEMORY
-        assert "in other studies of its user" in failure.message
+        assert "in other studies of the same user" in failure.message
         assert "0.25 GiB" in failure.message
         assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
 
@@ -495,7 +495,7 @@ class TestOwnUsers:
 
     def test_what_its_user_stops_or_kills_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("steptune.tuner.trials.as_user.TIMEOUT_S", 0.2)
-        for number, message in (("KILL", "ended by signal 9"), ("STOP", r"within 0\.2 s")):
+        for number, message in (("KILL", "killed by signal 9"), ("STOP", r"within 0\.2 s")):
             with pytest.raises(DisturbedError, match=message):
                 run_as(users.become(OTHER), "/bin/sh", "-c", f"kill -{number} $$")
 

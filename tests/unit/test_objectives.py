@@ -146,15 +146,15 @@ class TestRefusing:
 
     def test_energy_of_a_cpu_is_refused(self):
         cpu = sample_hardware(devices=(replace(sample_hardware().devices[0], kind="cpu"),))
-        with pytest.raises(ChoiceError, match="objective energy needs a CUDA device"):
+        with pytest.raises(ChoiceError, match="objective energy requires a CUDA device"):
             parse_objective("energy").check(cpu, 1)
 
     def test_energy_of_several_ranks_is_refused_because_one_device_is_read(self):
-        with pytest.raises(ChoiceError, match="with 2 ranks choose throughput"):
+        with pytest.raises(ChoiceError, match="got 2: use one rank, or choose throughput"):
             parse_objective("energy").check(sample_hardware(), 2)
 
     def test_a_driver_that_tells_no_power_is_named(self):
-        with pytest.raises(BaselineError, match="the driver does not tell the power of the device"):
+        with pytest.raises(BaselineError, match="the driver does not report the power of the device"):
             studied("energy", machine=Metered(SMALL, tells=False))
 
 

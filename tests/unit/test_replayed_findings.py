@@ -128,7 +128,7 @@ def test_a_capture_that_cannot_be_replayed_gives_a_range() -> None:
     assert breakdown.replay.refusal
     ranges = [str(finding.evidence["saves"]) for finding in analysis.findings if "saves" in finding.evidence]
     assert ranges
-    assert all(text.startswith("between 0 and ") and "recorded explains" in text for text in ranges)
+    assert all(text.startswith("between 0 and ") and "recorded event explains" in text for text in ranges)
 
 
 def test_records_of_older_versions_have_no_replay(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_where_matmuls_have_no_count_the_step_has_none(tmp_path):
     ]
     found = analysed(tmp_path, events).roofline
     assert (found.step_flops, found.mfu) == (None, None)
-    assert found.silent == "for 50% of the time of matmuls and attention no FLOP are known"
+    assert found.silent == "the FLOP count is unknown for 50% of the time of matmuls and attention"
 
 
 def test_an_unknown_device_stays_silent(tmp_path):

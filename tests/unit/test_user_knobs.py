@@ -112,7 +112,7 @@ class TestChoices:
     def test_an_unknown_one_is_refused_once_the_workload_is_known(self):
         with pytest.raises(ChoiceError, match=r"no strategy 'knobs.chunks': did you mean 'knobs.chunk'"):
             space(only=("knobs.chunks",))
-        with pytest.raises(ChoiceError, match="the workload names none"):
+        with pytest.raises(ChoiceError, match="the workload defines none"):
             Space(sample_environment("cpu"), sample_facts(current={}), StudySettings(only=("knobs",)))
 
     def test_today_is_the_baseline(self):

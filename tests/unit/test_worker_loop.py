@@ -150,7 +150,7 @@ class TestFailing:
             if claim.lease.study_id == "killer":
                 if len(begun) == 3:
                     submitted(site.queue, "late", users[1])
-                raise RunnerError("the trial server ended with status -9")
+                raise RunnerError("the trial server exited with status -9")
             return StudyState.COMPLETED
 
         submitted(site.queue, "killer", users[0])

@@ -15,7 +15,7 @@ def unavailable(device: torch.device) -> str:
     if find_spec("triton") is None:
         return "requires Triton, which is not installed here (PyTorch for CUDA brings it)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
+        return "requires a CUDA device; on a CPU, Triton can only interpret kernels for tests"
     return ""
 
 

@@ -79,13 +79,13 @@ COSTLY = (
     Costly(
         variable="NCCL_IB_DISABLE",
         where=_is_on,
-        effect="InfiniBand and RoCE are not used: hosts exchange through TCP sockets",
+        effect="InfiniBand and RoCE are not used: hosts communicate through TCP sockets",
         fix="unset NCCL_IB_DISABLE",
     ),
     Costly(
         variable="NCCL_NET",
         where=lambda value: value.strip().lower() == "socket",
-        effect="hosts exchange through TCP sockets, whatever NICs there are",
+        effect="hosts communicate through TCP sockets, even where they have RDMA NICs",
         fix="unset NCCL_NET, or NCCL_NET=IB",
     ),
     Costly(
@@ -97,7 +97,7 @@ COSTLY = (
     Costly(
         variable="NCCL_IB_GDR_LEVEL",
         where=_is_set,
-        effect="the name that NCCL had before 2.4 for NCCL_NET_GDR_LEVEL",
+        effect="this name of NCCL_NET_GDR_LEVEL is obsolete since NCCL 2.4",
         fix="set NCCL_NET_GDR_LEVEL instead",
         level=Level.NOTE,
     ),
@@ -117,39 +117,39 @@ COSTLY = (
     Costly(
         variable="NCCL_IB_PCI_RELAXED_ORDERING",
         where=_is_zero,
-        effect="PCIe writes of the NIC stay in order: slower on many processors, and in virtual machines",
+        effect="PCIe writes of the NIC stay in order, which is slower on many processors and in virtual machines",
         fix="unset NCCL_IB_PCI_RELAXED_ORDERING (2, where supported, is the default)",
     ),
     Costly(
         variable="NCCL_P2P_DISABLE",
         where=_is_on,
-        effect="GPUs of one host exchange through host memory, not through NVLink or PCIe",
+        effect="GPUs of one host communicate through host memory, not through NVLink or PCIe",
         fix="unset NCCL_P2P_DISABLE",
     ),
     Costly(
         variable="NCCL_P2P_LEVEL",
         where=lambda value: value.strip().upper() in {"0", "LOC"},
-        effect="GPUs of one host exchange through host memory, not through NVLink or PCIe",
+        effect="GPUs of one host communicate through host memory, not through NVLink or PCIe",
         fix="unset NCCL_P2P_LEVEL",
     ),
     Costly(
         variable="NCCL_SHM_DISABLE",
         where=_is_on,
-        effect="GPUs of one host that have no direct path exchange through the network",
-        fix="unset NCCL_SHM_DISABLE; where /dev/shm was too small, enlarge it (--shm-size=1g)",
+        effect="GPUs of one host without a direct path communicate through the network",
+        fix="unset NCCL_SHM_DISABLE; if /dev/shm was too small, enlarge it (--shm-size=1g)",
     ),
     Costly(
         variable="NCCL_ALGO",
         where=_is_set,
-        effect="one algorithm for all sizes: NCCL chooses by size and topology where it is not told",
-        fix="unset NCCL_ALGO, unless it was measured to be faster for this job",
+        effect="NCCL uses one algorithm for all message sizes instead of choosing by size and topology",
+        fix="unset NCCL_ALGO, unless this value was measured to be faster for this job",
         level=Level.NOTE,
     ),
     Costly(
         variable="NCCL_PROTO",
         where=_is_set,
-        effect="one protocol for all sizes: NCCL chooses by size where it is not told",
-        fix="unset NCCL_PROTO, unless it was measured to be faster for this job",
+        effect="NCCL uses one protocol for all message sizes instead of choosing by size",
+        fix="unset NCCL_PROTO, unless this value was measured to be faster for this job",
         level=Level.NOTE,
     ),
 )

@@ -36,7 +36,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 class Allocator(Strategy):
     setting = AllocatorSetting
-    summary = "CUDA caching allocator: expandable segments, size from which blocks are not split"
+    summary = "settings of the CUDA caching allocator: expandable segments, maximum size of blocks that may be split"
     attacks = (Category.ALLOCATION,)
     cures = (
         Cure.KEEP_ALLOCATED,

@@ -37,7 +37,9 @@ class CudaGraph(Strategy):
     conflicts = CONFLICTS
     together = TOGETHER
     summary = "record a whole step as CUDA graphs and replay it"
-    needs_workload = "a whole step is recorded, and the loop's own lines (item(), zero_grad, schedulers) stand in it"
+    needs_workload = (
+        "a CUDA graph must record the whole step, which contains the script's own calls (item(), zero_grad, schedulers)"
+    )
     attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
     cures = (Cure.REPLAY_LAUNCHES,)
     usual_realisation = 0.7
@@ -56,7 +58,10 @@ class CudaGraph(Strategy):
         if not workload.optimizer.capturable:
             return Unsupported(f"{workload.optimizer.name} does not support capturable=True")
         if environment.num_ranks > 1:
-            return Unsupported("requires a single rank: recording collectives in a CUDA graph is not supported")
+            return Unsupported(
+                f"requires a single rank, got {environment.num_ranks}: recording collectives in a "
+                "CUDA graph is not supported"
+            )
         return needs_cuda(environment)
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -94,7 +99,7 @@ class CudaGraph(Strategy):
         )
         if evidence.get("host_options"):
             detail += (
-                f"; the host launches the update, which reads {', '.join(evidence['host_options'])} there, and those "
-                "change too often to be recorded"
+                f"; the host launches the update, because it reads {', '.join(evidence['host_options'])} on the "
+                "host and these values change too often to be recorded"
             )
         return Effect(strategy=self.name, took=True, detail=detail)

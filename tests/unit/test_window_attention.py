@@ -85,9 +85,9 @@ class TestDropout:
 @pytest.mark.parametrize(
     ("channels", "heads", "rows", "reason"),
     [
-        (96, 5, 7, "needs heads of 16, 32, 64, 128 channels; this layer has 96 in 5 heads"),
+        (96, 5, 7, "requires heads of 16, 32, 64, 128 channels; this layer has 96 channels in 5 heads"),
         (24, 1, 7, "this layer has 24 in 1 heads"),
-        (32, 1, 24, "needs windows of at most 256 tokens; this layer's have 576"),
+        (32, 1, 24, "requires windows of at most 256 tokens; this layer's windows have 576"),
     ],
 )
 def test_a_layer_that_it_cannot_run_is_refused(channels: int, heads: int, rows: int, reason: str) -> None:

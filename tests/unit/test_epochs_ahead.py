@@ -212,11 +212,7 @@ class TestSamples:
         def between(loader: Any, epoch: int) -> None:
             loader.batch_sampler.sampler.set_epoch(numbers[epoch])
 
-        with (
-            pytest.warns(UserWarning, match="begin epochs early")
-            if num_restarts > GIVEN_UP_AFTER
-            else nullcontext()
-        ):
+        with pytest.warns(UserWarning, match="begin epochs early") if num_restarts > GIVEN_UP_AFTER else nullcontext():
             loader, seen, _ = epochs(SAMPLINGS["split over ranks"], AHEAD, between=between)
         assert seen == epochs(SAMPLINGS["split over ranks"], WORKERS, between=between)[1]
         assert loader.num_restarts == num_restarts
@@ -245,7 +241,7 @@ class TestSamples:
 
     def test_indices_that_cannot_be_compared_count_as_others(self) -> None:
         _, plain, drawn = epochs(Pairs, WORKERS)
-        with pytest.warns(UserWarning, match="do not begin epochs early"):
+        with pytest.warns(UserWarning, match="no longer begin epochs early"):
             loader, seen, ours = epochs(Pairs, AHEAD)
         assert (seen, ours, loader.num_restarts) == (plain, drawn, NUM_EPOCHS)
 
@@ -368,7 +364,11 @@ class TestStrategy:
             ("cpu", replace(SHORT, randomness="none"), None),
             ("cpu", replace(SHORT, randomness="switchable"), "share a random generator"),
             ("cpu", replace(SHORT, randomness="always"), "share a random generator"),
-            ("cuda", replace(SHORT, dataset=replace(SHORT.dataset, kind="iterable")), "iterable dataset's epoch is not known"),
+            (
+                "cuda",
+                replace(SHORT, dataset=replace(SHORT.dataset, kind="iterable")),
+                "iterable dataset's epoch is not known",
+            ),
         ],
     )
     def test_is_refused_where_the_next_order_is_not_known(

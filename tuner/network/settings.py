@@ -118,7 +118,7 @@ COSTLY = (
         variable="NCCL_IB_PCI_RELAXED_ORDERING",
         where=_is_zero,
         effect="PCIe writes of the NIC stay in order, which is slower on many processors and in virtual machines",
-        fix="unset NCCL_IB_PCI_RELAXED_ORDERING (2, where supported, is the default)",
+        fix="unset NCCL_IB_PCI_RELAXED_ORDERING (by default, NCCL uses relaxed ordering where it is supported)",
     ),
     Costly(
         variable="NCCL_P2P_DISABLE",

@@ -95,7 +95,9 @@ class Allocator(Strategy):
         found = super().took_effect(evidence, choice)
         if not found.took or "num_device_alloc" not in evidence:
             return found
-        detail = f"{evidence['num_device_alloc']} allocations from the device, {evidence['num_alloc_retries']} retries"
+        detail = (
+            f"{evidence['num_device_alloc']} device allocations, {evidence['num_alloc_retries']} allocation retries"
+        )
         return Effect(strategy=self.name, took=True, detail=detail)
 
 

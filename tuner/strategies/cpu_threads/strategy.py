@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class CpuThreads(Strategy):
     setting = CpuThreadsSetting
-    summary = "intra-operator threads and their binding"
+    summary = "number of intra-operator threads, and their binding to cores"
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
     cures = (
         Cure.MAKE_BATCHES_SOONER,

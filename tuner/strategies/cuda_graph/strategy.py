@@ -54,14 +54,11 @@ class CudaGraph(Strategy):
         if workload.custom_step:
             return Unsupported("not supported with a custom training_step, which cannot be recorded")
         if workload.varying_shapes:
-            return Unsupported("requires batches of one shape: a CUDA graph holds one shape")
+            return Unsupported("requires batches of one shape, because a CUDA graph records one shape")
         if not workload.optimizer.capturable:
             return Unsupported(f"{workload.optimizer.name} does not support capturable=True")
         if environment.num_ranks > 1:
-            return Unsupported(
-                f"requires a single rank, got {environment.num_ranks}: recording collectives in a "
-                "CUDA graph is not supported"
-            )
+            return Unsupported("requires a single rank: recording collectives in a CUDA graph is not supported")
         return needs_cuda(environment)
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -11,7 +11,7 @@ CONFLICTS = (
     Conflict(
         between=(DevicePrefetchSetting, DataLoadingSetting),
         when=lambda s, e, w: s[DevicePrefetchSetting].ahead and not s[DataLoadingSetting].pin_memory,
-        reason="a copy is asynchronous only from pinned memory",
+        reason="only copies from pinned memory are asynchronous: set pin_memory=True in data_loading",
     ),
     Conflict(
         between=(DevicePrefetchSetting, DatasetCacheSetting),

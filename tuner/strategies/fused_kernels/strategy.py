@@ -71,7 +71,7 @@ class FusedKernels(Strategy):
                 return Unsupported(f"{name}: {refusal}")
             if wanted and name in OURS and needs_cuda(environment) != Supported():
                 return Unsupported(
-                    f"{name}: requires a CUDA device; on a CPU, Triton can only interpret kernels for tests"
+                    f"{name}: requires a CUDA device (on a CPU, Triton can only interpret kernels for tests)"
                 )
         return Supported()
 

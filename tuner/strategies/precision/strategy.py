@@ -181,7 +181,9 @@ class Precision(Strategy):
                 "which the script's own loop runs"
             )
         if level == "O1" and not script.models:
-            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+            return NeedsWorkload(
+                "the script's loop never calls a trained module as a whole, only its methods or submodules"
+            )
         if level == "tf32":
             words = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
             return Outside(way=Way.LIVE, changes={"matmul_precision": "high", "cudnn_tf32": True}, words=words)

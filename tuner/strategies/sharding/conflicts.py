@@ -108,7 +108,7 @@ DROPPED = (
         setting=ShardingSetting,
         parameters=("min_num_params",),
         when=lambda s: s[ShardingSetting].wrap != "size",
-        reason="units are not chosen by size",
+        reason="min_num_params applies to wrap=size only",
     ),
     Dropped(
         setting=ShardingSetting,
@@ -129,12 +129,12 @@ DROPPED = (
         setting=ShardingSetting,
         parameters=("reduce_each",),
         when=lambda s: s[MicroBatchSetting].num_micro_batches == 1,
-        reason="there is one micro-batch",
+        reason="the step has a single micro-batch",
     ),
     Dropped(
         setting=DdpBucketsSetting,
         parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
         when=lambda s: s[ShardingSetting].is_fsdp,
-        reason="FSDP has no buckets",
+        reason="FSDP does not use DDP's buckets",
     ),
 )

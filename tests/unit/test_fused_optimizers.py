@@ -178,7 +178,7 @@ class TestRefusals:
     def test_an_option_that_is_not_known_is_named(self):
         optimizer = Lamb(model().parameters())
         optimizer.param_groups[0]["sharpness"] = 2
-        assert self.refusal(optimizer).endswith("has options that the kernel does not know: sharpness")
+        assert self.refusal(optimizer).endswith("has options that the kernel does not support: sharpness")
 
     def test_a_class_that_computes_something_else_is_found_by_its_steps(self, monkeypatch):
         """A later version of a library might do so."""

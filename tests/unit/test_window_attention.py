@@ -99,7 +99,7 @@ def test_a_layer_that_it_cannot_run_is_refused(channels: int, heads: int, rows: 
 
 
 def test_a_shift_as_large_as_the_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the shift of rows must be in \[0, 7\), not 7"):
+    with pytest.raises(ValueError, match=r"the shift of rows must be in \[0, 7\), got 7"):
         Geometry(rows=7, columns=7, shift_rows=7)
 
 

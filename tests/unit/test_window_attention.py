@@ -86,7 +86,7 @@ class TestDropout:
     ("channels", "heads", "rows", "reason"),
     [
         (96, 5, 7, "requires heads of 16, 32, 64, 128 channels; this layer has 96 channels in 5 heads"),
-        (24, 1, 7, "this layer has 24 in 1 heads"),
+        (24, 1, 7, "this layer has 24 channels in 1 heads"),
         (32, 1, 24, "requires windows of at most 256 tokens; this layer's windows have 576"),
     ],
 )

@@ -157,7 +157,7 @@ def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptF
 
     reasons = {exclusion.move.strategy: exclusion.reason for exclusion in trials.space.excluded}
 
-    assert reasons["data_loading"] == "needs a Workload: the loop makes its batches itself, without a DataLoader"
+    assert reasons["data_loading"] == "needs a Workload: the script makes its batches without a DataLoader"
     assert "autocast to bfloat16" in reasons["precision"]
     assert "data_loading" not in {move.strategy for move in trials.space.moves}
 

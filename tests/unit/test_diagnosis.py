@@ -331,7 +331,9 @@ class TestWaitingLosses:
         return next(finding for finding in found if finding.rule == "synchronisation")
 
     def test_the_kernel_is_named_and_offered(self) -> None:
-        found = self.found({"simota": "", "window_attention": "", "fcos3d": "the model has nothing that it computes"})
+        found = self.found(
+            {"simota": "", "window_attention": "", "fcos3d": "the model contains no part that this kernel computes"}
+        )
         assert found.strategies == ("fused_kernels",)
         assert found.message.endswith("; simota can assign the boxes of a batch without waiting")
         assert "avoid .item()" in found.advice

@@ -27,7 +27,7 @@ def refusal_of(finding: Finding) -> str:
 
 
 def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
-    """Return the words after "could gain"; empty where the finding has no gain by itself.
+    """Return the words after "gain:"; empty where the finding has no gain by itself.
 
     Args:
         said: Reasons for not replaying that the page has already stated.

@@ -277,4 +277,4 @@ def _bars(breakdown: Breakdown, title: str | None) -> Table:
 def _advice(finding: Finding) -> str:
     strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
     gain = finding_gain(finding)
-    return f"{finding.advice}{strategies}{f'; potential gain: {gain}' if gain else ''}"
+    return f"{finding.advice}{strategies}{f'; gain: {gain}' if gain else ''}"

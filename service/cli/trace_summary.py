@@ -100,14 +100,14 @@ def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> R
         mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
         lines.append(_hanging(mark, Text(finding.message, style="bold")))
         advice = Text(finding.advice)
-        advice.append(f"; could gain {finding.gain}" if finding.gain else "")
+        advice.append(f"; gain: {finding.gain}" if finding.gain else "")
         advice.append(f" ({', '.join(finding.strategies)})" if finding.strategies else "", style="dim")
         lines.append(Padding(advice, (0, 0, 0, 2), expand=False))
         for place in finding.places[:NUM_PLACES]:
             text = Text(units.place_name(place), style="dim", no_wrap=True, overflow="ellipsis")
             lines.append(Padding(text, (0, 0, 0, 4), expand=False))
     if nothing_stands_out:
-        lines.append(Text("nothing stands out: no category takes an unusually large share of the step", style="dim"))
+        lines.append(Text("no findings: no category takes an unusually large share of the step", style="dim"))
     return Group(*lines, *([Text()] if lines else []))
 
 

@@ -24,7 +24,7 @@ def test_the_first_screen_says_what_limits_the_step_and_then_what_it_rests_on(st
         ended.out,
         "capture  good: ",
         "limited by input: the device waits",
-        "could gain at most",
+        "gain: at most",
         "where the step goes",
         "compute by phase: ",
         "Gaps on cuda:0",

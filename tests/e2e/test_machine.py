@@ -41,7 +41,7 @@ def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
     assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", verdict)
     assert re.search(r"^waiting for data +[\d.]+ ms +\d+ % +█", text, re.MULTILINE)
     assert "data_loading" in text
-    assert "could gain at most" in " ".join(text.split()), "wherever the line ends"
+    assert "gain: at most" in " ".join(text.split()), "wherever the line ends"
     assert all(len(line) <= 80 for line in text.splitlines())
 
 

@@ -27,7 +27,7 @@ STEADY_STEPS, STEADY_WITHIN = 4, 1.3
 """Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
 TIMED_S = 0.4
-"""Seconds to time where steps are short; at least `NUM_BLOCKS` steps."""
+"""Time, in seconds, for which short steps are timed; at least `NUM_BLOCKS` steps are timed."""
 MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 4
@@ -38,11 +38,11 @@ RANKS_WAIT_S = 60.0
 OWN_MARK = "steptune.capture"
 """Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
 PERIOD_STEPS = 3
-"""Number of steps after which their period is known."""
+"""Number of training steps after which the period of the optimizers' steps counts as known."""
 LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1
 MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
-"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are long. Both include one step
-under the profiler that is not kept."""
+"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are long. Both include one
+profiled step whose record is discarded."""
 
 
 class Phase(Enum):
@@ -177,7 +177,7 @@ class Window:
             self._folder.announce(self._begin_at)
 
     def _follow(self) -> None:
-        """Record at the step that rank 0 announced, once it has."""
+        """Record at the step that rank 0 announced, once the announcement exists."""
         if self._begin_at is None:
             self._begin_at = self._folder.announced()
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():

@@ -332,6 +332,9 @@ class TestUnits:
         ("text", "expected"),
         [
             (units.significant(1284.1), "1,280"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 30), "Net_0.Layer_0.Linear_3"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 20), "….Layer_0.Linear_3"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 5), "….Linear_3"),
             (units.message_size(4096), "4 KiB"),
             (units.message_size(64 << 20), "64 MiB"),
             (units.significant(15.8), "15.8"),

@@ -224,11 +224,11 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
         lines.append(_command(resume_command(study), "goes on with the search"))
     elif study.state is StudyState.FAILED:
         lines.append(_command(f"steptune delete {short}", "removes this study"))
-    elif recommendation is not None and (command := more_time_command(study, recommendation)):
-        lines.append(_command(command.replace(study.study_id, short), "goes on; keeps all trials"))
     elif recommendation is not None and not recommendation.candidate.is_baseline:
         both = "both scripts" if is_command(study.workload) else "both settings"
         lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
+    elif recommendation is not None and (command := more_time_command(study, recommendation)):
+        lines.append(_command(command.replace(study.study_id, short), "goes on; keeps all trials"))
     return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
 
 

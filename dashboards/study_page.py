@@ -16,7 +16,7 @@ from steptune.dashboards.effects import Effects
 from steptune.dashboards.epochs import get_epoch_info
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.gains import GainRow, get_gains_info, plot_gains
-from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.headline import get_headline_info, more_time_command
 from steptune.dashboards.history import LOOKS, HistoryRow, get_history_info, plot_history
 from steptune.dashboards.importance import METHOD, ImportanceRow, get_importance_info, plot_importance
 from steptune.dashboards.links import LinksInfo, get_links_info, plot_links
@@ -55,6 +55,8 @@ NUMERICS: dict[str, str] = {
     Numerics.RECIPE: "another training recipe",
 }
 OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
+OPEN = (Verdict.NOT_SEARCHED, Verdict.INCONCLUSIVE)
+"""Verdicts after which nothing is known to be better than today's settings, nor that nothing is."""
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
 SCRIPTS = ("tabs.js", "study.js")
@@ -138,6 +140,8 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "screen": screen_facts(headline, recommendation, epoch, cause) if recommendation and epoch else headline.facts,
         "under_way": get_under_way(source, study_id, spent_s, effects, _leading(findings)),
         "uses": get_uses(recommendation) if recommendation else [],
+        "is_open": recommendation is not None and recommendation.verdict in OPEN,
+        "more_time": more_time_command(study, recommendation) if recommendation else "",
         "epoch": epoch,
         "quantity": parse_objective(study.settings.objective).axis,
         "top": top_rows(recommendation) if recommendation else [],

@@ -260,11 +260,11 @@ def resume(
         check_size(launch, study, reserved=cluster is not None)
         more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
+        if is_command(study.workload):
+            _resume_script(study, store, way, more_s)
+            return
         if more_s is not None:
             study = with_more_time(study, store, more_s)
-        if is_command(study.workload):
-            _resume_script(study, store, way)
-            return
         _run(study, store, way, launch, is_new=False)
 
 
@@ -387,8 +387,9 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
         _run_script(study, store, way, runner, is_new=True)
 
 
-def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
-    from steptune.service.script_study import check_same_script, script_of
+def _resume_script(study: Study, store: SqlStudyStore, way: _Way, more_s: float | None) -> None:
+    from steptune.service.script_study import budget_left_s, check_same_script, script_of
+    from steptune.service.studies import with_more_time
     from steptune.tuner.scripts.runner import ScriptRunner
 
     script = script_of(study)
@@ -398,6 +399,8 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
             look = look_of(script.command, Path(script.folder), frozen_seed=seed)
             opened.enter_context(contextlib.closing(look))
         check_same_script(study, look)
+        if more_s is not None:
+            study = with_more_time(study, store, budget_left_s(more_s, look.seconds))
         runner = opened.enter_context(contextlib.closing(ScriptRunner(look, Path(study.directory), seed=seed)))
         _run_script(study, store, way, runner, is_new=False)
 

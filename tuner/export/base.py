@@ -17,6 +17,7 @@ from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import Recommendation, Verdict
 from steptune.tuner.speeds import answer_of, proven_gain
 from steptune.tuner.wording import ratio, ratio_range
+from steptune.tuner.workloads.reference import COMMAND
 
 
 class Exporter(ABC):
@@ -75,7 +76,7 @@ class Exporter(ABC):
     def header(self, recommendation: Recommendation) -> str:
         """Return the comment lines at the beginning of the text."""
         lines = [
-            f"Steptune for {recommendation.workload}: {headline(recommendation)}.",
+            f"Steptune for {recommendation.workload.removeprefix(COMMAND)}: {headline(recommendation)}.",
             f"For {self.version}. {self.usage}",
             *([f"This {carries.replace('×', 'x')}."] if (carries := self.carries(recommendation)) else []),
             *(f"Not expressed here: {sentence}" for sentence in self.not_expressible(recommendation)),

@@ -199,6 +199,11 @@ class TrialResult(Record, dict=True):
         """True if the trial was measured and is still the same training."""
         return self.failure is None and bool(self.clean_windows) and (self.guard is None or self.guard.passed)
 
+    @property
+    def is_rejected(self) -> bool:
+        """True if the guard found another training, which it finds on a busy machine, too."""
+        return self.guard is not None and not self.guard.passed
+
     @functools.cached_property
     def clean_windows(self) -> tuple[Window, ...]:
         return tuple(window for window in self.windows if window.void is None)

@@ -299,8 +299,8 @@ class ScriptRunner:
         guard = None
         if spec.guard and self._runs.is_made:
             guard = self._guard(str(self._runs.reference))
-        elif spec.candidate.is_baseline and not has_reference and not anew:
-            guard = self._guard(None)  # one fork less: candidates begin with the same steps
+        elif spec.candidate.is_baseline and not has_reference and (not anew or purpose is Purpose.BASELINE):
+            guard = self._guard(None)  # one run less: candidates begin with the same steps
         measure = _measure(spec, settings)
         if spec.candidate.is_baseline and not anew:
             measure["profile"] = False  # the look has recorded its steps

@@ -467,7 +467,7 @@ def why_not(result: TrialResult) -> str:
     """Return the reason why a result does not count."""
     if result.failure is not None:
         return f"{result.failure.kind.value} in {result.failure.phase.value}: {result.failure.message}"
-    if result.guard is not None and not result.guard.passed:
+    if result.guard is not None and result.is_rejected:
         return result.guard.reason
     reasons = [window.void for window in result.windows if window.void is not None]
     because = f" ({reasons[-1]}): {_remedy(reasons[-1])}" if reasons else ""
@@ -482,7 +482,7 @@ def _remedy(void: str) -> str:
 
 
 def _why_it_does_not_count(result: TrialResult) -> str:
-    if result.failure is None and result.contended:
+    if result.failure is None and result.contended and not result.is_rejected:
         return "contended"
     numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
     return "guard_rejected" if numerics and result.guard is not None else "failed"

@@ -201,8 +201,8 @@ class Evidence:
         ran = self.ran()
         found = set()
         for result in starts:
-            contended = result.failure is None and result.contended
-            fails = (not result.ok and not contended) or self._knowledge.had_no_effect(result.candidate)
+            void = result.failure is None and result.contended and not result.is_rejected
+            fails = (not result.ok and not void) or self._knowledge.had_no_effect(result.candidate)
             levels = self._grid.levels_of(result.candidate)
             if fails and levels is not None and levels not in ran and result.ran_out_of_memory is out_of_memory:
                 found.add(levels)

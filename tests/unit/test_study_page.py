@@ -300,7 +300,7 @@ class TestPage:
         script = ScriptFacts(command=("python", "train.py"), folder=str(tmp_path))
         study = make_study(workload="-- python train.py", facts=replace(sample_facts(), script=script))
         page = render("study.html", Site(), **study_context(stored(study, recommendation=r), STUDY_ID, Site()))
-        assert ("is the recommendation" in page) == (verdict is Verdict.NO_SIGNIFICANT_GAIN)
+        assert ("the recommendation is today" in page) == (verdict is Verdict.NO_SIGNIFICANT_GAIN)
         assert f"steptune resume {STUDY_ID} --budget" in page.partition('id="use"')[2]
         assert "<h1>python train.py</h1>" in page
 

@@ -313,9 +313,11 @@ def _queued(capture: Capture, chain: Chain, operations: Operations) -> tuple[Int
     work, calls = capture.trace.work, chain.kind == LAUNCH
     first = np.searchsorted(operations.node, np.arange(len(chain) + 1))
     begun = operations.start[first[:-1][calls & (first[1:] > first[:-1])]]
+    own_from = np.full(int(work.stream.max(initial=0)) + 1, chain.start[0])
+    own_from[work.stream[operations.row]] = np.iinfo(np.int64).max
+    np.minimum.at(own_from, work.stream[operations.row], operations.start)
     earlier = (capture.launches.row < 0) & (work.kind != Kind.SYNC) & (work.graph_node < 0)
-    earlier &= (work.start > chain.start[0]) & np.isin(work.stream, work.stream[operations.row])
-    before = work.start[earlier & (work.start < operations.start.max())]
+    before = work.start[earlier & (work.start > chain.start[0]) & (work.start < own_from[work.stream])]
     begun = np.sort(np.concatenate([begun, before]))
     depth = np.where(calls, len(before) + np.cumsum(calls) - 1 - np.searchsorted(begun, chain.start), 0)
     return depth, max(QUEUE_DEPTH, int(depth.max(initial=0)))
